@@ -1,0 +1,77 @@
+"""Every error's wire form: OpenAI's envelope plus a hint, `retryable` and a request id."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .base import Response
+
+
+class ErrorCategory(StrEnum):
+    """Who can mend it."""
+
+    USER = "user"
+    """The request or the recipe: change it and send it again."""
+    DATA = "data"
+    """The data set: mend the named rows."""
+    GRADER = "grader"
+    """The reward function."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The recipe does not fit the device."""
+    INFRASTRUCTURE = "infrastructure"
+    """The host: a lost worker, a full disk, a bug of ours."""
+
+
+class ErrorCode(StrEnum):
+    """Stable codes that programs may match on. A code is never renamed."""
+
+    INVALID_REQUEST = "invalid_request"
+    INVALID_API_KEY = "invalid_api_key"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    UNKNOWN_FIELD = "unknown_field"
+    REQUEST_TOO_LARGE = "request_too_large"
+    RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    FILE_IN_USE = "file_in_use"
+    INVALID_TRAINING_FILE = "invalid_training_file"
+    INVALID_VALIDATION_FILE = "invalid_validation_file"
+    MODEL_NOT_FOUND = "model_not_found"
+    MODEL_NOT_USABLE = "model_not_usable"
+    NOT_CANCELLABLE = "not_cancellable"
+    NOT_SUPPORTED = "not_supported"
+    FENCED_OUT = "fenced_out"
+    INTERNAL = "internal_error"
+    UNAVAILABLE = "unavailable"
+    # Reasons for which a job fails.
+    DATASET_INVALID = "dataset_invalid"
+    NO_TRAINABLE_TOKENS = "no_trainable_tokens"
+    TEMPLATE_MISSING = "template_missing"
+    ROW_TOO_LONG = "row_too_long"
+    LOSS_NONFINITE = "loss_nonfinite"
+    RECIPE_INVALID = "recipe_invalid"
+    OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    WORKER_LOST = "worker_lost"
+    TRAINER_CRASHED = "trainer_crashed"
+
+
+class ErrorBody(Response):
+    message: str
+    """What was wrong, the value, and what to do."""
+    type: str
+    """OpenAI's coarse kind, for example `invalid_request_error`."""
+    param: str | None = None
+    """The request field it is about, dotted (`recipe.lora.r`)."""
+    code: str | None = None
+    """One of `ErrorCode`."""
+    hint: str | None = None
+    """The next thing to try."""
+    retryable: bool = False
+    """Whether the same request may succeed later, unchanged."""
+    request_id: str | None = None
+    """Also in the `x-request-id` header and in the server's log."""
+
+
+class ErrorEnvelope(Response):
+    error: ErrorBody

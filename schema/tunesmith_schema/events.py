@@ -1,0 +1,75 @@
+"""What a job tells: events, metrics and checkpoints."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from .base import Response
+
+
+class EventKind(StrEnum):
+    """Finer than OpenAI's `type`, which is `metrics` for METRICS and `message` for the rest."""
+
+    MESSAGE = "message"
+    STATE = "state"
+    """The job changed state; `data.state` is the new one."""
+    PHASE = "phase"
+    """A part of the work ended; `data` has `phase` and `seconds`."""
+    CHOICE = "choice"
+    """Something was chosen automatically; `data` has `name`, `value`, `reason`."""
+    METRICS = "metrics"
+    """`data` has `step` and the values."""
+    CHECKPOINT = "checkpoint"
+    """`data` has `step` and `adapter_id`."""
+
+
+class Event(Response):
+    id: str
+    """`ftevent-<job>-<seq>`: usable as `after`."""
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: Literal["info", "warn", "error"] = "info"
+    message: str
+    type: Literal["message", "metrics"] = "message"
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+    kind: EventKind = EventKind.MESSAGE
+    seq: int
+    """1, 2, 3, ... without gaps within a job; the SSE id."""
+
+
+class MetricPoint(Response):
+    """All values of one optimiser step."""
+
+    id: str
+    """The step, as text: usable as `after`."""
+    object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
+    step: int
+    values: dict[str, float | None]
+    """`train_loss` and `valid_loss` in nats per token, `learning_rate`, `grad_norm`, `epoch`,
+    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, ... Null stands for NaN."""
+
+
+class CheckpointMetrics(Response):
+    step: float | None = None
+    train_loss: float | None = None
+    train_mean_token_accuracy: float | None = None
+    valid_loss: float | None = None
+    valid_mean_token_accuracy: float | None = None
+    full_valid_loss: float | None = None
+    full_valid_mean_token_accuracy: float | None = None
+
+
+class Checkpoint(Response):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    """Name of the checkpoint as a model."""
+    step_number: int
+    metrics: CheckpointMetrics
+    adapter_id: str | None = None
+    """What `/v1/adapters/{id}` calls it."""

@@ -1,0 +1,83 @@
+"""Files: what OpenAI's `files` resource sends and answers, and what validation found in one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Request, Response
+
+
+class FilePurpose(StrEnum):
+    """What a file may be uploaded for (OpenAI's request values)."""
+
+    ASSISTANTS = "assistants"
+    BATCH = "batch"
+    FINE_TUNE = "fine-tune"
+    """A data set: validated right after the upload."""
+    VISION = "vision"
+    USER_DATA = "user_data"
+    EVALS = "evals"
+
+
+class RowFormat(StrEnum):
+    """The row shapes that training accepts."""
+
+    MESSAGES = "messages"
+    """`{"messages": [{"role", "content"}, ...]}`: OpenAI's chat rows."""
+    PROMPT_COMPLETION = "prompt_completion"
+    """`{"prompt", "completion"}`, strings or lists of messages."""
+    QUESTION_ANSWER = "question_answer"
+    """`{"question", "answer"}`."""
+    ALPACA = "alpaca"
+    """`{"instruction", "input", "output"}`, `input` optional."""
+    SHAREGPT = "sharegpt"
+    """`{"conversations": [{"from", "value"}, ...]}`."""
+    TEXT = "text"
+    """`{"text"}`: plain text, every token trained."""
+
+
+class RowProblem(Response):
+    row: int
+    """Counted from 1; a line number in JSONL, a record number elsewhere."""
+    message: str
+
+
+class FileValidation(Request):
+    """What the light worker found in a data set."""
+
+    ok: bool
+    format: RowFormat | None = None
+    rows: int = Field(default=0, ge=0)
+    """Rows read, good ones and bad."""
+    problems: list[RowProblem] = Field(default_factory=list, max_length=20)
+    """The first bad rows, with what is wrong."""
+    num_problems: int = Field(default=0, ge=0)
+    """All bad rows."""
+
+
+class FileObject(Response):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    """Unix seconds."""
+    expires_at: int | None = None
+    """Unix seconds; absent when the file stays until deleted."""
+    filename: str
+    purpose: str
+    status: Literal["uploaded", "processed", "error"] = "uploaded"
+    """`uploaded` until a light worker has read it."""
+    status_details: str | None = None
+    """Why `status` is `error`."""
+    sha256: str | None = None
+    """Of the content, hexadecimal."""
+    validation: FileValidation | None = None
+
+
+class FileDeleted(Response):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True

@@ -1,0 +1,213 @@
+"""Fine-tuning jobs: the create body, the job, its states and which may follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from .base import Request, Response
+from .errors import ErrorCategory
+from .recipe import Auto, Recipe
+
+
+class JobState(StrEnum):
+    """Where a job truly is. `status` on the wire is OpenAI's closed set, see `wire_status`."""
+
+    VALIDATING_FILES = "validating_files"
+    """A light worker is reading the data."""
+    QUEUED = "queued"
+    """Waits for a train worker."""
+    RUNNING = "running"
+    """A worker holds the lease."""
+    PAUSING = "pausing"
+    """Asked to pause; the worker is writing a checkpoint."""
+    PAUSED = "paused"
+    """Holds no worker until resumed."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+_ENDS = frozenset({JobState.FAILED, JobState.CANCELLED})
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
+    {
+        JobState.VALIDATING_FILES: _ENDS | {JobState.QUEUED},
+        JobState.QUEUED: _ENDS | {JobState.RUNNING},
+        JobState.RUNNING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSING, JobState.QUEUED},
+        JobState.PAUSING: _ENDS | {JobState.PAUSED, JobState.QUEUED},
+        JobState.PAUSED: _ENDS | {JobState.QUEUED},
+        JobState.SUCCEEDED: frozenset(),
+        JobState.FAILED: frozenset(),
+        JobState.CANCELLED: frozenset(),
+    }
+)
+"""Every legal change of state. `running -> queued` is a lost or released worker."""
+
+_WIRE = {JobState.PAUSING: JobState.RUNNING, JobState.PAUSED: JobState.QUEUED}
+
+
+def wire_status(state: JobState) -> str:
+    """OpenAI's word for a state: `pausing` shows as running, `paused` as queued."""
+    return str(_WIRE.get(state, state))
+
+
+class Hyperparameters(Request):
+    """OpenAI's three knobs. `recipe` says the same in absolute terms."""
+
+    n_epochs: int | Auto = Field(default="auto", ge=1, le=1000)
+    """Passes over the data."""
+    batch_size: int | Auto = Field(default="auto", ge=1, le=65_536)
+    """Rows in one optimiser step."""
+    learning_rate_multiplier: float | Auto = Field(default="auto", gt=0, le=1000)
+    """Factor on the learning rate that would be chosen automatically."""
+
+
+class SupervisedMethod(Request):
+    hyperparameters: Hyperparameters | None = None
+
+
+class Method(Request):
+    """The kind of training."""
+
+    type: Literal["supervised"]
+    supervised: SupervisedMethod | None = None
+
+
+class JobCreate(Request):
+    """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model: str = Field(min_length=1, max_length=512)
+    """Hub id, folder name or path below an allowed directory, or a full-tuned `ft:` model."""
+    training_file: str
+    """Id of an uploaded file."""
+    validation_file: str | None = None
+    """Id of an uploaded file; gives `valid_loss`."""
+    suffix: str | None = Field(
+        default=None, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$"
+    )
+    """Goes into the tuned model's name."""
+    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Seeds weights, shuffling and dropout; drawn and shown when not given."""
+    metadata: dict[str, str] | None = None
+    """At most 16 pairs; keys up to 64 characters, values up to 512."""
+    integrations: list[JsonValue] | None = None
+    """None is available; anything but an empty list is refused rather than ignored."""
+    hyperparameters: Hyperparameters | None = None
+    """Deprecated by OpenAI in favour of `method`."""
+    method: Method | None = None
+    recipe: Recipe = Field(default_factory=Recipe)
+
+    @model_validator(mode="after")
+    def _within_bounds(self) -> Self:
+        for key, value in (self.metadata or {}).items():
+            if len(key) > 64 or len(value) > 512:
+                raise ValueError("metadata keys have at most 64 characters and values at most 512")
+        if len(self.metadata or {}) > 16:
+            raise ValueError(f"metadata has at most 16 pairs, got {len(self.metadata or {})}")
+        if self.integrations:
+            raise ValueError("integrations are not available: leave the field out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_word_for_one_thing(self) -> Self:
+        of_method = (
+            self.method and self.method.supervised and self.method.supervised.hyperparameters
+        )
+        if self.hyperparameters and of_method and self.hyperparameters != of_method:
+            raise ValueError(
+                "hyperparameters and method.supervised.hyperparameters differ: give one"
+            )
+        chosen, recipe = self.chosen_hyperparameters(), self.recipe
+        if "auto" not in (chosen.n_epochs, recipe.num_train_epochs) and (
+            chosen.n_epochs != recipe.num_train_epochs
+        ):
+            raise ValueError(
+                f"hyperparameters.n_epochs={chosen.n_epochs} and "
+                f"recipe.num_train_epochs={recipe.num_train_epochs} differ: give one"
+            )
+        if chosen.n_epochs != "auto" and recipe.max_steps != "auto":
+            raise ValueError("hyperparameters.n_epochs and recipe.max_steps exclude each other")
+        if "auto" not in (chosen.learning_rate_multiplier, recipe.learning_rate):
+            raise ValueError(
+                "hyperparameters.learning_rate_multiplier scales the automatic rate: "
+                "leave it out when recipe.learning_rate is given"
+            )
+        _check_batch(chosen.batch_size, recipe)
+        return self
+
+    def chosen_hyperparameters(self) -> Hyperparameters:
+        """The hyperparameters in force, wherever they were given."""
+        of_method = (
+            self.method and self.method.supervised and self.method.supervised.hyperparameters
+        )
+        return of_method or self.hyperparameters or Hyperparameters()
+
+
+def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
+    if batch_size == "auto":
+        return
+    rows, accumulated = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
+    known = (1 if rows == "auto" else rows) * (1 if accumulated == "auto" else accumulated)
+    both = "auto" not in (rows, accumulated)
+    if (both and known != batch_size) or batch_size % known:
+        raise ValueError(
+            f"hyperparameters.batch_size={batch_size} is not per_device_train_batch_size x "
+            f"gradient_accumulation_steps ({rows} x {accumulated}): give one or the other"
+        )
+
+
+class JobError(Response):
+    """Why a job failed; `{}`-like with nulls on the wire while it has not."""
+
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+    category: ErrorCategory | None = None
+    hint: str | None = None
+
+
+class Job(Response):
+    """One fine-tuning job as OpenAI shows it; what follows `state` is ours."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    """Unix seconds, like every time here."""
+    finished_at: int | None = None
+    estimated_finish: int | None = None
+    model: str
+    fine_tuned_model: str | None = None
+    """Name of the tuned model once it succeeded."""
+    organization_id: str = "tunesmith"
+    status: Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
+    training_file: str
+    validation_file: str | None = None
+    hyperparameters: Hyperparameters
+    method: dict[str, Any] | None = None
+    result_files: list[str] = Field(default_factory=list)
+    """Adapter ids, once there are any."""
+    trained_tokens: int | None = None
+    """Tokens that carried loss, over the whole run."""
+    error: JobError | None = None
+    integrations: list[Any] | None = None
+    metadata: dict[str, str] | None = None
+    seed: int
+    suffix: str | None = None
+    state: JobState
+    phase: str | None = None
+    """Finer than `state`: claim, download, spawn, import, load, data, train, save, upload."""
+    recipe: Recipe
+    adapter_id: str | None = None
+    attempt: int = 0
+    """How often a worker has claimed it."""
+    step: int = 0
+    """Optimiser steps done in this attempt."""
+    total_steps: int | None = None
+    cancel_requested: bool = False

@@ -1,0 +1,94 @@
+"""`recipe`: how to train. PEFT and TRL spelling; `"auto"` lets the engine choose and say why."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .base import Request
+
+Auto = Literal["auto"]
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers that LoRA adapts unless told otherwise."""
+
+
+class LoraRecipe(Request):
+    """Low-rank adaptation, W + (lora_alpha / r) B A: https://arxiv.org/abs/2106.09685."""
+
+    r: int = Field(default=32, ge=1, le=512)
+    """Rank of A and B."""
+    lora_alpha: float = Field(default=16, gt=0, le=4096)
+    """The update is multiplied by lora_alpha / r (or / sqrt(r), see `use_rslora`)."""
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the adapter's input set to zero while training."""
+    target_modules: Auto | Literal["all-linear"] | list[str] = "auto"
+    """Names of the layers to adapt. `"auto"`: the seven projections of a Llama-shaped block."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Which biases train along."""
+    use_rslora: bool = False
+    """Rank-stabilised scale, lora_alpha / sqrt(r): https://arxiv.org/abs/2312.03732."""
+
+    @model_validator(mode="after")
+    def _some_target(self) -> Self:
+        if self.target_modules == []:
+            raise ValueError("target_modules must name at least one layer, or be 'auto'")
+        return self
+
+
+class Recipe(Request):
+    """How to train one job. Everything has a default."""
+
+    tuning: Literal["lora", "full"] = "lora"
+    """Train a LoRA adapter, or all weights."""
+    lora: LoraRecipe | None = None
+    """LoRA's shape; only with `tuning: "lora"`."""
+    from_scratch: bool = False
+    """Ignore the base model's weights and start from random ones; only with `tuning: "full"`."""
+    learning_rate: float | Auto = Field(default="auto", gt=0, le=1)
+    """Peak rate. `"auto"`: 2e-4 for LoRA, 2e-5 for full, 1e-3 from scratch."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | Auto = (
+        "auto"
+    )
+    """Shape of the rate over the run. `"auto"`: linear decay to zero."""
+    warmup_steps: int | Auto = Field(default="auto", ge=0)
+    """Steps of linear warm-up. `"auto"`: 3 % of the run."""
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Decoupled weight decay (AdamW)."""
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    """Gradients are clipped to this L2 norm; 0 means no clipping."""
+    num_train_epochs: float | Auto = Field(default="auto", gt=0, le=1000)
+    """Passes over the data. `"auto"`: 3 up to 10,000 rows, else 1."""
+    max_steps: int | Auto = Field(default="auto", ge=1)
+    """Optimiser steps; overrides `num_train_epochs`."""
+    per_device_train_batch_size: int | Auto = Field(default="auto", ge=1, le=4096)
+    """Rows in one forward pass (packs, when `packing`)."""
+    gradient_accumulation_steps: int | Auto = Field(default="auto", ge=1, le=4096)
+    """Forward passes in one optimiser step."""
+    max_seq_length: int | Auto = Field(default="auto", ge=8, le=1_048_576)
+    """Tokens a row may have. `"auto"`: the model's context, at most 2,048."""
+    overlong: Literal["drop", "truncate", "error"] = "drop"
+    """What happens to longer rows; dropped and truncated ones are counted and reported."""
+    packing: bool | Auto = "auto"
+    """Fill each sequence with several rows that do not see one another. `"auto"`: off."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Recompute activations in backward to save memory. `"auto"`: on a GPU only."""
+    precision: Literal["fp32", "bf16"] | Auto = "auto"
+    """`"auto"`: bf16 on a GPU that has it, else fp32."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Steps between two metric events."""
+    eval_steps: int | Auto = Field(default="auto", ge=1)
+    """Steps between two evaluations of the validation file. `"auto"`: ten in a run."""
+    save_steps: int | Auto = Field(default="auto", ge=1)
+    """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, none for full tuning."""
+    assistant_only_loss: bool | Auto = "auto"
+    """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.tuning == "full" and self.lora is not None:
+            raise ValueError("lora is for tuning='lora': remove it, or set tuning='lora'")
+        if self.from_scratch and self.tuning != "full":
+            raise ValueError("from_scratch trains all weights: set tuning='full'")
+        return self

@@ -1,0 +1,107 @@
+"""The run directory: what the supervisor hands to a trainer and what the trainer leaves behind.
+
+spec.json (RunSpec), data/, checkpoints/, plan.json (Plan) -> events.jsonl (RunEvent a line),
+adapter/, result.json (RunResult). control.json (ControlFile) may appear while it runs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from .base import Request
+from .errors import ErrorCategory, ErrorCode
+from .events import EventKind
+from .jobs import Hyperparameters
+from .models import StoredFile
+from .recipe import Recipe
+
+EXIT_STOPPED = 75
+"""Exit status of a trainer that was asked to stop and left cleanly (EX_TEMPFAIL)."""
+
+
+class RunSpec(Request):
+    """spec.json: everything a trainer needs to know."""
+
+    job_id: str
+    attempt: int = Field(ge=1)
+    model: str
+    """The base model's name as the user gave it."""
+    model_path: str
+    """Where to load it from: a local folder or a hub id."""
+    training_file: str
+    """Path, relative to the run directory."""
+    validation_file: str | None = None
+    """Path, relative to the run directory."""
+    recipe: Recipe = Field(default_factory=Recipe)
+    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    seed: int = Field(default=0, ge=0)
+
+
+class Choice(Request):
+    """One thing that was `"auto"`."""
+
+    name: str
+    value: JsonValue
+    reason: str
+
+
+class Plan(Request):
+    """plan.json: every choice made, re-used when the run is taken up again."""
+
+    choices: list[Choice]
+
+
+class RunEvent(Request):
+    """One line of events.jsonl."""
+
+    source_seq: int = Field(ge=1)
+    """1, 2, 3, ... within one attempt; makes a repeated report harmless."""
+    created_at: float
+    """Unix seconds."""
+    kind: EventKind = EventKind.MESSAGE
+    level: Literal["info", "warn", "error"] = "info"
+    message: str = Field(max_length=4000)
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+    """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
+    the run directory), `metrics`. PHASE: `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
+    files: list[StoredFile] | None = None
+    """CHECKPOINT only, filled in by the supervisor once the files are stored."""
+
+
+class JobFailure(Request):
+    """Why a run ended badly, in words a user can act on."""
+
+    category: ErrorCategory
+    code: ErrorCode
+    message: str = Field(max_length=4000)
+    hint: str | None = Field(default=None, max_length=1000)
+    param: str | None = None
+
+
+class RunResult(Request):
+    """result.json: written last, by rename, exactly once."""
+
+    outcome: Literal["succeeded", "failed", "stopped"]
+    """`stopped`: left at a step boundary because it was asked to; the job is not over."""
+    kind: Literal["lora", "full"] | None = None
+    directory: str | None = None
+    """Folder with the adapter or weights, relative to the run directory."""
+    step: int = 0
+    trained_tokens: int = 0
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """The last value of each metric."""
+    error: JobFailure | None = None
+
+
+class ControlAction(StrEnum):
+    """What a trainer may be asked through control.json."""
+
+    CANCEL = "cancel"
+    """Leave at once and keep nothing."""
+
+
+class ControlFile(Request):
+    action: ControlAction

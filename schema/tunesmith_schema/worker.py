@@ -1,0 +1,101 @@
+"""What workers and the server say to each other under `/internal`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Request, Response
+from .jobs import Hyperparameters
+from .models import StoredFile
+from .recipe import Recipe
+from .run import JobFailure, RunEvent
+
+MAX_EVENTS_PER_REPORT = 500
+
+
+class WorkerHello(Request):
+    """An idle or busy worker process says it is there, every 10 s."""
+
+    worker_id: str = Field(min_length=1, max_length=128)
+    queue: Literal["train", "light"]
+    host: str = Field(max_length=255)
+    device: str = Field(max_length=255)
+    """For example `cpu` or a GPU's name."""
+    version: str = Field(max_length=32)
+
+
+class WorkerWelcome(Response):
+    jobs_waiting: bool
+    """Whether a claim would get something now."""
+
+
+class ClaimRequest(Request):
+    worker_id: str = Field(min_length=1, max_length=128)
+
+
+class ClaimedFile(Response):
+    file_id: str
+    filename: str
+    bytes: int
+    sha256: str
+
+
+class Claim(Response):
+    """A job, leased. Every report quotes the fence; a higher one exists once the lease is lost."""
+
+    job_id: str
+    attempt: int
+    fence: int
+    lease_seconds: float
+    """The claim lapses this long after the last report that the server answered."""
+    queued_seconds: float
+    """How long the job had waited when it was claimed."""
+    model: str
+    base_files: list[StoredFile] | None = None
+    """The base model's files when it was trained here; None: the worker finds it by name."""
+    training_file: ClaimedFile
+    validation_file: ClaimedFile | None = None
+    recipe: Recipe
+    hyperparameters: Hyperparameters
+    seed: int
+
+
+class Outcome(Request):
+    """How an attempt ended."""
+
+    state: Literal["succeeded", "failed", "cancelled", "released"]
+    """`released`: the worker was told to go; the job is queued again and no attempt is charged."""
+    error: JobFailure | None = None
+    kind: Literal["lora", "full"] | None = None
+    step: int = Field(default=0, ge=0)
+    trained_tokens: int = Field(default=0, ge=0)
+    files: list[StoredFile] = Field(default_factory=list)
+    """The adapter or weights, already stored."""
+
+
+class Report(Request):
+    """Events since the last report, heartbeat, and once the outcome."""
+
+    worker_id: str = Field(min_length=1, max_length=128)
+    attempt: int = Field(ge=1)
+    fence: int = Field(ge=1)
+    phase: str | None = Field(default=None, max_length=64)
+    events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
+    outcome: Outcome | None = None
+
+
+class Control(StrEnum):
+    """The server's order to whoever holds the lease."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+
+
+class ReportReply(Response):
+    control: Control
+    accepted_seq: int
+    """Highest `source_seq` of this attempt that is stored."""
+    lease_seconds: float
