@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -61,11 +61,11 @@ def wire_status(state: JobState) -> str:
 class Hyperparameters(Request):
     """OpenAI's three knobs. `recipe` says the same in absolute terms."""
 
-    n_epochs: int | Auto = Field(default="auto", ge=1, le=1000)
+    n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
     """Passes over the data."""
-    batch_size: int | Auto = Field(default="auto", ge=1, le=65_536)
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
     """Rows in one optimiser step."""
-    learning_rate_multiplier: float | Auto = Field(default="auto", gt=0, le=1000)
+    learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
     """Factor on the learning rate that would be chosen automatically."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -46,27 +46,27 @@ class Recipe(Request):
     """LoRA's shape; only with `tuning: "lora"`."""
     from_scratch: bool = False
     """Ignore the base model's weights and start from random ones; only with `tuning: "full"`."""
-    learning_rate: float | Auto = Field(default="auto", gt=0, le=1)
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak rate. `"auto"`: 2e-4 for LoRA, 2e-5 for full, 1e-3 from scratch."""
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | Auto = (
         "auto"
     )
     """Shape of the rate over the run. `"auto"`: linear decay to zero."""
-    warmup_steps: int | Auto = Field(default="auto", ge=0)
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Steps of linear warm-up. `"auto"`: 3 % of the run."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
     """Decoupled weight decay (AdamW)."""
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     """Gradients are clipped to this L2 norm; 0 means no clipping."""
-    num_train_epochs: float | Auto = Field(default="auto", gt=0, le=1000)
+    num_train_epochs: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
     """Passes over the data. `"auto"`: 3 up to 10,000 rows, else 1."""
-    max_steps: int | Auto = Field(default="auto", ge=1)
+    max_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Optimiser steps; overrides `num_train_epochs`."""
-    per_device_train_batch_size: int | Auto = Field(default="auto", ge=1, le=4096)
+    per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Rows in one forward pass (packs, when `packing`)."""
-    gradient_accumulation_steps: int | Auto = Field(default="auto", ge=1, le=4096)
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Forward passes in one optimiser step."""
-    max_seq_length: int | Auto = Field(default="auto", ge=8, le=1_048_576)
+    max_seq_length: Annotated[int, Field(ge=8, le=1_048_576)] | Auto = "auto"
     """Tokens a row may have. `"auto"`: the model's context, at most 2,048."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
     """What happens to longer rows; dropped and truncated ones are counted and reported."""
@@ -78,9 +78,9 @@ class Recipe(Request):
     """`"auto"`: bf16 on a GPU that has it, else fp32."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two metric events."""
-    eval_steps: int | Auto = Field(default="auto", ge=1)
+    eval_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two evaluations of the validation file. `"auto"`: ten in a run."""
-    save_steps: int | Auto = Field(default="auto", ge=1)
+    save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, none for full tuning."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
