@@ -29,7 +29,7 @@ class ModelDeleted(Response):
 class StoredFile(Request):
     """One file of an artifact. Content is found by its hash."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")
     """Plain file name, no folders."""
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,8 @@ class WorkerHello(Request):
     device: str = Field(max_length=255)
     """For example `cpu` or a GPU's name."""
     version: str = Field(max_length=32)
+    models: list[Annotated[str, Field(max_length=255)]] = Field(default_factory=list, max_length=1000)
+    """Folder names of the base models that this host has."""
 
 
 class WorkerWelcome(Response):

@@ -1,0 +1,30 @@
+"""Alembic's entry: runs the migrations over the connection that tunesmith_server.migrate opened."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from tunesmith_server.database import Base, Database
+from tunesmith_server.models import JobRow
+from tunesmith_server.settings import Settings
+
+assert JobRow.metadata is Base.metadata  # importing the tables fills the metadata
+
+
+def run() -> None:
+    connection = context.config.attributes.get("connection")
+    if connection is not None:
+        context.configure(
+            connection=connection, target_metadata=Base.metadata, render_as_batch=True
+        )
+        with context.begin_transaction():
+            context.run_migrations()
+        return
+    # `alembic revision --autogenerate` by hand: the database of the environment's settings.
+    database = Database(Settings().database_url)
+    with database.engine.begin() as opened:
+        context.configure(connection=opened, target_metadata=Base.metadata, render_as_batch=True)
+        context.run_migrations()
+
+
+run()

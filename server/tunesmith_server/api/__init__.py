@@ -1,0 +1,1 @@
+"""Thin HTTP: parse, call one service function, return."""

@@ -1,0 +1,48 @@
+"""/v1/adapters: what jobs produced, file by file or as one tar."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from fastapi.responses import Response, StreamingResponse
+
+from tunesmith_schema import Adapter
+
+from ..deps import CallerDep, ReaderDep, StateDep
+from ..services import adapters
+from .files import send_blob
+
+router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"])
+
+
+@router.get("")
+def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
+    return adapters.to_wire(adapters.retrieve(session, adapter_id))
+
+
+@router.get("/content")
+def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: str) -> Response:
+    """All files as an uncompressed tar: `curl ... | tar x` gives a folder that PEFT loads."""
+    row = adapters.retrieve(session, adapter_id)
+    return StreamingResponse(
+        adapters.tar_stream(row, state.storage),
+        media_type="application/x-tar",
+        headers={
+            "content-length": str(adapters.tar_bytes(row)),
+            "content-disposition": f'attachment; filename="{row.id}.tar"',
+        },
+    )
+
+
+@router.get("/content/{name}")
+def one_file(
+    caller: CallerDep,
+    state: StateDep,
+    session: ReaderDep,
+    adapter_id: str,
+    name: str,
+    range: Annotated[str | None, Header()] = None,
+) -> Response:
+    file = adapters.find_file(adapters.retrieve(session, adapter_id), name)
+    return send_blob(state.storage, file.sha256, file.bytes, file.name, range)

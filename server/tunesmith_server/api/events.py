@@ -1,0 +1,69 @@
+"""What a job tells: events as pages or live (SSE), metrics, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import Response, StreamingResponse
+
+from tunesmith_schema import Checkpoint, MetricPoint, Page
+
+from ..deps import CallerDep, CursorDep, ReaderDep, StateDep
+from ..services import events, jobs
+from ..services.paging import Order
+from ..stream import parse_last_event_id
+
+router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
+
+_SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+@router.get("/events", response_model=None)
+def list_events(
+    caller: CallerDep,
+    state: StateDep,
+    session: ReaderDep,
+    cursor: CursorDep,
+    job_id: str,
+    stream: bool = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Events, newest first. `stream=true`: SSE from `Last-Event-ID` (or `after`) on, oldest first,
+    ending with an event named `done`."""
+    jobs.retrieve(session, job_id)
+    if not stream:
+        page = events.list_events(
+            session, job_id, after=cursor.after, limit=cursor.limit, order=cursor.order
+        )
+        return Response(page.model_dump_json(), media_type="application/json")
+    seq = parse_last_event_id(last_event_id)
+    if cursor.after and not seq:
+        seq = events.seq_of(job_id, cursor.after)
+    return StreamingResponse(
+        state.hub.sse(job_id, seq), media_type="text/event-stream", headers=_SSE_HEADERS
+    )
+
+
+@router.get("/metrics")
+def metrics(
+    caller: CallerDep,
+    session: ReaderDep,
+    job_id: str,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    order: Order = "asc",
+) -> Page[MetricPoint]:
+    """All values by optimiser step, first step first."""
+    jobs.retrieve(session, job_id)
+    return events.list_metrics(session, job_id, after=after, limit=limit, order=order)
+
+
+@router.get("/checkpoints")
+def checkpoints(
+    caller: CallerDep, session: ReaderDep, cursor: CursorDep, job_id: str
+) -> Page[Checkpoint]:
+    job = jobs.retrieve(session, job_id)
+    return events.list_checkpoints(
+        session, job, after=cursor.after, limit=cursor.limit, order=cursor.order
+    )

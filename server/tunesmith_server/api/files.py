@@ -1,0 +1,123 @@
+"""/v1/files: OpenAI's file resource."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, File, Form, Header, Query, UploadFile
+from fastapi.responses import Response, StreamingResponse
+
+from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
+
+from ..deps import CallerDep, ReaderDep, SessionDep, StateDep
+from ..errors import BadRequest, RangeNotSatisfiable
+from ..services import files
+from ..services.paging import Order
+from ..storage import Storage
+
+router = APIRouter(prefix="/files", tags=["files"])
+
+_RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+
+
+@router.post("")
+def create(
+    caller: CallerDep,
+    state: StateDep,
+    session: SessionDep,
+    file: Annotated[UploadFile, File()],
+    purpose: Annotated[FilePurpose, Form()],
+    expires_in: Annotated[
+        int | None, Form(alias="expires_after[seconds]", ge=3600, le=2_592_000)
+    ] = None,
+) -> FileObject:
+    """Upload a file. The parser has spooled it to disk by now; memory stays flat."""
+    return files.create(
+        session,
+        state.storage,
+        state.wake_ups,
+        filename=file.filename or "file",
+        purpose=purpose,
+        content=file.file,
+        expires_in=expires_in,
+    )
+
+
+@router.get("")
+def list_files(
+    caller: CallerDep,
+    session: ReaderDep,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Order = "desc",
+    purpose: str | None = None,
+) -> Page[FileObject]:
+    return files.list_files(session, after=after, limit=limit, order=order, purpose=purpose)
+
+
+@router.get("/{file_id}")
+def retrieve(caller: CallerDep, session: ReaderDep, file_id: str) -> FileObject:
+    return files.to_wire(files.retrieve(session, file_id))
+
+
+@router.get("/{file_id}/content")
+def content(
+    caller: CallerDep,
+    state: StateDep,
+    session: ReaderDep,
+    file_id: str,
+    range: Annotated[str | None, Header()] = None,
+) -> Response:
+    row = files.retrieve(session, file_id)
+    return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
+
+
+@router.delete("/{file_id}")
+def delete(caller: CallerDep, session: SessionDep, file_id: str) -> FileDeleted:
+    files.delete(session, file_id)
+    return FileDeleted(id=file_id)
+
+
+def send_blob(
+    storage: Storage, sha256: str, size: int, filename: str, wanted: str | None
+) -> Response:
+    """A blob, or the one range of it that was asked for (RFC 9110, section 14)."""
+    start, end = _parse_range(wanted, size)
+    plain = re.sub(r"[^A-Za-z0-9._ -]", "_", filename)
+    headers = {
+        "accept-ranges": "bytes",
+        "content-length": str(end - start),
+        "content-disposition": f'attachment; filename="{plain}"',
+        "x-content-type-options": "nosniff",
+        "etag": f'"{sha256}"',
+    }
+    if wanted:
+        headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+    return StreamingResponse(
+        storage.stream(sha256, start, end),
+        status_code=206 if wanted else 200,
+        media_type="application/octet-stream",
+        headers=headers,
+    )
+
+
+def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
+    if not wanted:
+        return 0, size
+    match = _RANGE.match(wanted)
+    if match is None or match.groups() == ("", ""):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST, f"Range {wanted!r} is not a single byte range",
+            hint="for example: Range: bytes=0-1023",
+        )  # fmt: skip
+    first, last = match.groups()
+    if first:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+    else:
+        start, end = max(0, size - int(last)), size
+    if start >= end:
+        raise RangeNotSatisfiable(
+            ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {wanted!r} is outside the {size} bytes"
+        )
+    return start, end

@@ -1,0 +1,33 @@
+"""Is the process alive, and can it take work?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from tunesmith_schema import ErrorCode
+from tunesmith_schema.queue import TRAIN_QUEUE
+
+from ..deps import ReaderDep
+from ..errors import Unavailable
+from ..services import workers
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def healthz() -> dict[str, str]:
+    """200 as long as the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+def readyz(session: ReaderDep, response: Response) -> dict[str, object]:
+    """200 once the database answers and a train worker is there; 503 until then."""
+    live = workers.ready(session)
+    if not live.get(TRAIN_QUEUE):
+        raise Unavailable(
+            ErrorCode.UNAVAILABLE,
+            "no train worker has said hello in the last 35 s",
+            hint="is one starting? `tunesmith worker` starts one",
+        )
+    return {"status": "ready", "workers": live}

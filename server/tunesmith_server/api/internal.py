@@ -1,0 +1,125 @@
+"""/internal: what workers say. Opened by the worker token, not by API keys."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from tunesmith_schema import (
+    Claim,
+    ClaimRequest,
+    ErrorCode,
+    FileObject,
+    FileValidation,
+    Report,
+    ReportReply,
+    StoredFile,
+    WorkerHello,
+    WorkerWelcome,
+)
+
+from ..deps import ReaderDep, SessionDep, StateDep, check_worker_token
+from ..errors import BadRequest
+from ..services import adapters, files, jobs, leases, workers
+from ..storage import hash_of
+from .files import send_blob
+
+router = APIRouter(
+    tags=["internal"], include_in_schema=False, dependencies=[Depends(check_worker_token)]
+)
+
+Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+
+
+@router.post("/workers/hello")
+def hello(session: SessionDep, body: WorkerHello) -> WorkerWelcome:
+    return workers.hello(session, body)
+
+
+@router.delete("/workers/{worker_id}")
+def goodbye(session: SessionDep, worker_id: str) -> dict[str, bool]:
+    workers.goodbye(session, worker_id)
+    return {"deleted": True}
+
+
+@router.post("/jobs/claim", response_model=None)
+def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | Response:
+    """The best eligible job, leased; 204 when there is none."""
+    return leases.claim(session, state.settings, body.worker_id) or Response(status_code=204)
+
+
+@router.post("/jobs/{job_id}/report")
+def report(state: StateDep, session: SessionDep, job_id: str, body: Report) -> ReportReply:
+    return leases.report(session, state.settings, state.wake_ups, job_id, body)
+
+
+@router.put("/jobs/{job_id}/blobs/{sha256}")
+async def put_blob(
+    state: StateDep,
+    request: Request,
+    job_id: str,
+    sha256: Sha256,
+    fence: Annotated[int, Query(ge=1)],
+) -> StoredFile:
+    """Store one file of a checkpoint or adapter, while the fence holds the job."""
+
+    def check() -> None:
+        with state.database.read() as session:
+            leases.check_fence(session, job_id, fence)
+
+    await run_in_threadpool(check)
+    with tempfile.TemporaryFile() as spool:
+        async for piece in request.stream():
+            await run_in_threadpool(spool.write, piece)
+        got, size = await run_in_threadpool(hash_of, spool)
+        if got != sha256:
+            raise BadRequest(
+                ErrorCode.INVALID_REQUEST, f"the body's sha256 is {got}, not {sha256}",
+                hint="the transfer was damaged: send it again",
+            )  # fmt: skip
+        await run_in_threadpool(state.storage.put, spool, sha256)
+    return StoredFile(name="blob", bytes=size, sha256=sha256)
+
+
+@router.get("/jobs/{job_id}/base/{name}")
+def base_file(
+    state: StateDep,
+    session: ReaderDep,
+    job_id: str,
+    name: str,
+    fence: Annotated[int, Query(ge=1)],
+) -> Response:
+    """One file of the tuned model that the job starts from."""
+    job = leases.check_fence(session, job_id, fence)
+    file = adapters.find_file(adapters.retrieve(session, job.base_adapter_id or ""), name)
+    return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
+
+
+@router.get("/files/{file_id}")
+def retrieve_file(session: ReaderDep, file_id: str) -> FileObject:
+    return files.to_wire(files.retrieve(session, file_id))
+
+
+@router.get("/files/{file_id}/content")
+def file_content(
+    state: StateDep,
+    session: ReaderDep,
+    file_id: str,
+    range: Annotated[str | None, Header()] = None,
+) -> Response:
+    row = files.retrieve(session, file_id)
+    return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
+
+
+@router.post("/files/{file_id}/validation")
+def validation(
+    state: StateDep, session: SessionDep, file_id: str, body: FileValidation
+) -> FileObject:
+    """What a light worker found; jobs that waited for it go on."""
+    row = files.record_validation(session, file_id, body)
+    session.flush()
+    jobs.file_validated(session, state.wake_ups, row)
+    return files.to_wire(row)

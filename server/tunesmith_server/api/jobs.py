@@ -1,0 +1,69 @@
+"""/v1/fine_tuning/jobs: OpenAI's job resource, with `recipe`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+
+from tunesmith_schema import Job, JobCreate, Page
+
+from ..deps import CallerDep, CursorDep, ReaderDep, SessionDep, StateDep
+from ..services import jobs
+
+router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
+
+_METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
+
+
+@router.post("")
+def create(
+    caller: CallerDep,
+    state: StateDep,
+    session: SessionDep,
+    body: JobCreate,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
+    x_stainless_retry_count: Annotated[int, Header()] = 0,
+) -> Job:
+    """Start a fine-tuning job. The same `Idempotency-Key` gives the same job again."""
+    job, replayed = jobs.create(
+        session,
+        state.settings,
+        state.wake_ups,
+        body,
+        owner=caller,
+        idempotency_key=idempotency_key,
+        is_retry=x_stainless_retry_count > 0,
+    )
+    if replayed:
+        response.headers["idempotent-replayed"] = "true"
+    return job
+
+
+@router.get("")
+def list_jobs(
+    caller: CallerDep, session: ReaderDep, cursor: CursorDep, request: Request
+) -> Page[Job]:
+    """Jobs, newest first; `metadata[key]=value` filters, `metadata=null` takes those without."""
+    pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
+    return jobs.list_jobs(
+        session,
+        after=cursor.after,
+        limit=cursor.limit,
+        order=cursor.order,
+        metadata={match.group(1): value for match, value in pairs if match},
+        without_metadata=request.query_params.get("metadata") == "null",
+    )
+
+
+@router.get("/{job_id}")
+def retrieve(caller: CallerDep, session: ReaderDep, job_id: str) -> Job:
+    return jobs.to_wire(jobs.retrieve(session, job_id))
+
+
+@router.post("/{job_id}/cancel")
+def cancel(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
+    """Cancel. A training job obeys within 5 s; until then it still shows as running."""
+    return jobs.cancel(session, job_id)

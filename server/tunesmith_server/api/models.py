@@ -1,0 +1,29 @@
+"""/v1/models: base models of this installation and the ones tuned here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from tunesmith_schema import Model, ModelDeleted, Page
+
+from ..deps import CallerDep, ReaderDep, SessionDep, StateDep
+from ..services import adapters, base_models
+
+router = APIRouter(prefix="/models", tags=["models"])
+
+
+@router.get("")
+def list_models(caller: CallerDep, state: StateDep, session: ReaderDep) -> Page[Model]:
+    return Page(data=base_models.list_models(session, state.settings))
+
+
+@router.get("/{model:path}")
+def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: str) -> Model:
+    return base_models.retrieve(session, state.settings, model)
+
+
+@router.delete("/{model:path}")
+def delete(caller: CallerDep, session: SessionDep, model: str) -> ModelDeleted:
+    """Delete a tuned model. Base models are the operator's."""
+    adapters.delete_model(session, model)
+    return ModelDeleted(id=model)

@@ -1,0 +1,53 @@
+"""The application: routers, errors, and what lives as long as the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+from .api import adapters, events, files, health, internal, jobs, models
+from .database import Database
+from .deps import State
+from .errors import install_error_handlers
+from .janitor import Janitor
+from .middleware import RequestEnvelope
+from .queue import WakeUps
+from .settings import Settings
+from .storage import Storage
+from .stream import EventHub
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API over `settings`. The database must have the current schema already."""
+    settings.prepare()
+    database = Database(settings.database_url)
+    storage = Storage(settings.storage_url)
+    wake_ups = WakeUps(settings.broker_url)
+    hub = EventHub(database)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        janitor = Janitor(settings, database, storage, wake_ups)
+        janitor.start()
+        tail = asyncio.create_task(hub.run())
+        yield
+        hub.close()
+        tail.cancel()
+        await asyncio.to_thread(janitor.stop)
+        wake_ups.close()
+        database.dispose()
+
+    app = FastAPI(title="Tunesmith", lifespan=lifespan, redirect_slashes=False)
+    app.state.tunesmith = State(
+        settings=settings, database=database, storage=storage, wake_ups=wake_ups, hub=hub
+    )
+    install_error_handlers(app)
+    app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
+    app.include_router(health.router)
+    for router in (files.router, jobs.router, events.router, models.router, adapters.router):
+        app.include_router(router, prefix="/v1")
+    app.include_router(internal.router, prefix="/internal")
+    return app

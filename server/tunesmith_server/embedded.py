@@ -1,0 +1,169 @@
+"""`tunesmith serve`: API, broker, a train worker and a light worker as one supervised process tree.
+
+Everything lives in one data directory. Each piece can be replaced by a TUNESMITH_*_URL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from . import migrate
+from .broker import embedded_broker, find_server
+from .children import Child, stop_all
+from .database import Database
+from .security import new_key
+from .services import keys
+from .settings import Settings, read_or_write_secret
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """`serve` cannot start; the message says why and what to do."""
+
+
+def serve(settings: Settings) -> None:
+    """Run until SIGINT or SIGTERM. Raises StartError before anything was started."""
+    settings.prepare()
+    lock = _lock(settings.data_dir)
+    settings.port = _free_port(settings.host, settings.port)
+    migrate.upgrade(settings.database_url)
+    key_file = settings.data_dir / "api-key"
+    _admin_key(settings, key_file)
+
+    children = _children(settings)
+    stopping = False
+
+    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:  # a second Ctrl-C means now
+            for child in children:
+                child.kill()
+        stopping = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
+    url = f"http://{_reachable(settings.host)}:{settings.port}"
+    started, announced = time.monotonic(), False
+    try:
+        _say(f"data directory  {settings.data_dir}")
+        _say(f"admin API key   {key_file}")
+        for child in children:
+            child.start()
+        while not stopping:
+            for child in children:
+                child.tend()
+            if not announced and _ready(url):
+                announced = True
+                _say(f"ready           {url}/v1  ({time.monotonic() - started:.1f} s)")
+            time.sleep(0.2)
+        _say("stopping: a job in progress goes back to the queue")
+    finally:
+        stop_all(children)
+        lock.close()
+    _say("stopped")
+
+
+def _children(settings: Settings) -> list[Child]:
+    """In order of start; `broker` first."""
+    logs = settings.data_dir / "logs"
+    logs.mkdir(exist_ok=True)
+    env = {
+        **os.environ,
+        "TUNESMITH_DATA_DIR": str(settings.data_dir),
+        "TUNESMITH_HOST": settings.host,
+        "TUNESMITH_PORT": str(settings.port),
+        "TUNESMITH_SERVER_URL": f"http://{_reachable(settings.host)}:{settings.port}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    children: list[Child] = []
+    if settings.broker_url:
+        env["TUNESMITH_BROKER_URL"] = settings.broker_url
+    else:
+        broker = embedded_broker(settings.data_dir, find_server())
+        env["TUNESMITH_BROKER_URL"] = broker.url
+        if broker.command:
+            children.append(
+                Child(
+                    name="broker",
+                    command=broker.command,
+                    env=dict(os.environ),
+                    log_file=logs / "broker.log",
+                )
+            )
+        else:
+            log.warning("no valkey-server or redis-server here: using polled files as broker")
+    python = [sys.executable, "-m"]
+    for name, command in (
+        ("api", [*python, "tunesmith_server", "api"]),
+        ("train", [*python, "tunesmith_worker", "worker", "--queue", "train"]),
+        ("light", [*python, "tunesmith_worker", "worker", "--queue", "light"]),
+    ):
+        children.append(Child(name=name, command=command, env=env, log_file=logs / f"{name}.log"))
+    return children
+
+
+def _admin_key(settings: Settings, key_file: Path) -> None:
+    key = read_or_write_secret(key_file, new_key())
+    database = Database(settings.database_url)
+    with database.write.begin() as session:
+        keys.ensure(session, "admin (first start)", key)
+    database.dispose()
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    """One `serve` per data directory."""
+    file = (data_dir / "serve.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "?"
+        raise StartError(
+            f"another `tunesmith serve` (pid {holder}) uses {data_dir}: "
+            "stop it, or pass another --data-dir"
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _free_port(host: str, port: int) -> int:
+    try:
+        with socket.create_server((host, port)) as probe:
+            chosen: int = probe.getsockname()[1]
+            return chosen
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {host}:{port} ({error.strerror}): pass another --port"
+        ) from None
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2) as reply:
+            return bool(json.load(reply)["status"] == "ready")
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

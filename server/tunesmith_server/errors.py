@@ -1,0 +1,170 @@
+"""Errors that carry their status, and the one place that makes an error's body.
+
+Every refusal the process can give, FastAPI's and Starlette's own included, leaves as OpenAI's
+envelope with a hint, `retryable` and the request id.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
+
+log = logging.getLogger(__name__)
+
+
+class ServiceError(Exception):
+    """A refusal. Subclasses fix status and OpenAI's coarse type."""
+
+    status = 400
+    type = "invalid_request_error"
+    retryable = False
+
+    def __init__(
+        self, code: ErrorCode, message: str, *, param: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param, self.hint = code, message, param, hint
+
+
+class BadRequest(ServiceError):
+    """The request cannot be served as it is."""
+
+
+class Unauthorized(ServiceError):
+    """No key, or one that is not valid."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(ServiceError):
+    """No such thing, or not for this caller."""
+
+    status = 404
+
+
+class Conflict(ServiceError):
+    """It contradicts what is stored; sending it again does not help."""
+
+    status = 409
+
+
+class TooLarge(ServiceError):
+    """The body is over a limit."""
+
+    status = 413
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The asked-for bytes do not exist."""
+
+    status = 416
+
+
+class Unavailable(ServiceError):
+    """Not now; the same request may succeed in a moment."""
+
+    status = 503
+    type = "service_unavailable"
+    retryable = True
+
+
+_BY_STATUS = {
+    401: ErrorCode.INVALID_API_KEY,
+    404: ErrorCode.NOT_FOUND,
+    405: ErrorCode.METHOD_NOT_ALLOWED,
+    413: ErrorCode.REQUEST_TOO_LARGE,
+    503: ErrorCode.UNAVAILABLE,
+}
+
+
+def error_response(request: Request, status: int, body: ErrorBody) -> JSONResponse:
+    body.request_id = getattr(request.state, "request_id", None)
+    headers = {"retry-after": "2"} if body.retryable else {"x-should-retry": "false"}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(ErrorEnvelope(error=body).model_dump(), status_code=status, headers=headers)
+
+
+def service_error_response(request: Request, error: ServiceError) -> JSONResponse:
+    body = ErrorBody(
+        message=error.message,
+        type=error.type,
+        param=error.param,
+        code=error.code,
+        hint=error.hint,
+        retryable=error.retryable,
+    )
+    return error_response(request, error.status, body)
+
+
+def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
+    """The first of pydantic's complaints, in OpenAI's form."""
+    first = errors[0]
+    code = ErrorCode.INVALID_REQUEST
+    loc = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    # A union reports one complaint per branch, with the branch's name at the end: not a field.
+    loc = [part for part in loc if not part.startswith(("constrained-", "literal[", "function-"))]
+    if first["type"] == "unknown_field":
+        code = ErrorCode.UNKNOWN_FIELD
+        loc.append(str(first["ctx"]["field"]))
+    param = ".".join(loc) or None
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        param, message = None, f"the body is not valid JSON: {first['ctx']['error']}"
+    given = first.get("input")
+    if isinstance(given, str | int | float | bool) and first["type"] != "missing":
+        message += f" (got {str(given)[:80]!r})"
+    return ErrorBody(
+        message=f"{param}: {message}" if param else message,
+        type="invalid_request_error",
+        param=param,
+        code=code,
+        hint=None if len(errors) == 1 else f"{len(errors)} complaints in all; this is the first",
+    )
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ServiceError)
+    async def _service_error(request: Request, error: ServiceError) -> JSONResponse:
+        return service_error_response(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(request, 400, validation_body(list(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        path = f"{request.method} {request.url.path}"
+        message = {
+            404: f"no route {path}",
+            405: f"{path} is not allowed",
+        }.get(error.status_code, str(error.detail))
+        body = ErrorBody(
+            message=message,
+            type="invalid_request_error" if error.status_code < 500 else "server_error",
+            code=_BY_STATUS.get(error.status_code, ErrorCode.INVALID_REQUEST),
+            hint="routes are listed at /docs" if error.status_code in (404, 405) else None,
+        )
+        response = error_response(request, error.status_code, body)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> JSONResponse:
+        log.error("unhandled error in %s %s", request.method, request.url.path, exc_info=error)
+        body = ErrorBody(
+            message=f"internal error: {type(error).__name__}",
+            type="server_error",
+            code=ErrorCode.INTERNAL,
+            hint="a bug of ours: the server's log has the traceback under this request id",
+            retryable=True,
+        )
+        return error_response(request, 500, body)

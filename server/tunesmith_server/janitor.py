@@ -1,0 +1,113 @@
+"""The janitor: a thread in each API process that mends what crashes leave behind.
+
+Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files
+and content that nothing refers to. Every round is idempotent, so several may run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import timedelta
+
+from sqlalchemy import delete, exists, or_, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobState
+from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
+
+from .database import Database, epoch_now
+from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, WorkerRow
+from .queue import WakeUps
+from .services import leases
+from .settings import Settings
+from .storage import Storage
+
+log = logging.getLogger(__name__)
+
+WAKE_AGAIN_SECONDS = 30.0
+MAX_WAKE_UPS = 16
+IDEMPOTENCY_SECONDS = 24 * 3600.0
+SWEEP_SECONDS = 3600.0
+BLOB_GRACE = timedelta(days=1)
+
+
+class Janitor(threading.Thread):
+    def __init__(
+        self, settings: Settings, database: Database, storage: Storage, wake_ups: WakeUps
+    ) -> None:
+        super().__init__(name="janitor", daemon=True)
+        self._settings, self._database = settings, database
+        self._storage, self._wake_ups = storage, wake_ups
+        self._stop_asked = threading.Event()
+        # Workers could not report while no API was up: give each lease one more term.
+        self._may_take_back = time.monotonic() + settings.lease_seconds
+        self._next_sweep = time.monotonic() + SWEEP_SECONDS
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(self._settings.janitor_seconds):
+            try:
+                self.round()
+            except Exception:  # the next round may do better; a dead janitor never does
+                log.exception("janitor round failed")
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(timeout=5)
+
+    def round(self) -> None:
+        with self._database.write.begin() as session:
+            if time.monotonic() >= self._may_take_back:
+                leases.take_back_expired(session, self._settings, self._wake_ups)
+            self._wake_again(session)
+            _forget_old(session)
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_SECONDS
+            self.sweep()
+
+    def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
+        """Delete content that no file and no adapter refers to; gives how many blobs."""
+        with self._database.read() as session:
+            in_use = set(session.scalars(select(FileRow.sha256)))
+            for stored in session.scalars(select(AdapterRow.files)):
+                in_use.update(file["sha256"] for file in stored)
+        return self._storage.sweep(in_use, older_than)
+
+    def _wake_again(self, session: Session) -> None:
+        now = time.time()
+        before = now - WAKE_AGAIN_SECONDS
+        waiting_jobs = session.scalars(
+            select(JobRow)
+            .where(JobRow.state == JobState.QUEUED, JobRow.woken_at < before)
+            .order_by(JobRow.created_at)
+            .limit(MAX_WAKE_UPS)
+        )
+        for job in waiting_jobs:
+            job.woken_at = now
+            self._wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
+        unread_files = session.scalars(
+            select(FileRow)
+            .where(FileRow.status == "uploaded", FileRow.woken_at < before)
+            .order_by(FileRow.created_at)
+            .limit(MAX_WAKE_UPS)
+        )
+        for file in unread_files:
+            file.woken_at = now
+            self._wake_ups.send_after_commit(session, VALIDATE_FILE_TASK, file.id)
+
+
+def _forget_old(session: Session) -> None:
+    now = time.time()
+    session.execute(
+        delete(IdempotencyRow).where(IdempotencyRow.created_at < now - IDEMPOTENCY_SECONDS)
+    )
+    session.execute(delete(WorkerRow).where(WorkerRow.last_seen < epoch_now() - 24 * 3600.0))
+    needed = exists().where(
+        or_(JobRow.training_file == FileRow.id, JobRow.validation_file == FileRow.id),
+        JobRow.finished_at.is_(None),
+    )
+    session.execute(
+        delete(FileRow).where(FileRow.expires_at < now, ~needed),
+        execution_options={"synchronize_session": False},
+    )

@@ -1,0 +1,85 @@
+"""What every request goes through: an id, a limit on the body, one log line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tunesmith_schema import ErrorCode
+
+from .errors import TooLarge, service_error_response
+
+log = logging.getLogger("tunesmith.access")
+
+_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+JSON_BYTES = 4 * 1024 * 1024
+"""Largest body of a request that is not an upload."""
+
+
+class RequestEnvelope:
+    """Gives each request an id (the caller's, when it is a plain one) and refuses huge bodies."""
+
+    def __init__(self, app: ASGIApp, *, max_upload_bytes: int) -> None:
+        self._app = app
+        self._max_upload_bytes = max_upload_bytes + 64 * 1024  # the multipart wrapping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        given = request.headers.get("x-request-id", "")
+        request_id = given if _ID.match(given) else f"req-{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        started, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", request_id.encode()),
+                ]
+            await send(message)
+
+        limit = self._limit(scope["path"])
+        received = 0
+
+        async def receive_within_limit() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if limit and received > limit:
+                raise _too_large(received, limit)
+            return message
+
+        announced = request.headers.get("content-length", "0")
+        if limit and announced.isdigit() and int(announced) > limit:
+            response = service_error_response(request, _too_large(int(announced), limit))
+            await response(scope, receive, send_with_id)
+        else:
+            await self._app(scope, receive_within_limit, send_with_id)
+        log.info(
+            "%s %s %d %.1f ms %s",
+            scope["method"], scope["path"], status,
+            (time.perf_counter() - started) * 1000, request_id,
+        )  # fmt: skip
+
+    def _limit(self, path: str) -> int | None:
+        if path.startswith("/internal/") and "/blobs/" in path:
+            return None  # weights: as large as they are, from an authenticated worker
+        return self._max_upload_bytes if path == "/v1/files" else JSON_BYTES
+
+
+def _too_large(got: int, limit: int) -> TooLarge:
+    return TooLarge(
+        ErrorCode.REQUEST_TOO_LARGE,
+        f"the body has at least {got:,} bytes; the limit here is {limit:,}",
+        hint="split the file, or raise TUNESMITH_MAX_FILE_BYTES",
+    )

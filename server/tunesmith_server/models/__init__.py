@@ -1,0 +1,21 @@
+"""One SQLAlchemy table (or pair) per file. Importing this package registers them all."""
+
+from .adapter import AdapterRow, CheckpointRow
+from .api_key import ApiKeyRow
+from .event import EventRow, MetricRow
+from .file import FileRow
+from .idempotency import IdempotencyRow
+from .job import JobRow
+from .worker import WorkerRow
+
+__all__ = [
+    "AdapterRow",
+    "ApiKeyRow",
+    "CheckpointRow",
+    "EventRow",
+    "FileRow",
+    "IdempotencyRow",
+    "JobRow",
+    "MetricRow",
+    "WorkerRow",
+]

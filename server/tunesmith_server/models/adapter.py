@@ -1,0 +1,40 @@
+"""What training produced: adapters (or full weights), and the checkpoints that name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..database import Base
+
+
+class AdapterRow(Base):
+    __tablename__ = "adapters"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    model: Mapped[str] = mapped_column(String(255), unique=True)
+    """Its name as a model."""
+    base_model: Mapped[str] = mapped_column(String(512))
+    kind: Mapped[str] = mapped_column(String(8))
+    step: Mapped[int] = mapped_column(Integer)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    """StoredFile, by name."""
+
+
+class CheckpointRow(Base):
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("job_id", "step"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int] = mapped_column(Integer)
+    model: Mapped[str] = mapped_column(String(255))
+    """Its name as a model."""
+    metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))

@@ -1,0 +1,27 @@
+"""Uploaded files. The content lies in storage under its sha256."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Double, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..database import Base
+
+
+class FileRow(Base):
+    __tablename__ = "files"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double, index=True)
+    expires_at: Mapped[float | None] = mapped_column(Double)
+    filename: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[str] = mapped_column(String(32))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    status: Mapped[str] = mapped_column(String(16))
+    status_details: Mapped[str | None] = mapped_column(Text)
+    validation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    woken_at: Mapped[float] = mapped_column(Double, default=0.0)
+    """When a validation message was last sent; the janitor sends another after a while."""

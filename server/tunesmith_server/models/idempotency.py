@@ -1,0 +1,18 @@
+"""Idempotency keys: which job a create request made, so that sending it twice makes one job."""
+
+from __future__ import annotations
+
+from sqlalchemy import Double, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..database import Base
+
+
+class IdempotencyRow(Base):
+    __tablename__ = "idempotency_keys"
+
+    owner: Mapped[str] = mapped_column(String(40), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    body_sha256: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    created_at: Mapped[float] = mapped_column(Double)

@@ -1,0 +1,22 @@
+"""Keys: 256 random bits, kept as sha256. High entropy needs no slow hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+KEY_PREFIX = "ts-"
+
+
+def new_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def key_hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def same(one: str, other: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,133 @@
+"""Adapters and full weights: recorded when a worker hands them over, read by file or as tar."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from collections.abc import Iterator
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import Adapter, ErrorCode, StoredFile
+
+from ..database import new_id
+from ..errors import BadRequest, NotFound
+from ..models import AdapterRow, CheckpointRow, JobRow
+from ..storage import Storage
+
+_BLOCK = 512
+
+
+def record(
+    session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
+) -> AdapterRow:
+    """Insert what a job produced; the same name of an earlier attempt is replaced in place."""
+    row = session.scalar(select(AdapterRow).where(AdapterRow.model == model))
+    if row is None:
+        row = AdapterRow(id=new_id("adp"), model=model)
+        session.add(row)
+    row.created_at = time.time()
+    row.job_id, row.base_model, row.kind, row.step = job.id, job.model, kind, step
+    row.files = [file.model_dump() for file in sorted(files, key=lambda file: file.name)]
+    row.bytes = sum(file.bytes for file in files)
+    session.flush()
+    return row
+
+
+def record_checkpoint(
+    session: Session,
+    job: JobRow,
+    *,
+    model: str,
+    kind: str,
+    step: int,
+    metrics: dict[str, float | None],
+    files: list[StoredFile],
+) -> AdapterRow:
+    adapter = record(session, job, model=model, kind=kind, step=step, files=files)
+    row = session.scalar(
+        select(CheckpointRow).where(CheckpointRow.job_id == job.id, CheckpointRow.step == step)
+    )
+    if row is None:
+        row = CheckpointRow(id=new_id("ftckpt"), job_id=job.id, step=step)
+        session.add(row)
+    row.created_at = time.time()
+    row.model, row.metrics, row.adapter_id = model, metrics, adapter.id
+    return adapter
+
+
+def retrieve(session: Session, adapter_id: str) -> AdapterRow:
+    row = session.get(AdapterRow, adapter_id)
+    if row is None:
+        raise NotFound(
+            ErrorCode.NOT_FOUND, f"no adapter {adapter_id!r}",
+            hint="a job that succeeded names its adapter in adapter_id",
+        )  # fmt: skip
+    return row
+
+
+def find_file(row: AdapterRow, name: str) -> StoredFile:
+    for file in row.files:
+        if file["name"] == name:
+            return StoredFile.model_validate(file)
+    names = ", ".join(file["name"] for file in row.files)
+    raise NotFound(ErrorCode.NOT_FOUND, f"adapter {row.id} has no file {name!r}: it has {names}")
+
+
+def delete_model(session: Session, name: str) -> None:
+    """Delete a tuned model. Its content goes with the janitor's next sweep."""
+    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
+    if row is None:
+        raise NotFound(ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r}")
+    user = session.scalar(
+        select(JobRow).where(
+            JobRow.base_adapter_id == row.id,
+            JobRow.state.not_in(("succeeded", "failed", "cancelled")),
+        )
+    )
+    if user is not None:
+        raise BadRequest(
+            ErrorCode.FILE_IN_USE, f"model {name!r} is the base of job {user.id} ({user.state})",
+            hint="cancel that job first",
+        )  # fmt: skip
+    for checkpoint in session.scalars(
+        select(CheckpointRow).where(CheckpointRow.adapter_id == row.id)
+    ):
+        session.delete(checkpoint)
+    job = session.get(JobRow, row.job_id)
+    if job is not None and job.adapter_id == row.id:
+        job.adapter_id = None
+    session.flush()
+    session.delete(row)
+
+
+def to_wire(row: AdapterRow) -> Adapter:
+    return Adapter(
+        id=row.id,
+        created_at=int(row.created_at),
+        job_id=row.job_id,
+        model=row.model,
+        base_model=row.base_model,
+        kind=row.kind,
+        step=row.step,
+        bytes=row.bytes,
+        files=[StoredFile.model_validate(file) for file in row.files],
+    )
+
+
+def tar_bytes(row: AdapterRow) -> int:
+    """Size of the archive that `tar_stream` gives."""
+    blocks: int = sum(1 + -(-file["bytes"] // _BLOCK) for file in row.files)
+    return (blocks + 2) * _BLOCK
+
+
+def tar_stream(row: AdapterRow, storage: Storage) -> Iterator[bytes]:
+    """An uncompressed tar of all files, made on the fly, the same bytes every time."""
+    for file in row.files:
+        info = tarfile.TarInfo(file["name"])
+        info.size, info.mtime, info.mode = file["bytes"], int(row.created_at), 0o644
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        yield from storage.stream(file["sha256"], 0, file["bytes"])
+        yield b"\0" * (-file["bytes"] % _BLOCK)
+    yield b"\0" * (2 * _BLOCK)

@@ -1,0 +1,205 @@
+"""Events, metrics and checkpoints of a job: stored in order, read by cursor."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pydantic import JsonValue
+from sqlalchemy import delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    Checkpoint,
+    CheckpointMetrics,
+    Event,
+    EventKind,
+    MetricPoint,
+    Page,
+    RunEvent,
+)
+
+from ..models import CheckpointRow, EventRow, JobRow, MetricRow
+from .paging import Order, fetch_page, unknown_cursor
+
+_NOT_METRICS = frozenset({"step", "total_steps"})
+
+
+def add(
+    session: Session,
+    job: JobRow,
+    message: str,
+    *,
+    kind: EventKind = EventKind.MESSAGE,
+    level: str = "info",
+    data: dict[str, JsonValue] | None = None,
+    created_at: float | None = None,
+) -> EventRow:
+    """Append one event. `job` must be locked by this transaction (a fenced or state UPDATE)."""
+    job.last_seq += 1
+    row = EventRow(
+        job_id=job.id,
+        seq=job.last_seq,
+        created_at=created_at or time.time(),
+        attempt=job.attempt,
+        kind=kind,
+        level=level,
+        message=message,
+        data=data or {},
+    )
+    session.add(row)
+    return row
+
+
+def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
+    """Upsert the numbers of a METRICS event under its step, and advance the job."""
+    step = event.data.get("step")
+    if not isinstance(step, int):
+        return
+    rows = [
+        {"job_id": job.id, "step": step, "name": name[:64], "value": value}
+        for name, value in event.data.items()
+        if name not in _NOT_METRICS and (value is None or isinstance(value, int | float))
+    ]
+    if rows:
+        insert: Any = sqlite.insert  # Any: the two dialects' inserts share no base with upsert
+        if session.get_bind().dialect.name == "postgresql":
+            insert = postgresql.insert
+        statement = insert(MetricRow)
+        session.execute(
+            statement.on_conflict_do_update(
+                index_elements=["job_id", "step", "name"],
+                set_={"value": statement.excluded.value},
+            ),
+            rows,
+        )
+    job.step = max(job.step, step)
+    total, tokens = event.data.get("total_steps"), event.data.get("trained_tokens")
+    if isinstance(total, int):
+        job.total_steps = total
+    if isinstance(tokens, int):
+        job.trained_tokens = tokens
+
+
+def event_id(job_id: str, seq: int) -> str:
+    return f"ftevent-{job_id.removeprefix('ftjob-')}-{seq}"
+
+
+def seq_of(job_id: str, after: str) -> int:
+    """The number inside an event id of this job."""
+    head, _, seq = after.rpartition("-")
+    if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or not seq.isdigit():
+        raise unknown_cursor(after, "event")
+    return int(seq)
+
+
+def to_wire(row: EventRow) -> Event:
+    return Event(
+        id=event_id(row.job_id, row.seq),
+        created_at=int(row.created_at),
+        level=row.level,
+        message=row.message,
+        type="metrics" if row.kind == EventKind.METRICS else "message",
+        data=row.data,
+        kind=EventKind(row.kind),
+        seq=row.seq,
+    )
+
+
+def list_events(
+    session: Session, job_id: str, *, after: str | None, limit: int, order: Order
+) -> Page[Event]:
+    rows, more = fetch_page(
+        session,
+        select(EventRow).where(EventRow.job_id == job_id),
+        (EventRow.seq.expression,),
+        after=(seq_of(job_id, after),) if after else None,
+        limit=limit,
+        order=order,
+    )
+    return _page([to_wire(row) for row in rows], more)
+
+
+def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
+    """Events after number `seq`, oldest first."""
+    rows = session.scalars(
+        select(EventRow)
+        .where(EventRow.job_id == job_id, EventRow.seq > seq)
+        .order_by(EventRow.seq)
+        .limit(limit)
+    )
+    return [to_wire(row) for row in rows]
+
+
+def list_metrics(
+    session: Session, job_id: str, *, after: str | None, limit: int, order: Order
+) -> Page[MetricPoint]:
+    if after is not None and not after.isdigit():
+        raise unknown_cursor(after, "step")
+    steps, more = fetch_page(
+        session,
+        select(MetricRow.step).where(MetricRow.job_id == job_id).distinct(),
+        (MetricRow.step.expression,),
+        after=(int(after),) if after else None,
+        limit=limit,
+        order=order,
+    )
+    values: dict[int, dict[str, float | None]] = {step: {} for step in steps}
+    if steps:
+        # A page of steps is a contiguous range of the steps that exist.
+        rows = session.scalars(
+            select(MetricRow).where(
+                MetricRow.job_id == job_id, MetricRow.step.between(min(steps), max(steps))
+            )
+        )
+        for row in rows:
+            values[row.step][row.name] = row.value
+    points = [MetricPoint(id=str(step), step=step, values=values[step]) for step in steps]
+    return _page(points, more)
+
+
+def list_checkpoints(
+    session: Session, job: JobRow, *, after: str | None, limit: int, order: Order
+) -> Page[Checkpoint]:
+    cursor = None
+    if after:
+        last = session.get(CheckpointRow, after)
+        if last is None or last.job_id != job.id:
+            raise unknown_cursor(after, "checkpoint")
+        cursor = (last.step,)
+    rows, more = fetch_page(
+        session,
+        select(CheckpointRow).where(CheckpointRow.job_id == job.id),
+        (CheckpointRow.step.expression,),
+        after=cursor,
+        limit=limit,
+        order=order,
+    )
+    items = [
+        Checkpoint(
+            id=row.id,
+            created_at=int(row.created_at),
+            fine_tuning_job_id=job.id,
+            fine_tuned_model_checkpoint=row.model,
+            step_number=row.step,
+            metrics=CheckpointMetrics.model_validate(row.metrics),
+            adapter_id=row.adapter_id,
+        )
+        for row in rows
+    ]
+    return _page(items, more)
+
+
+def forget_steps_after(session: Session, job_id: str, step: int) -> None:
+    """Drop metrics of steps that a new attempt will do again."""
+    session.execute(delete(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step > step))
+
+
+def _page(items: list[Any], more: bool) -> Page[Any]:  # Any: one helper for three item types
+    return Page(
+        data=items,
+        has_more=more,
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+    )

@@ -1,0 +1,154 @@
+"""Uploaded files and what validation found in them."""
+
+from __future__ import annotations
+
+import time
+from typing import IO
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    TERMINAL,
+    ErrorCode,
+    FileObject,
+    FilePurpose,
+    FileValidation,
+    Page,
+)
+from tunesmith_schema.queue import VALIDATE_FILE_TASK
+
+from ..database import new_id
+from ..errors import BadRequest, Conflict, NotFound
+from ..models import FileRow, JobRow
+from ..queue import WakeUps
+from ..storage import Storage, hash_of
+from .paging import Order, fetch_page, unknown_cursor
+
+
+def create(
+    session: Session,
+    storage: Storage,
+    wake_ups: WakeUps,
+    *,
+    filename: str,
+    purpose: FilePurpose,
+    content: IO[bytes],
+    expires_in: int | None = None,
+) -> FileObject:
+    """Store the content, then the row; a data set is handed to a light worker after the commit."""
+    sha256, size = hash_of(content)
+    if size == 0:
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST, f"file {filename!r} is empty", param="file",
+            hint="was the right path given?",
+        )  # fmt: skip
+    storage.put(content, sha256)
+    now = time.time()
+    row = FileRow(
+        id=new_id("file"),
+        created_at=now,
+        expires_at=now + expires_in if expires_in else None,
+        filename=filename.replace("\\", "/").rsplit("/", 1)[-1][:255] or "file",
+        purpose=purpose,
+        bytes=size,
+        sha256=sha256,
+        status="uploaded" if purpose == FilePurpose.FINE_TUNE else "processed",
+        woken_at=now,
+    )
+    session.add(row)
+    session.flush()
+    if row.status == "uploaded":
+        wake_ups.send_after_commit(session, VALIDATE_FILE_TASK, row.id)
+    return to_wire(row)
+
+
+def retrieve(session: Session, file_id: str, *, param: str | None = None) -> FileRow:
+    row = session.get(FileRow, file_id)
+    if row is None:
+        kind = BadRequest if param else NotFound
+        raise kind(
+            ErrorCode.NOT_FOUND, f"no file {file_id!r}", param=param,
+            hint="upload it with POST /v1/files; GET /v1/files lists what is here",
+        )  # fmt: skip
+    return row
+
+
+def list_files(
+    session: Session, *, after: str | None, limit: int, order: Order, purpose: str | None
+) -> Page[FileObject]:
+    cursor = None
+    if after:
+        last = session.get(FileRow, after)
+        if last is None:
+            raise unknown_cursor(after, "file")
+        cursor = (last.created_at, last.id)
+    query = select(FileRow)
+    if purpose:
+        query = query.where(FileRow.purpose == purpose)
+    rows, more = fetch_page(
+        session,
+        query,
+        (FileRow.created_at.expression, FileRow.id.expression),
+        after=cursor,
+        limit=limit,
+        order=order,
+    )
+    data = [to_wire(row) for row in rows]
+    return Page(
+        data=data,
+        has_more=more,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )
+
+
+def delete(session: Session, file_id: str) -> None:
+    """Remove the row; the janitor sweeps the content once nothing refers to it."""
+    row = retrieve(session, file_id)
+    if user := job_using(session, file_id):
+        raise Conflict(
+            ErrorCode.FILE_IN_USE,
+            f"file {file_id!r} is used by job {user.id} ({user.state})",
+            hint="cancel the job first, or wait until it has ended",
+        )
+    session.delete(row)
+
+
+def job_using(session: Session, file_id: str) -> JobRow | None:
+    """An unfinished job that needs this file."""
+    return session.scalar(
+        select(JobRow)
+        .where(
+            or_(JobRow.training_file == file_id, JobRow.validation_file == file_id),
+            JobRow.state.not_in(TERMINAL),
+        )
+        .limit(1)
+    )
+
+
+def record_validation(session: Session, file_id: str, found: FileValidation) -> FileRow:
+    row = retrieve(session, file_id)
+    row.validation = found.model_dump(mode="json")
+    row.status = "processed" if found.ok else "error"
+    if not found.ok:
+        first = found.problems[0] if found.problems else None
+        what = f"row {first.row}: {first.message}" if first else "no usable rows"
+        more = f" (and {found.num_problems - 1} more)" if found.num_problems > 1 else ""
+        row.status_details = what + more
+    return row
+
+
+def to_wire(row: FileRow) -> FileObject:
+    return FileObject(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=int(row.created_at),
+        expires_at=int(row.expires_at) if row.expires_at else None,
+        filename=row.filename,
+        purpose=row.purpose,
+        status=row.status,
+        status_details=row.status_details,
+        sha256=row.sha256,
+        validation=FileValidation.model_validate(row.validation) if row.validation else None,
+    )

@@ -1,0 +1,64 @@
+"""API keys: make, list, revoke, recognise."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import ErrorCode
+
+from ..database import new_id
+from ..errors import NotFound, Unauthorized
+from ..models import ApiKeyRow
+from ..security import key_hash, new_key
+
+
+def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:
+    """A new key under `name`; the plain key is returned here and never again."""
+    key = key or new_key()
+    row = ApiKeyRow(
+        id=new_id("key"), name=name, sha256=key_hash(key), prefix=key[:8], created_at=time.time()
+    )
+    session.add(row)
+    session.flush()
+    return row, key
+
+
+def ensure(session: Session, name: str, key: str) -> ApiKeyRow:
+    """Register a key that already exists outside, once."""
+    row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key)))
+    return row or create(session, name, key)[0]
+
+
+def list_all(session: Session) -> list[ApiKeyRow]:
+    return list(session.scalars(select(ApiKeyRow).order_by(ApiKeyRow.created_at)))
+
+
+def revoke(session: Session, key_id: str) -> ApiKeyRow:
+    row = session.get(ApiKeyRow, key_id)
+    if row is None:
+        raise NotFound(ErrorCode.NOT_FOUND, f"no key {key_id!r}", hint="see `tunesmith keys list`")
+    row.revoked_at = row.revoked_at or time.time()
+    return row
+
+
+def recognise(session: Session, authorization: str | None) -> ApiKeyRow:
+    """The key behind an `Authorization: Bearer ...` header."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized(
+            ErrorCode.INVALID_API_KEY,
+            "no API key: send the header 'Authorization: Bearer <key>'",
+            hint="the first start wrote a key to api-key in the data directory; "
+            "`tunesmith keys create NAME` makes another",
+        )
+    row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key.strip())))
+    if row is None or row.revoked_at is not None:
+        raise Unauthorized(
+            ErrorCode.INVALID_API_KEY,
+            f"API key {key.strip()[:6]}... is not valid" + (" any more" if row else ""),
+            hint="`tunesmith keys create NAME` on the server's host makes a new one",
+        )
+    return row

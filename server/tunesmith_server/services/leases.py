@@ -1,0 +1,255 @@
+"""Leases: a worker claims a job, reports while it holds it, and loses it by silence.
+
+Every write is conditional on the fencing token, which grows with each claim: whoever lost the
+lease can no longer write. The database's clock alone judges.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    Claim,
+    ClaimedFile,
+    Control,
+    ErrorCategory,
+    ErrorCode,
+    EventKind,
+    Hyperparameters,
+    JobFailure,
+    JobState,
+    Outcome,
+    Recipe,
+    Report,
+    ReportReply,
+    RunEvent,
+    StoredFile,
+)
+
+from ..database import epoch_now
+from ..errors import Conflict
+from ..models import AdapterRow, FileRow, JobRow
+from ..queue import WakeUps
+from ..settings import Settings
+from . import adapters, base_models, events, jobs
+
+HELD = (JobState.RUNNING, JobState.PAUSING)
+
+
+def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
+    """Lease the oldest queued job to a worker; None when there is none."""
+    best = (
+        select(JobRow.id)
+        .where(JobRow.state == JobState.QUEUED)
+        .order_by(JobRow.created_at, JobRow.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    job = jobs.move(
+        session,
+        best,
+        JobState.RUNNING,
+        f"claimed by {worker_id}",
+        data={"worker_id": worker_id},
+        values={
+            "lease_owner": worker_id,
+            "lease_until": epoch_now() + settings.lease_seconds,
+            "fence": JobRow.fence + 1,
+            "attempt": JobRow.attempt + 1,
+            "source_seq": 0,
+            "step": 0,
+            "phase": "claim",
+        },
+    )
+    if job is None:
+        return None
+    events.forget_steps_after(session, job.id, 0)  # exact resume comes with full checkpoints
+    base = session.get(AdapterRow, job.base_adapter_id) if job.base_adapter_id else None
+    training = session.get(FileRow, job.training_file)
+    validation = session.get(FileRow, job.validation_file) if job.validation_file else None
+    assert training is not None, "a file in use cannot be deleted"
+    return Claim(
+        job_id=job.id,
+        attempt=job.attempt,
+        fence=job.fence,
+        lease_seconds=settings.lease_seconds,
+        queued_seconds=max(0.0, time.time() - (job.queued_at or job.created_at)),
+        model=job.model,
+        base_files=[StoredFile.model_validate(file) for file in base.files] if base else None,
+        training_file=_claimed(training),
+        validation_file=_claimed(validation) if validation else None,
+        recipe=Recipe.model_validate(job.recipe),
+        hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
+        seed=job.seed,
+    )
+
+
+def _claimed(row: FileRow) -> ClaimedFile:
+    return ClaimedFile(file_id=row.id, filename=row.filename, bytes=row.bytes, sha256=row.sha256)
+
+
+def check_fence(session: Session, job_id: str, fence: int) -> JobRow:
+    """The job, if `fence` still holds it."""
+    job = jobs.retrieve(session, job_id)
+    if job.fence != fence or job.state not in HELD:
+        raise _fenced_out(job, fence)
+    return job
+
+
+def _fenced_out(job: JobRow, fence: int) -> Conflict:
+    return Conflict(
+        ErrorCode.FENCED_OUT,
+        f"fence {fence} no longer holds job {job.id}: it is {job.state} with fence {job.fence}",
+        hint="stop the trainer: another worker has the job, or it has ended",
+    )
+
+
+def report(
+    session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: Report
+) -> ReportReply:
+    """Store what is new, renew the lease, and answer with the order to follow."""
+    job = session.scalar(
+        update(JobRow)
+        .where(JobRow.id == job_id, JobRow.fence == report.fence, JobRow.state.in_(HELD))
+        .values(lease_until=epoch_now() + settings.lease_seconds, phase=report.phase)
+        .returning(JobRow),
+        execution_options={"populate_existing": True, "synchronize_session": False},
+    )
+    if job is None:
+        job = jobs.retrieve(session, job_id)
+        if job.fence != report.fence or report.outcome is None:
+            raise _fenced_out(job, report.fence)
+        # The reply to a final report was lost and the worker says it again.
+        return _reply(settings, job)
+    for event in report.events:
+        if event.source_seq > job.source_seq:
+            _store(session, settings, job, event)
+            job.source_seq = event.source_seq
+    session.flush()
+    if report.outcome is not None:
+        _finish(session, settings, wake_ups, job, report.outcome)
+    return _reply(settings, job)
+
+
+def _reply(settings: Settings, job: JobRow) -> ReportReply:
+    return ReportReply(
+        control=Control.CANCEL if job.cancel_requested else Control.CONTINUE,
+        accepted_seq=job.source_seq,
+        lease_seconds=settings.lease_seconds,
+    )
+
+
+def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -> None:
+    data = dict(event.data)
+    if event.kind is EventKind.METRICS:
+        events.store_metrics(session, job, event)
+    if event.kind is EventKind.CHECKPOINT and event.files:
+        step = data.get("step")
+        assert isinstance(step, int), "the trainer numbers its checkpoints"
+        metrics = data.get("metrics")
+        adapter = adapters.record_checkpoint(
+            session,
+            job,
+            model=f"{_tuned_name(settings, job)}:ckpt-step-{step}",
+            kind=job.recipe["tuning"],
+            step=step,
+            metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]
+            files=event.files,
+        )
+        data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
+    events.add(
+        session,
+        job,
+        event.message,
+        kind=event.kind,
+        level=event.level,
+        data=data,
+        created_at=event.created_at,
+    )
+
+
+def _tuned_name(settings: Settings, job: JobRow) -> str:
+    return base_models.tuned_name(settings, job.model, job.suffix, job.id)
+
+
+def _finish(
+    session: Session, settings: Settings, wake_ups: WakeUps, job: JobRow, outcome: Outcome
+) -> None:
+    fence = job.fence
+    if outcome.state == "released":
+        if job.cancel_requested:
+            jobs.move(session, job.id, JobState.CANCELLED, "cancelled", fence=fence)
+            return
+        jobs.enqueue(session, wake_ups, job.id, "released by its worker: queued again", fence=fence)
+    elif outcome.state == "cancelled":
+        jobs.move(session, job.id, JobState.CANCELLED, "cancelled while training", fence=fence)
+    elif outcome.state == "failed":
+        failure = outcome.error or JobFailure(
+            category=ErrorCategory.INFRASTRUCTURE,
+            code=ErrorCode.TRAINER_CRASHED,
+            message="the worker gave no reason",
+        )
+        jobs.fail(session, job.id, failure, fence=fence)
+    else:
+        name = _tuned_name(settings, job)
+        adapter = adapters.record(
+            session,
+            job,
+            model=name,
+            kind=outcome.kind or job.recipe["tuning"],
+            step=outcome.step,
+            files=outcome.files,
+        )
+        jobs.move(
+            session,
+            job.id,
+            JobState.SUCCEEDED,
+            f"succeeded: {name}",
+            fence=fence,
+            data={"adapter_id": adapter.id, "fine_tuned_model": name},
+            values={
+                "fine_tuned_model": name,
+                "adapter_id": adapter.id,
+                "step": outcome.step,
+                "trained_tokens": outcome.trained_tokens,
+                "cancel_requested": False,
+            },
+        )
+
+
+def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -> int:
+    """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
+    expired = session.scalars(
+        select(JobRow)
+        .where(JobRow.state.in_(HELD), JobRow.lease_until < epoch_now())
+        .with_for_update(skip_locked=True)
+    )
+    taken = 0
+    for job in list(expired):
+        silent = f"worker {job.lease_owner} went silent in attempt {job.attempt}"
+        if job.cancel_requested:
+            moved = jobs.move(session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence)
+        elif job.losses + 1 >= settings.max_losses:
+            failure = JobFailure(
+                category=ErrorCategory.INFRASTRUCTURE,
+                code=ErrorCode.WORKER_LOST,
+                message=f"{silent}; {job.losses + 1} workers were lost with this job",
+                hint="look at the workers' logs: does the job exhaust the host's memory?",
+            )
+            moved = jobs.fail(session, job.id, failure, fence=job.fence)
+        else:
+            moved = jobs.enqueue(
+                session,
+                wake_ups,
+                job.id,
+                f"{silent}: queued again",
+                fence=job.fence,
+                level="warn",
+                values={"losses": job.losses + 1},
+            )
+        taken += moved is not None
+    return taken

@@ -1,0 +1,43 @@
+"""Keyset paging over a table, newest first unless asked otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import ColumnElement, Select, tuple_
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import ErrorCode
+
+from ..errors import BadRequest
+
+Order = Literal["asc", "desc"]
+Row = TypeVar("Row")
+
+
+def fetch_page(
+    session: Session,
+    query: Select[Row],
+    keys: tuple[ColumnElement[Any], ...],
+    *,
+    after: tuple[Any, ...] | None,
+    limit: int,
+    order: Order,
+) -> tuple[list[Row], bool]:
+    """Rows after the one whose `keys` are `after`, and whether there are more."""
+    newest_first = order == "desc"
+    if after is not None:
+        here = tuple_(*keys)
+        query = query.where(here < after if newest_first else here > after)
+    query = query.order_by(*(key.desc() if newest_first else key.asc() for key in keys))
+    rows = list(session.scalars(query.limit(limit + 1)))
+    return rows[:limit], len(rows) > limit
+
+
+def unknown_cursor(after: str, what: str) -> BadRequest:
+    return BadRequest(
+        ErrorCode.INVALID_REQUEST,
+        f"after: no {what} {after!r} in this list",
+        param="after",
+        hint="pass the id of the last item of the page before",
+    )
