@@ -25,7 +25,9 @@ class WorkerHello(Request):
     device: str = Field(max_length=255)
     """For example `cpu` or a GPU's name."""
     version: str = Field(max_length=32)
-    models: list[Annotated[str, Field(max_length=255)]] = Field(default_factory=list, max_length=1000)
+    models: list[Annotated[str, Field(max_length=255)]] = Field(
+        default_factory=list, max_length=1000
+    )
     """Folder names of the base models that this host has."""
 
 

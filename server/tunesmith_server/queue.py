@@ -7,38 +7,29 @@ sends another.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from celery import Celery
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, VALIDATE_FILE_TASK
+from tunesmith_schema.queue import (
+    LIGHT_QUEUE,
+    TRAIN_QUEUE,
+    TRAIN_TASK,
+    VALIDATE_FILE_TASK,
+    broker_transport,
+)
 
 log = logging.getLogger(__name__)
 
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
-def broker_options(url: str) -> dict[str, Any]:
-    """Transport options: give up soon when the broker is away; poll fast on the file transport."""
-    if url.startswith("filesystem://"):
-        folder = url.removeprefix("filesystem://")
-        return {
-            "data_folder_in": folder,
-            "data_folder_out": folder,
-            "control_folder": f"{folder}/control",
-            "polling_interval": 0.1,
-        }
-    return {"socket_connect_timeout": 2, "socket_timeout": 10}
-
-
 class WakeUps:
     """The Celery producer."""
 
     def __init__(self, broker_url: str) -> None:
-        options = broker_options(broker_url)
-        url = "filesystem://" if broker_url.startswith("filesystem://") else broker_url
+        url, options = broker_transport(broker_url)
         self._celery = Celery("tunesmith", broker=url)
         self._celery.conf.update(
             broker_transport_options=options,

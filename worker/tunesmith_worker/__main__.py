@@ -1,0 +1,42 @@
+"""`python -m tunesmith_worker worker|demo`: the worker's commands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
+
+from .settings import WorkerSettings
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tunesmith", description="Tunesmith's worker commands.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
+    worker = verbs.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
+    worker.add_argument("--queue", choices=(TRAIN_QUEUE, LIGHT_QUEUE), default=TRAIN_QUEUE)
+    verbs.add_parser("demo", help="make and tune a small model", add_help=False)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.verb == "demo":
+        from .demo.__main__ import main as demo  # torch, matplotlib and the SDK: demo only
+
+        return int(demo(rest))
+    if rest:
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from .celery_app import run_worker
+
+    try:
+        run_worker(WorkerSettings(), arguments.queue)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The Celery worker: wake-ups only. Early ack, one process, no prefetch; the database is the truth.
+
+A thread of the main process says hello to the server every 10 s and wakes the pool when jobs wait
+that no message has announced.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import secrets
+import socket
+import threading
+from importlib.metadata import version
+from typing import Any, Literal
+
+from celery import Celery, signals
+from celery.worker import state as celery_state
+
+from tunesmith_schema import WorkerHello
+from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_transport
+
+from . import base_models, tasks
+from .devices import describe_device
+from .server_api import ServerApi, ServerRefused, ServerUnreachable
+from .settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+
+Queue = Literal["train", "light"]
+
+
+def run_worker(settings: WorkerSettings, queue: Queue) -> None:
+    """Serve one queue until SIGTERM; a job in progress is released."""
+    settings.check()
+    for folder in ("runs", "models"):
+        (settings.data_dir / folder).mkdir(parents=True, exist_ok=True)
+    app = make_app(settings.broker_url)
+    # Made before the pool forks, so that parent and child share it.
+    stopping = multiprocessing.get_context("fork").Event()
+    worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    tasks.register(app, settings, worker_id, stopping.is_set)
+    herald = _Herald(app, settings, queue, worker_id)
+
+    # Strong references: Celery's signals hold their receivers weakly by default.
+    signals.worker_ready.connect(lambda **_: herald.start(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: stopping.set(), weak=False)
+    signals.worker_shutdown.connect(lambda **_: herald.stop(), weak=False)
+    app.worker_main(
+        [
+            "worker",
+            *("--pool", "prefork", "--concurrency", "1"),
+            *("--queues", queue),
+            *("--hostname", f"{queue}-{os.getpid()}@%h"),
+            *("--loglevel", "INFO"),
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+        ]
+    )
+
+
+def make_app(broker_url: str) -> Celery:
+    """Celery with the settings that make a lost or doubled message harmless."""
+    url, options = broker_transport(broker_url)
+    app = Celery("tunesmith", broker=url)
+    app.conf.update(
+        broker_transport_options=options,
+        broker_connection_retry_on_startup=True,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        task_acks_late=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=url.startswith("redis"),
+        worker_hijack_root_logger=False,
+        task_default_queue=LIGHT_QUEUE,
+    )
+    return app
+
+
+class _Herald(threading.Thread):
+    """Says hello; wakes the pool when it is idle and jobs wait."""
+
+    def __init__(self, app: Celery, settings: WorkerSettings, queue: Queue, worker_id: str) -> None:
+        super().__init__(name="herald", daemon=True)
+        self._app, self._settings = app, settings
+        self._stop_asked = threading.Event()
+        self._hello = WorkerHello(
+            worker_id=worker_id,
+            queue=queue,
+            host=socket.gethostname(),
+            device=describe_device(),
+            version=version("tunesmith"),
+            models=base_models.names(settings),
+        )
+
+    def run(self) -> None:
+        with ServerApi(self._settings) as api:
+            delay = 0.0
+            while not self._stop_asked.wait(delay):
+                delay = HELLO_SECONDS
+                try:
+                    self._hello.models = base_models.names(self._settings)
+                    welcome = api.hello(self._hello)
+                except ServerUnreachable:
+                    delay = 0.5  # an API that is only just starting
+                    continue
+                except ServerRefused as error:
+                    log.error("the server refuses this worker: %s", error)
+                    continue
+                if welcome.jobs_waiting and self._hello.queue == TRAIN_QUEUE and _idle():
+                    self._wake()
+            try:
+                api.goodbye(self._hello.worker_id)
+            except (ServerUnreachable, ServerRefused) as error:
+                log.info("no goodbye: %s", error)
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join(timeout=5)
+
+    def _wake(self) -> None:
+        try:
+            self._app.send_task(TRAIN_TASK, args=[""], queue=TRAIN_QUEUE, expires=HELLO_SECONDS)
+        except Exception as error:  # any transport's own error: the next round tries again
+            log.warning("cannot wake the pool: %s", error)
+
+
+def _idle() -> bool:
+    busy: Any = celery_state.reserved_requests  # Any: celery is untyped
+    return len(busy) == 0

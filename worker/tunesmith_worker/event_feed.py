@@ -1,0 +1,80 @@
+"""events.jsonl as the supervisor reads it: whole lines only, in order, resent until stored."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
+
+
+class EventFeed:
+    """What was written and is not yet known to be stored by the server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._pending: deque[RunEvent] = deque()
+        self.phase = "download"
+        """The part of the work going on, as the newest PHASE event has it."""
+
+    def read(self) -> None:
+        """Take in the lines that have been completed since."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.splitlines():
+            event = RunEvent.model_validate_json(line)
+            self._pending.append(event)
+            if event.kind is EventKind.PHASE:
+                self.phase = _NEXT_PHASE.get(str(event.data.get("phase")), self.phase)
+
+    def batch(self) -> list[RunEvent]:
+        """The next events to report. A checkpoint whose files are not stored yet holds up the
+        events behind it, so that their order stays what it was."""
+        ready: list[RunEvent] = []
+        for event in self._pending:
+            if len(ready) == MAX_EVENTS_PER_REPORT or needs_upload(event):
+                break
+            ready.append(event)
+        return ready
+
+    def next_upload(self) -> RunEvent | None:
+        """The first checkpoint whose files are not stored yet."""
+        return next((event for event in self._pending if needs_upload(event)), None)
+
+    def stored(self, source_seq: int) -> None:
+        """The server has everything up to this number."""
+        while self._pending and self._pending[0].source_seq <= source_seq:
+            self._pending.popleft()
+
+    def abandon_uploads(self) -> None:
+        """Report the remaining checkpoints as events only: their files are not wanted any more."""
+        for event in self._pending:
+            if needs_upload(event):
+                event.files = []
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+
+_NEXT_PHASE = {
+    "claim": "download",
+    "download": "spawn",
+    "spawn": "import",
+    "import": "load",
+    "load": "data",
+    "data": "train",
+    "train": "save",
+    "save": "upload",
+}
+"""A PHASE event tells of the end of one; the job then is in the next."""
+
+
+def needs_upload(event: RunEvent) -> bool:
+    return event.kind is EventKind.CHECKPOINT and event.files is None

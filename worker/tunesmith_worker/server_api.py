@@ -1,0 +1,155 @@
+"""The server's /internal routes as functions. Knows HTTP, not what a job is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tunesmith_schema import (
+    Claim,
+    ClaimRequest,
+    FileObject,
+    FileValidation,
+    Report,
+    ReportReply,
+    StoredFile,
+    WorkerHello,
+    WorkerWelcome,
+)
+
+from .settings import WorkerSettings
+
+_PIECE = 1024 * 1024
+
+
+class ServerUnreachable(Exception):
+    """No answer, or one that says 'later'. Asking again may help."""
+
+
+class FencedOut(Exception):
+    """The job is no longer ours."""
+
+
+class ServerRefused(Exception):
+    """The server understood and said no: a bug, or a version that does not fit."""
+
+
+class ServerApi:
+    def __init__(
+        self, settings: WorkerSettings, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=f"{settings.server_url}/internal",
+            headers={"authorization": f"Bearer {settings.worker_token.get_secret_value()}"},
+            timeout=httpx.Timeout(10.0, read=30.0),
+            transport=transport,
+            trust_env=False,  # a proxy from the environment must not see the worker token
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def hello(self, body: WorkerHello) -> WorkerWelcome:
+        reply = self._send("POST", "/workers/hello", json=body.model_dump(mode="json"))
+        return WorkerWelcome.model_validate_json(reply.content)
+
+    def goodbye(self, worker_id: str) -> None:
+        self._send("DELETE", f"/workers/{worker_id}")
+
+    def claim(self, worker_id: str) -> Claim | None:
+        body = ClaimRequest(worker_id=worker_id)
+        reply = self._send("POST", "/jobs/claim", json=body.model_dump(mode="json"))
+        return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
+
+    def report(self, job_id: str, report: Report) -> ReportReply:
+        reply = self._send("POST", f"/jobs/{job_id}/report", json=report.model_dump(mode="json"))
+        return ReportReply.model_validate_json(reply.content)
+
+    def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
+        """Store a file by its hash; damaged transfers are refused by the server."""
+        sha256 = file_hash(path)
+        with path.open("rb") as content:
+            self._send(
+                "PUT",
+                f"/jobs/{job_id}/blobs/{sha256}",
+                params={"fence": fence},
+                content=iter(lambda: content.read(_PIECE), b""),
+                timeout=httpx.Timeout(10.0, read=600.0, write=600.0),
+            )
+        return StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
+
+    def file(self, file_id: str) -> FileObject:
+        return FileObject.model_validate_json(self._send("GET", f"/files/{file_id}").content)
+
+    def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
+        """An uploaded file's content, verified."""
+        self._fetch(f"/files/{file_id}/content", {}, sha256, target)
+
+    def fetch_base_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
+        """One file of the tuned model that a job starts from, verified."""
+        self._fetch(f"/jobs/{job_id}/base/{file.name}", {"fence": fence}, file.sha256, target)
+
+    def send_validation(self, file_id: str, found: FileValidation) -> None:
+        body = found.model_dump(mode="json")
+        self._send("POST", f"/files/{file_id}/validation", json=body)
+
+    def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
+        part = target.with_name(f".{target.name}.part")
+        digest = hashlib.sha256()
+        try:
+            with self._http.stream("GET", url, params=params) as reply, part.open("wb") as file:
+                if reply.status_code >= 400:
+                    reply.read()
+                    _check(reply)
+                for piece in reply.iter_bytes(_PIECE):
+                    digest.update(piece)
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"GET {url}: {error!r}") from error
+        if digest.hexdigest() != sha256:
+            raise ServerUnreachable(f"GET {url}: the content was damaged on the way")
+        part.replace(target)
+
+    def _send(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's own
+        try:
+            reply = self._http.request(method, url, **options)
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"{method} {url}: {error!r}") from error
+        _check(reply)
+        return reply
+
+
+def _check(reply: httpx.Response) -> None:
+    if reply.status_code < 400:
+        return
+    try:
+        error = reply.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"code": None, "message": reply.text[:200]}
+    said = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
+    if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in said):
+        raise FencedOut(said)
+    if reply.status_code >= 500 or reply.status_code in (408, 429):
+        raise ServerUnreachable(said)
+    raise ServerRefused(said)
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, hexadecimal, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
