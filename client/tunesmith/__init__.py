@@ -1,1 +1,76 @@
-""""""
+"""Tunesmith's Python SDK: `Client`, what it returns and what it raises. All else is private."""
+
+from tunesmith_schema import (
+    Adapter,
+    Checkpoint,
+    Event,
+    FileObject,
+    Hyperparameters,
+    LoraRecipe,
+    Method,
+    MetricPoint,
+    Model,
+    Recipe,
+)
+
+from ._client import Client
+from ._errors import (
+    APIConnectionError,
+    APIResponseError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    ConflictError,
+    DownloadError,
+    InternalServerError,
+    InvalidArgumentError,
+    JobCancelledError,
+    JobFailedError,
+    JobNotSucceededError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    TunesmithError,
+    UnprocessableEntityError,
+    WaitTimeoutError,
+)
+from ._job import Job
+from ._pages import Page
+from ._version import __version__
+
+__all__ = [
+    "APIConnectionError",
+    "APIResponseError",
+    "APIStatusError",
+    "APITimeoutError",
+    "Adapter",
+    "AuthenticationError",
+    "BadRequestError",
+    "Checkpoint",
+    "Client",
+    "ConflictError",
+    "DownloadError",
+    "Event",
+    "FileObject",
+    "Hyperparameters",
+    "InternalServerError",
+    "InvalidArgumentError",
+    "Job",
+    "JobCancelledError",
+    "JobFailedError",
+    "JobNotSucceededError",
+    "LoraRecipe",
+    "Method",
+    "MetricPoint",
+    "Model",
+    "NotFoundError",
+    "Page",
+    "PermissionDeniedError",
+    "RateLimitError",
+    "Recipe",
+    "TunesmithError",
+    "UnprocessableEntityError",
+    "WaitTimeoutError",
+    "__version__",
+]

@@ -1,0 +1,92 @@
+"""`client.adapters`: what training produced, and how it comes down whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import tunesmith_schema as wire
+from tunesmith_schema import Adapter
+
+from ._download import fetch, file_sha256
+from ._errors import DownloadError
+from ._http import Http, path_of
+
+
+class Adapters:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def retrieve(self, adapter_id: str) -> Adapter:
+        return self._http.get(Adapter, path_of("adapters", adapter_id))
+
+    def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
+        """Puts an adapter's files (`adp-...`, or a job's, `ftjob-...`) into `dir`.
+
+        Every file is verified by sha256; `dir` is either complete or untouched. A `dir` that
+        has these files already is left as it is.
+        """
+        target = Path(dir)
+        adapter = self.retrieve(self._adapter_id(id_or_job_id))
+        if _is_occupied(target):
+            if _holds(target, adapter):
+                return target
+            raise DownloadError(
+                f"{target} is in the way: it is not an empty directory, nor {adapter.id}",
+                hint="name another directory, or remove this one",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        partial.mkdir()
+        try:
+            for file in adapter.files:
+                fetch(
+                    self._http,
+                    path_of("adapters", adapter.id, "content", file.name),
+                    size=file.bytes,
+                    sha256=file.sha256,
+                    to=partial / file.name,
+                )
+            _fsync(partial)
+            partial.rename(target)
+            _fsync(target.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return target
+
+    def _adapter_id(self, id_or_job_id: str) -> str:
+        if not id_or_job_id.startswith("ftjob-"):
+            return id_or_job_id
+        job = self._http.get(wire.Job, path_of("fine_tuning", "jobs", id_or_job_id))
+        if job.adapter_id is None:
+            raise DownloadError(
+                f"job {job.id} has no adapter: it is {job.state}",
+                hint="nothing was kept of it"
+                if job.state in wire.TERMINAL
+                else f"wait for it first: tunesmith jobs watch {job.id}",
+            )
+        return job.adapter_id
+
+
+def _is_occupied(target: Path) -> bool:
+    return target.exists() and (not target.is_dir() or any(target.iterdir()))
+
+
+def _holds(target: Path, adapter: Adapter) -> bool:
+    return target.is_dir() and all(
+        (path := target / file.name).is_file()
+        and path.stat().st_size == file.bytes
+        and file_sha256(path) == file.sha256
+        for file in adapter.files
+    )
+
+
+def _fsync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,85 @@
+"""`tunesmith adapters ...` and `tunesmith models ...`"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._cli_output import (
+    AsJson,
+    age,
+    moment,
+    show_fields,
+    show_json,
+    show_page_json,
+    show_table,
+    size,
+)
+from ._cli_session import connected
+
+adapters = typer.Typer(help="What training produced.", no_args_is_help=True)
+models = typer.Typer(help="Base models and tuned ones.", no_args_is_help=True)
+
+
+@adapters.command("show")
+def show(
+    ctx: typer.Context,
+    adapter_id: Annotated[str, typer.Argument(metavar="ID", help="adp-...")],
+    as_json: AsJson = False,
+) -> None:
+    """One adapter and its files."""
+    with connected(ctx) as client:
+        adapter = client.adapters.retrieve(adapter_id)
+        if as_json:
+            show_json(adapter)
+            return
+        files = [f"{file.name}  {size(file.bytes)}" for file in adapter.files]
+        show_fields(
+            [
+                ("id", adapter.id),
+                ("model", adapter.model),
+                ("base model", adapter.base_model),
+                ("kind", adapter.kind),
+                ("job", adapter.job_id),
+                ("step", adapter.step),
+                ("created", moment(adapter.created_at)),
+                ("size", size(adapter.bytes)),
+                ("files", "\n".join(files)),
+            ]
+        )
+
+
+@adapters.command("download")
+def download(
+    ctx: typer.Context,
+    id_or_job: Annotated[str, typer.Argument(metavar="ID_OR_JOB", help="adp-... or ftjob-...")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch an adapter, or that of a job, verified by hash."""
+    with connected(ctx) as client:
+        path = client.adapters.download(id_or_job, directory)
+        if as_json:
+            typer.echo(json.dumps({"path": str(path)}))
+        else:
+            typer.echo(str(path))
+
+
+@models.command("list")
+def list_models(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Everything that can be trained from or chatted with."""
+    with connected(ctx) as client:
+        found = list(client.models.list())
+        if as_json:
+            show_page_json(found, has_more=False)
+            return
+        show_table(
+            ("MODEL", "FROM", "BASE MODEL", "AGE"),
+            (
+                (model.id, model.owned_by, model.base_model or "", age(model.created))
+                for model in found
+            ),
+        )

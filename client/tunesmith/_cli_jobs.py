@@ -1,0 +1,184 @@
+"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tunesmith_schema import Event
+
+from ._cli_output import (
+    AsJson,
+    Limit,
+    age,
+    moment,
+    show_fields,
+    show_json,
+    show_page_json,
+    show_table,
+    wire_json,
+)
+from ._cli_recipe import build_recipe
+from ._cli_session import connected
+from ._errors import JobNotSucceededError
+from ._job import Job
+
+app = typer.Typer(help="Fine-tuning jobs.", no_args_is_help=True)
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
+
+
+@app.command("create")
+def create(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Option(help="What to train: see `tunesmith models list`.")],
+    data: Annotated[str, typer.Option(help="A local file or a file id.")],
+    validation: Annotated[str | None, typer.Option(help="A local file or a file id.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Goes into the tuned model's name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Drawn when not given.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For example lora.r=16.")
+    ] = None,
+    recipe_file: Annotated[Path | None, typer.Option(help="The recipe as a JSON file.")] = None,
+    n_epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows in one step.")] = None,
+    learning_rate_multiplier: Annotated[
+        float | None, typer.Option(help="Factor on the automatic learning rate.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a job; local files are uploaded first."""
+    hyperparameters = {
+        "n_epochs": n_epochs,
+        "batch_size": batch_size,
+        "learning_rate_multiplier": learning_rate_multiplier,
+    }
+    given = {name: value for name, value in hyperparameters.items() if value is not None}
+    with connected(ctx) as client:
+        job = client.fine_tuning.jobs.create(
+            model=model,
+            training_file=data,
+            validation_file=validation,
+            suffix=suffix,
+            seed=seed,
+            hyperparameters=given or None,
+            recipe=build_recipe(recipe or [], recipe_file),
+        )
+        if watch:
+            typer.echo(f"created {job.id}", err=True)
+            _watch(job, as_json)
+        else:
+            _show(job, as_json)
+
+
+@app.command("list")
+def list_jobs(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """The newest jobs."""
+    with connected(ctx) as client:
+        page = client.fine_tuning.jobs.list(limit=limit)
+        if as_json:
+            show_page_json(page.data, page.has_more)
+            return
+        show_table(
+            ("ID", "STATE", "STEP", "AGE", "MODEL"),
+            ((job.id, job.state, _step(job), age(job.created_at), job.model) for job in page.data),
+        )
+
+
+@app.command("show")
+def show(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """One job."""
+    with connected(ctx) as client:
+        _show(client.fine_tuning.jobs.retrieve(job_id), as_json)
+
+
+@app.command("watch")
+def watch(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Follow a job to its end, with a live bar."""
+    with connected(ctx) as client:
+        _watch(client.fine_tuning.jobs.retrieve(job_id), as_json)
+
+
+@app.command("cancel")
+def cancel(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Stop a job."""
+    with connected(ctx) as client:
+        job = client.fine_tuning.jobs.cancel(job_id)
+        if as_json:
+            show_json(job)
+        elif job.state == "cancelled":
+            typer.echo(f"cancelled {job.id}")
+        else:
+            typer.echo(f"asked {job.id} to stop; it is still {job.state}")
+
+
+@app.command("logs")
+def logs(
+    ctx: typer.Context,
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """A job's events, oldest first, one a line."""
+    with connected(ctx) as client:
+        jobs = client.fine_tuning.jobs
+        events: Iterable[Event] = (
+            jobs.stream(job_id) if follow else jobs.list_events(job_id, order="asc", limit=1000)
+        )
+        for event in events:
+            typer.echo(wire_json(event) if as_json else _line(event))
+
+
+def _watch(job: Job, as_json: bool) -> None:
+    try:
+        job.wait(progress=True)
+    except JobNotSucceededError:
+        if as_json:
+            show_json(job)
+        raise
+    except KeyboardInterrupt:
+        typer.echo(f"{job.id} goes on; look again with: tunesmith jobs watch {job.id}", err=True)
+        raise typer.Exit(130) from None
+    _show(job, as_json)
+
+
+def _show(job: Job, as_json: bool) -> None:
+    if as_json:
+        show_json(job)
+        return
+    error = job.error
+    show_fields(
+        [
+            ("id", job.id),
+            ("state", f"{job.state} ({job.phase})" if job.phase else job.state),
+            ("model", job.model),
+            ("tuned model", job.fine_tuned_model),
+            ("adapter", job.adapter_id),
+            ("step", _step(job)),
+            ("trained tokens", job.trained_tokens),
+            ("training file", job.training_file),
+            ("validation file", job.validation_file),
+            ("seed", job.seed),
+            ("attempt", job.attempt or None),
+            ("created", moment(job.created_at)),
+            ("finished", moment(job.finished_at)),
+            ("error", error and error.message),
+            ("hint", error and error.hint),
+        ]
+    )
+
+
+def _step(job: Job) -> str:
+    if job.total_steps is None:
+        return str(job.step or "")
+    return f"{job.step}/{job.total_steps}"
+
+
+def _line(event: Event) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.created_at))
+    return f"{at} {event.level:<5} {event.message}"

@@ -1,0 +1,90 @@
+"""The client: reads the environment once, and puts the resources together."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from ._adapters import Adapters
+from ._errors import InvalidArgumentError
+from ._files import Files
+from ._http import Http
+from ._jobs import FineTuning, Jobs
+from ._models import Models
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+
+
+class Client:
+    """A connection to one Tunesmith server, with the methods of the `openai` client.
+
+    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY; `timeout` is
+    in seconds without a byte from the server, `max_retries` counts tries after the first.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = Http(
+            base_url=_checked_url(
+                base_url or os.environ.get("TUNESMITH_BASE_URL") or DEFAULT_BASE_URL
+            ),
+            api_key=_checked_key(api_key or os.environ.get("TUNESMITH_API_KEY") or ""),
+            timeout=timeout,
+            max_retries=max_retries,
+            transport=transport,
+        )
+        self.files = Files(self._http)
+        self.fine_tuning = FineTuning(Jobs(self._http, self.files))
+        self.models = Models(self._http)
+        self.adapters = Adapters(self._http)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _checked_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise InvalidArgumentError(f"base_url {text!r} is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidArgumentError(
+            f"base_url {text!r} is not an http(s) URL", hint=f"for example {DEFAULT_BASE_URL}"
+        )
+    return url
+
+
+def _checked_key(text: str) -> str:
+    key = text.strip()
+    if not key:
+        raise InvalidArgumentError(
+            "no API key", hint="set TUNESMITH_API_KEY, or pass api_key= to Client"
+        )
+    # The key itself stays out of the message.
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise InvalidArgumentError(
+            "the API key has a space, a line break or another character that no key has",
+            hint="copy it again as `tunesmith keys create` printed it",
+        )
+    return key

@@ -1,0 +1,104 @@
+"""`client.files`: data sets on the server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import tunesmith_schema as wire
+from tunesmith_schema import FileDeleted, FileObject
+
+from ._download import fetch
+from ._errors import InvalidArgumentError, WaitTimeoutError
+from ._http import Http, path_of
+from ._pages import Page, first_page
+from ._upload import FileSource, opened
+
+Order = Literal["asc", "desc"]
+
+_FIRST_POLL = 0.25
+_SLOWEST_POLL = 5.0
+
+
+class Files:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def create(self, *, file: FileSource, purpose: str = "fine-tune") -> FileObject:
+        """Uploads a path, a `(name, bytes)` pair or a file open in binary mode, streamed.
+
+        A stream that cannot seek is not sent again once a part of it has left.
+        """
+        purposes = [str(known) for known in wire.FilePurpose]
+        if purpose not in purposes:
+            raise InvalidArgumentError(
+                f"purpose {purpose!r} is not one of {', '.join(purposes)}",
+                hint="a data set has the purpose 'fine-tune'",
+            )
+        with opened(file) as upload:
+            return self._http.post(
+                FileObject,
+                "files",
+                data={"purpose": purpose},
+                files={"file": (upload.filename, upload.content, "application/octet-stream")},
+                can_repeat=upload.can_repeat,
+            )
+
+    def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        order: Order | None = None,
+        purpose: str | None = None,
+    ) -> Page[FileObject]:
+        def ask(cursor: str | None) -> wire.Page[FileObject]:
+            params = {"limit": limit, "after": cursor, "order": order, "purpose": purpose}
+            return self._http.get(wire.Page[FileObject], "files", params)
+
+        return first_page(ask, after)
+
+    def retrieve(self, file_id: str) -> FileObject:
+        return self._http.get(FileObject, path_of("files", file_id))
+
+    def content(self, file_id: str) -> bytes:
+        """The whole content in memory; `download` writes it to a file instead."""
+        return self._http.send("GET", path_of("files", file_id, "content")).content
+
+    def download(self, file_id: str, path: str | os.PathLike[str]) -> Path:
+        """Writes the content to `path`, which appears only when complete and verified."""
+        target = Path(path)
+        file = self.retrieve(file_id)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            fetch(
+                self._http,
+                path_of("files", file_id, "content"),
+                size=file.bytes,
+                sha256=file.sha256,
+                to=partial,
+            )
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+    def delete(self, file_id: str) -> FileDeleted:
+        return self._http.delete(FileDeleted, path_of("files", file_id))
+
+    def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> FileObject:
+        """The file once its `status` is `processed` or `error` (`status_details` says why)."""
+        deadline = self._http.now() + timeout
+        pause = _FIRST_POLL
+        while True:
+            file = self.retrieve(file_id)
+            if file.status != "uploaded":
+                return file
+            if self._http.now() + pause > deadline:
+                raise WaitTimeoutError(
+                    f"{file_id} was not validated within {timeout:g} s",
+                    hint="validation is a worker's task: is one running (tunesmith worker)?",
+                )
+            self._http.sleep(pause)
+            pause = min(_SLOWEST_POLL, 2 * pause)

@@ -1,0 +1,199 @@
+"""`client.fine_tuning.jobs`: create, follow, cancel, and read what came of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+import tunesmith_schema as wire
+from tunesmith_schema import Checkpoint, Event, Hyperparameters, JobCreate, Method, MetricPoint
+
+from ._errors import InvalidArgumentError, invalid_argument
+from ._files import Files, Order
+from ._follow import follow
+from ._http import Http, path_of
+from ._job import Job, raise_unless_succeeded
+from ._pages import Page, first_page
+
+DataFile = str | os.PathLike[str]
+"""A file id, or a local path that is uploaded first."""
+
+MetricPoints = list[MetricPoint]  # inside Jobs, `list` is its method
+
+_FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
+
+
+class Jobs:
+    def __init__(self, http: Http, files: Files) -> None:
+        self._http = http
+        self._files = files
+        self.checkpoints = Checkpoints(http)
+
+    def create(
+        self,
+        *,
+        model: str,
+        training_file: DataFile,
+        validation_file: DataFile | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,  # Any: JSON
+        method: Method | Mapping[str, Any] | None = None,
+        recipe: wire.Recipe | Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Starts a job. Files are ids, or local paths, which are uploaded once all else is right.
+
+        A second call with the same `idempotency_key` gives the first call's job; give ids then,
+        since a path is uploaded again, as another file.
+        """
+        given = {
+            "model": model,
+            "training_file": os.fspath(training_file),
+            "validation_file": validation_file and os.fspath(validation_file),
+            "suffix": suffix,
+            "seed": seed,
+            "metadata": metadata and dict(metadata),
+            "hyperparameters": hyperparameters,
+            "method": method,
+            "recipe": recipe,
+        }
+        try:
+            body = JobCreate.model_validate({k: v for k, v in given.items() if v is not None})
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        body.training_file = self._file_id("training_file", training_file)
+        if validation_file is not None:
+            body.validation_file = self._file_id("validation_file", validation_file)
+        job = self._http.post(
+            Job,
+            "fine_tuning/jobs",
+            json=body.model_dump(mode="json", exclude_unset=True),
+            idempotency_key=idempotency_key,
+        )
+        return self._bound(job)
+
+    def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        order: Order | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Page[Job]:
+        filters = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+
+        def ask(cursor: str | None) -> wire.Page[Job]:
+            params = {"limit": limit, "after": cursor, "order": order, **filters}
+            page = self._http.get(wire.Page[Job], "fine_tuning/jobs", params)
+            for job in page.data:
+                self._bound(job)
+            return page
+
+        return first_page(ask, after)
+
+    def retrieve(self, job_id: str) -> Job:
+        return self._bound(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
+
+    def cancel(self, job_id: str) -> Job:
+        """Asks; the job may still be `running` in the answer and stops within seconds."""
+        path = path_of("fine_tuning", "jobs", job_id, "cancel")
+        return self._bound(self._http.post(Job, path))
+
+    def list_events(
+        self,
+        job_id: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[Event]:
+        path = path_of("fine_tuning", "jobs", job_id, "events")
+
+        def ask(cursor: str | None) -> wire.Page[Event]:
+            params = {"limit": limit, "after": cursor, "order": order}
+            return self._http.get(wire.Page[Event], path, params)
+
+        return first_page(ask, after)
+
+    def stream(self, job_id: str, after_seq: int | None = None) -> Generator[Event, None, None]:
+        """Every event after `after_seq`, past and coming, until the job is over."""
+        for item in follow(self._http, job_id, after_seq=after_seq):
+            if isinstance(item, Event):
+                yield item
+
+    def metrics(self, job_id: str) -> MetricPoints:
+        """All points, first step first."""
+        path = path_of("fine_tuning", "jobs", job_id, "metrics")
+
+        def ask(cursor: str | None) -> wire.Page[MetricPoint]:
+            return self._http.get(
+                wire.Page[MetricPoint], path, {"after": cursor, "order": "asc", "limit": 1000}
+            )
+
+        return [*first_page(ask, None)]
+
+    def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
+        """The job once it has succeeded; see `Job.wait`."""
+        job = self.wait_until_over(job_id, timeout, progress)
+        raise_unless_succeeded(job)
+        return job
+
+    def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
+        """The job once it is over, well or badly."""
+        if progress:
+            from ._progress import ProgressView  # rich takes a while to import
+
+            view = ProgressView()
+        else:
+            view = None
+        with view or nullcontext():
+            for item in follow(self._http, job_id, timeout=timeout):
+                if isinstance(item, Job):
+                    return self._bound(item)
+                if view is not None:
+                    view.show(item)
+        raise AssertionError("follow() ends with the job")
+
+    def _bound(self, job: Job) -> Job:
+        job._jobs = self
+        return job
+
+    def _file_id(self, argument: str, file: DataFile) -> str:
+        if isinstance(file, str) and _FILE_ID.fullmatch(file):
+            return file
+        path = Path(file)
+        if not path.is_file():
+            raise InvalidArgumentError(
+                f"{argument} is neither a file id (file-...) nor a file here: {os.fspath(file)!r}",
+                hint=f"the current directory is {Path.cwd()}",
+            )
+        return self._files.create(file=path).id
+
+
+class Checkpoints:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self, job_id: str, *, after: str | None = None, limit: int | None = None
+    ) -> Page[Checkpoint]:
+        path = path_of("fine_tuning", "jobs", job_id, "checkpoints")
+
+        def ask(cursor: str | None) -> wire.Page[Checkpoint]:
+            params = {"limit": limit, "after": cursor}
+            return self._http.get(wire.Page[Checkpoint], path, params)
+
+        return first_page(ask, after)
+
+
+class FineTuning:
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs

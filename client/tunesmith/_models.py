@@ -1,0 +1,25 @@
+"""`client.models`: base models on the host, and those tuned there."""
+
+from __future__ import annotations
+
+import tunesmith_schema as wire
+from tunesmith_schema import Model, ModelDeleted
+
+from ._http import Http, path_of
+from ._pages import Page, first_page
+
+
+class Models:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self) -> Page[Model]:
+        return first_page(
+            lambda after: self._http.get(wire.Page[Model], "models", {"after": after}), None
+        )
+
+    def retrieve(self, model: str) -> Model:
+        return self._http.get(Model, path_of("models", model))
+
+    def delete(self, model: str) -> ModelDeleted:
+        return self._http.delete(ModelDeleted, path_of("models", model))

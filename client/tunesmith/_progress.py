@@ -1,0 +1,95 @@
+"""The live line of a job being waited for, drawn from its events. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from pydantic import JsonValue
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from tunesmith_schema import Event, EventKind, JobState
+
+
+class ProgressView:
+    """Draws on stderr, so that what a program prints can still be piped."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            console=console or Console(stderr=True),
+        )
+        self._task = self._progress.add_task("waiting", total=None, numbers="")
+        self._started: tuple[int, int] | None = None  # step and time of the first metrics
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        if event.kind is EventKind.STATE:
+            state = str(event.data.get("state", ""))
+            # A new attempt may begin at an earlier step, at another speed.
+            self._started = None
+            self._progress.update(self._task, description=state)
+            if state not in (JobState.RUNNING, JobState.SUCCEEDED):
+                self._progress.update(self._task, total=None, numbers="")
+        elif event.kind is EventKind.METRICS:
+            self._show_metrics(event)
+
+    def _show_metrics(self, event: Event) -> None:
+        step, total = _number(event.data.get("step")), _number(event.data.get("total_steps"))
+        if step is None:
+            return
+        parts = [f"{step:.0f}" + (f"/{total:.0f}" if total else "")]
+        if (loss := _number(event.data.get("train_loss"))) is not None:
+            parts.append(f"loss {loss:.4g}")
+        if (speed := _number(event.data.get("tokens_per_second"))) is not None:
+            parts.append(f"{_short(speed)} tok/s")
+        if total and (seconds := self._seconds_left(step, total, event.created_at)) is not None:
+            parts.append(f"ETA {_clock(seconds)}")
+        self._progress.update(
+            self._task, completed=step, total=total or None, numbers="  ".join(parts)
+        )
+
+    def _seconds_left(self, step: float, total: float, at: int) -> float | None:
+        """From the events' own times: those of the past arrive all at once."""
+        if self._started is None or self._started[0] > step:
+            self._started = (int(step), at)
+        first_step, first_time = self._started
+        if step <= first_step or at <= first_time:
+            return None
+        pace = (at - first_time) / (step - first_step)
+        return max(0.0, (total - step) * pace - max(0.0, time.time() - at))
+
+
+def _number(value: JsonValue) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _short(value: float) -> str:
+    for factor, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -1,0 +1,30 @@
+"""Fixtures of the CLI tests: a local server, and the command run against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tunesmith.cli import app
+
+from .local_server import LocalServer, serving
+
+Tunesmith = Callable[..., Result]
+
+
+@pytest.fixture
+def server() -> Iterator[LocalServer]:
+    with serving() as local:
+        yield local
+
+
+@pytest.fixture
+def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunesmith:
+    """Runs the command in an empty directory, with the address and a key in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TUNESMITH_BASE_URL", server.url)
+    monkeypatch.setenv("TUNESMITH_API_KEY", "sk-env")
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)

@@ -1,0 +1,184 @@
+"""The rest of the command: keys, errors, files, adapters, models, and the other parts' verbs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunesmith import _cli_exec
+
+from .conftest import Tunesmith
+from .fakes import page
+from .local_server import LocalServer
+
+FILE = {
+    "id": "file-1",
+    "bytes": 4,
+    "created_at": 1_700_000_000,
+    "filename": "rows.jsonl",
+    "purpose": "fine-tune",
+    "status": "processed",
+    "sha256": hashlib.sha256(b"rows").hexdigest(),
+    "validation": {"ok": True, "format": "text", "rows": 12},
+}
+ADAPTER = {
+    "id": "adp-1",
+    "created_at": 1_700_000_000,
+    "job_id": "ftjob-1",
+    "model": "ft:tiny:x",
+    "base_model": "tiny",
+    "kind": "lora",
+    "step": 9,
+    "bytes": 4,
+    "files": [{"name": "weights", "bytes": 4, "sha256": FILE["sha256"]}],
+}
+
+
+def test_the_key_comes_from_option_environment_or_the_data_directory(
+    tunesmith: Tunesmith,
+    server: LocalServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.answers["GET /v1/models"] = page()
+    tunesmith("--api-key", "sk-option", "models", "list")
+    tunesmith("models", "list")
+    monkeypatch.delenv("TUNESMITH_API_KEY")
+    (tmp_path / ".tunesmith").mkdir()
+    (tmp_path / ".tunesmith" / "api-key").write_text("sk-file\n")
+    tunesmith("models", "list")
+    assert [seen.key for seen in server.seen] == [
+        "Bearer sk-option",
+        "Bearer sk-env",
+        "Bearer sk-file",
+    ]
+
+
+def test_without_a_key_both_ways_are_named(
+    tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TUNESMITH_API_KEY")
+    done = tunesmith("models", "list")
+    assert done.exit_code == 2
+    assert "TUNESMITH_API_KEY" in done.stderr
+    assert ".tunesmith/api-key" in done.stderr
+
+
+def test_a_refusal_shows_message_hint_and_request_id(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    body = {"error": {"message": "no such job", "type": "t", "hint": "list them"}}
+    server.answers["GET /v1/fine_tuning/jobs/ftjob-9"] = (404, body)
+    done = tunesmith("jobs", "show", "ftjob-9")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr == "error: no such job\nhint: list them\nrequest id: req-1\n"
+
+
+def test_an_unknown_verb_is_a_usage_error(tunesmith: Tunesmith) -> None:
+    assert tunesmith("jobs", "frobnicate").exit_code == 2
+
+
+def test_files_are_uploaded_and_shown(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("rows")
+    server.answers["POST /v1/files"] = {**FILE, "status": "uploaded"}
+    server.answers["GET /v1/files/file-1"] = FILE
+    server.answers["GET /v1/files"] = page(FILE)
+    done = tunesmith("files", "upload", "rows.jsonl", "--wait", "--json")
+    assert json.loads(done.stdout) == FILE
+    assert b'filename="rows.jsonl"' in server.seen[0].body
+    assert "12" in tunesmith("files", "show", "file-1").stdout
+    assert "rows.jsonl" in tunesmith("files", "list").stdout
+
+
+def test_an_upload_that_turns_out_useless_fails(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("rows")
+    bad = {**FILE, "status": "error", "status_details": "row 3: no JSON", "validation": None}
+    server.answers["POST /v1/files"] = server.answers["GET /v1/files/file-1"] = bad
+    done = tunesmith("files", "upload", "rows.jsonl", "--wait")
+    assert done.exit_code == 1
+    assert "error: rows.jsonl cannot be used: row 3: no JSON" in done.stderr
+
+
+def test_a_missing_file_is_told_without_traceback(tunesmith: Tunesmith) -> None:
+    done = tunesmith("files", "upload", "missing.jsonl")
+    assert done.exit_code == 1
+    assert "missing.jsonl" in done.stderr
+
+
+def test_a_file_is_downloaded_under_a_plain_name(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
+) -> None:
+    server.answers["GET /v1/files/file-1"] = {**FILE, "filename": "../../evil.jsonl"}
+    server.answers["GET /v1/files/file-1/content"] = b"rows"
+    assert tunesmith("files", "download", "file-1").exit_code == 0
+    assert (tmp_path / "evil.jsonl").read_bytes() == b"rows"
+    again = tunesmith("files", "download", "file-1")
+    assert again.exit_code == 1
+    assert "exists already" in again.stderr
+    assert tunesmith("files", "download", "file-1", "-o", "other").exit_code == 0
+
+
+def test_files_are_deleted(tunesmith: Tunesmith, server: LocalServer) -> None:
+    server.answers["DELETE /v1/files/file-1"] = {"id": "file-1", "deleted": True}
+    assert tunesmith("files", "delete", "file-1").stdout == "deleted file-1\n"
+
+
+def test_adapters_are_shown_and_downloaded(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
+) -> None:
+    server.answers["GET /v1/adapters/adp-1"] = ADAPTER
+    server.answers["GET /v1/adapters/adp-1/content/weights"] = b"rows"
+    assert "ft:tiny:x" in tunesmith("adapters", "show", "adp-1").stdout
+    done = tunesmith("adapters", "download", "adp-1", "out")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "weights").read_bytes() == b"rows"
+
+
+def test_models_are_listed(tunesmith: Tunesmith, server: LocalServer) -> None:
+    model = {"id": "ft:tiny:x", "created": 1, "owned_by": "tunesmith", "base_model": "tiny"}
+    server.answers["GET /v1/models"] = {"object": "list", "data": [model]}
+    assert "ft:tiny:x" in tunesmith("models", "list").stdout
+    assert json.loads(tunesmith("models", "list", "--json").stdout)["data"] == [model]
+
+
+@pytest.mark.parametrize(
+    ("verb", "module"),
+    [
+        ("serve", ["tunesmith_server", "serve"]),
+        ("api", ["tunesmith_server", "api"]),
+        ("migrate", ["tunesmith_server", "migrate"]),
+        ("keys", ["tunesmith_server", "keys"]),
+        ("worker", ["tunesmith_worker", "worker"]),
+        ("demo", ["tunesmith_worker", "demo"]),
+        ("run", ["tunesmith_worker.run"]),
+    ],
+)
+def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
+    verb: str, module: list[str], tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: started.append([program, *argv]))
+    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: object())
+    arguments = ["dir", "--port", "80", "--help", "-v", "--name=x", "list"]
+    assert tunesmith(verb, *arguments).exit_code == 0
+    assert started == [[sys.executable, sys.executable, "-m", *module, *arguments]]
+
+
+@pytest.mark.parametrize(("verb", "extra"), [("serve", "server"), ("run", "worker")])
+def test_a_part_that_is_not_installed_is_named_with_its_extra(
+    verb: str, extra: str, tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: None)
+    done = tunesmith(verb)
+    assert done.exit_code == 2
+    assert f"pip install 'tunesmith[{extra}]'" in done.stderr

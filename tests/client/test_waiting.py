@@ -1,0 +1,123 @@
+"""`wait()`: how it ends, well and badly."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from tunesmith import Job, JobCancelledError, JobFailedError, WaitTimeoutError
+from tunesmith._progress import ProgressView
+from tunesmith_schema import Event
+
+from .fakes import Clock, Script, client_of, event, job, sse
+
+FAILURE = {
+    "code": "out_of_memory",
+    "category": "out_of_memory",
+    "message": "out of memory at batch 8",
+    "hint": "try 4",
+}
+
+
+def waiting(*answers: httpx.Response, clock: Clock | None = None) -> Job:
+    script = Script(httpx.Response(200, json=job()), *answers)
+    return client_of(script, clock).fine_tuning.jobs.retrieve("ftjob-1")
+
+
+def stream(*seqs: int, **done: Any) -> httpx.Response:
+    return httpx.Response(200, content=sse(*seqs, done=job(**done) if done else None))
+
+
+def test_a_job_that_succeeds_is_returned_and_brought_up_to_date() -> None:
+    one = waiting(stream(1, 2, state="succeeded", fine_tuned_model="ft:tiny:x"))
+    assert one.wait() is one
+    assert (one.state, one.fine_tuned_model) == ("succeeded", "ft:tiny:x")
+
+
+def test_a_job_that_is_over_is_not_asked_about_again() -> None:
+    script = Script(httpx.Response(200, json=job("succeeded")))
+    client_of(script).fine_tuning.jobs.retrieve("ftjob-1").wait()
+    assert len(script.requests) == 1
+
+
+def test_a_failed_job_raises_with_its_reason() -> None:
+    one = waiting(stream(1, state="failed", error=FAILURE))
+    with pytest.raises(JobFailedError, match="out of memory at batch 8") as caught:
+        one.wait()
+    error = caught.value
+    assert (error.code, error.category, error.hint) == ("out_of_memory", "out_of_memory", "try 4")
+    assert error.job.id == "ftjob-1"
+    assert one.state == "failed"
+
+
+def test_a_cancelled_job_raises_its_own_error() -> None:
+    with pytest.raises(JobCancelledError, match="ftjob-1 was cancelled"):
+        waiting(stream(state="cancelled")).wait()
+
+
+def test_waiting_by_id_does_the_same() -> None:
+    script = Script(stream(1, state="failed", error=FAILURE))
+    with pytest.raises(JobFailedError):
+        client_of(script).fine_tuning.jobs.wait("ftjob-1")
+
+
+def test_a_wait_ends_in_time_though_the_job_goes_on() -> None:
+    clock = Clock()
+    with pytest.raises(WaitTimeoutError, match="not over after 30 s") as caught:
+        waiting(stream(1), clock=clock).wait(timeout=30)
+    assert isinstance(caught.value, TimeoutError)
+    assert clock.time == 1030
+
+
+def test_heartbeats_alone_do_not_hold_a_wait_past_its_time() -> None:
+    clock = Clock()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        clock.time += 20
+        return httpx.Response(200, content=b": ping\n\n")
+
+    with pytest.raises(WaitTimeoutError):
+        client_of(answer, clock).fine_tuning.jobs.wait("ftjob-1", timeout=30)
+
+
+def test_progress_is_drawn_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting(stream(1, state="succeeded")).wait(progress=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_bar_shows_step_loss_speed_and_time_left() -> None:
+    out = io.StringIO()
+    view = ProgressView(Console(file=out, width=80))
+    now = int(time.time())
+    with view:
+        view.show(event_of(1, kind="state", data={"state": "running"}))
+        for seq, (step, at) in enumerate([(10, now - 50), (20, now)], start=2):
+            data = {
+                "step": step,
+                "total_steps": 100,
+                "train_loss": 1.25,
+                "tokens_per_second": 3210.0,
+            }
+            view.show(event_of(seq, kind="metrics", data=data, created_at=at))
+    line = out.getvalue()
+    assert "running" in line
+    assert "20/100  loss 1.25  3.2k tok/s  ETA 6:" in line
+
+
+def test_a_queued_job_shows_its_state_and_no_old_numbers() -> None:
+    out = io.StringIO()
+    view = ProgressView(Console(file=out, width=80))
+    with view:
+        view.show(event_of(1, kind="metrics", data={"step": 3, "train_loss": None}))
+        view.show(event_of(2, kind="state", data={"state": "queued"}))
+    assert out.getvalue().strip().split()[1] == "queued"
+    assert "loss" not in out.getvalue()
+
+
+def event_of(seq: int, **fields: Any) -> Event:
+    return Event.model_validate(event(seq, **fields))
