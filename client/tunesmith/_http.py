@@ -12,6 +12,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from tunesmith_schema import FROM_SERVER
+
 from ._backoff import backoff, retry_delay
 from ._errors import (
     APIConnectionError,
@@ -163,7 +165,7 @@ def parse(model: type[M], response: httpx.Response) -> M:
 def parse_json(model: type[M], text: str | bytes, response: httpx.Response) -> M:
     """`text` came with `response`, which the error names."""
     try:
-        return model.model_validate_json(text)
+        return model.model_validate_json(text, context={FROM_SERVER: True})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -1,6 +1,6 @@
 """The wire contract of Tunesmith: pydantic models only. Imported by every part, imports none."""
 
-from .base import Page, Request, Response
+from .base import FROM_SERVER, Page, Request, Response
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
@@ -44,6 +44,7 @@ from .worker import (
 
 __all__ = [
     "EXIT_STOPPED",
+    "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "PROJECTIONS",
     "TERMINAL",

@@ -5,24 +5,51 @@ from __future__ import annotations
 import difflib
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
+
+FROM_SERVER = "from_server"
+"""Validation context of a client that reads an answer: keys of a newer server are then dropped."""
+
+_OTHER_NAMES = {
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "n_epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "max_length": "max_seq_length",
+    "bf16": "precision",
+    "fp16": "precision",
+}
+"""What other programs call our fields; used for advice only."""
 
 
 class Request(BaseModel):
     """What a caller sends. Unknown keys are an error that names the nearest valid one."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="ignore",  # reached only with FROM_SERVER: the validator below refuses otherwise
+        use_attribute_docstrings=True,
+        json_schema_extra={"additionalProperties": False},
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _name_the_nearest_field(cls, value: Any) -> Any:  # Any: whatever JSON the caller sent
-        if not isinstance(value, dict):
+    def _name_the_nearest_field(
+        cls,
+        value: Any,  # whatever JSON the caller sent
+        info: ValidationInfo,
+    ) -> Any:
+        if not isinstance(value, dict) or (info.context or {}).get(FROM_SERVER):
             return value
         for key in value:
             if key in cls.model_fields:
                 continue
-            near = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
+            close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
+            near = [_OTHER_NAMES.get(str(key), ""), *close]
+            near = [name for name in near if name in cls.model_fields]
             advice = (
                 f"did you mean '{near[0]}'?"
                 if near

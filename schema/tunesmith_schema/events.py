@@ -35,7 +35,8 @@ class Event(Response):
     message: str
     type: Literal["message", "metrics"] = "message"
     data: dict[str, JsonValue] = Field(default_factory=dict)
-    kind: EventKind = EventKind.MESSAGE
+    kind: EventKind | str = Field(default=EventKind.MESSAGE, union_mode="left_to_right")
+    """One of `EventKind`; a newer server may know more."""
     seq: int
     """1, 2, 3, ... without gaps within a job; the SSE id."""
 
