@@ -36,6 +36,8 @@ class Child:
     log_file: Path
     stop_seconds: float = 15.0
     """Time it gets between SIGTERM and SIGKILL."""
+    leaves_first: bool = False
+    """Asked to stop together with its like, before any other child."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     crashes: int = 0
@@ -92,6 +94,9 @@ class Child:
 def stop_all(children: list[Child]) -> None:
     """Stop in reverse order of start: who depends on others leaves first."""
     try:
+        for child in children:
+            if child.leaves_first and child.process is not None:
+                child.process.terminate()
         for child in reversed(children):
             child.stop()
     finally:

@@ -29,6 +29,9 @@ from .settings import Settings, read_or_write_secret
 
 log = logging.getLogger(__name__)
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks our own child: never through a proxy of the environment."""
+
 
 class StartError(Exception):
     """`serve` cannot start; the message says why and what to do."""
@@ -111,7 +114,15 @@ def _children(settings: Settings) -> list[Child]:
         ("train", [*python, "tunesmith_worker", "worker", "--queue", "train"]),
         ("light", [*python, "tunesmith_worker", "worker", "--queue", "light"]),
     ):
-        children.append(Child(name=name, command=command, env=env, log_file=logs / f"{name}.log"))
+        children.append(
+            Child(
+                name=name,
+                command=command,
+                env=env,
+                log_file=logs / f"{name}.log",
+                leaves_first=name != "api",
+            )
+        )
     return children
 
 
@@ -158,7 +169,7 @@ def _reachable(host: str) -> str:
 
 def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=2) as reply:
+        with _DIRECT.open(f"{url}/readyz", timeout=2) as reply:
             return bool(json.load(reply)["status"] == "ready")
     except (urllib.error.URLError, OSError, ValueError):
         return False
