@@ -16,9 +16,8 @@ from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
-from .process import SUPERVISOR_PID
+from .process import SPAWNED_AT, SUPERVISOR_PID
 
-SPAWNED_AT = "TUNESMITH_SPAWNED_AT"
 _TAIL_BYTES = 1500
 
 

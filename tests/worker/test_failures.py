@@ -1,0 +1,130 @@
+"""What goes wrong is named: exceptions as failures, and runs that must not succeed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
+from tunesmith_worker.errors import RunError, failure_of, naming_batch_size
+from tunesmith_worker.run import main
+
+from .conftest import MakeRun
+from .runs import QUESTIONS, event_data, read_events, read_result
+
+FAST = {"max_steps": 1, "per_device_train_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_names_the_batch_size(error: Exception) -> None:
+    with pytest.raises(RunError) as caught, naming_batch_size(8):
+        raise error
+    failure = caught.value.failure
+    assert failure.code == ErrorCode.OUT_OF_MEMORY
+    assert failure.category == ErrorCategory.OUT_OF_MEMORY
+    assert failure.message.startswith("Out of memory at batch_size=8: ")
+    assert failure.hint is not None
+    assert "per_device_train_batch_size to 4" in failure.hint
+    assert failure_of(error).code == ErrorCode.OUT_OF_MEMORY
+
+
+def test_a_full_disk_and_a_bug_are_the_hosts_affair() -> None:
+    full = failure_of(OSError(errno.ENOSPC, "No space left on device"))
+    assert (full.category, full.code) == (ErrorCategory.INFRASTRUCTURE, ErrorCode.DISK_FULL)
+    bug = failure_of(ZeroDivisionError("division by zero"))
+    assert (bug.category, bug.code) == (ErrorCategory.INFRASTRUCTURE, ErrorCode.TRAINER_CRASHED)
+    assert bug.message == "The trainer crashed: ZeroDivisionError: division by zero"
+
+
+def failure(run: Path) -> JobFailure:
+    assert main(run) == 1
+    result = read_result(run)
+    assert result.outcome == "failed"
+    assert result.error is not None
+    return result.error
+
+
+def test_a_missing_model(make_run: MakeRun, tmp_path: Path) -> None:
+    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(tmp_path / "nowhere")))
+    assert found.code == ErrorCode.MODEL_NOT_FOUND
+    assert found.category == ErrorCategory.USER
+    assert "'acme/tiny'" in found.message
+
+
+def test_pickled_weights_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    from ..tiny_model import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "pickled", weights=False)
+    (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(model)))
+    assert found.code == ErrorCode.MODEL_NOT_USABLE
+    assert "only pytorch_model.bin" in found.message
+    assert found.hint is not None
+    assert "save_pretrained" in found.hint
+
+
+def test_missing_weights_are_not_made_up(make_run: MakeRun, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from ..tiny_model import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "torn")
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(model)))
+    assert found.code == ErrorCode.MODEL_NOT_USABLE
+    assert "model.layers.1.mlp.up_proj.weight" in found.message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "code", "words"),
+    [
+        ({"lora": {"target_modules": ["q_proj", "w_proj"]}}, "recipe_invalid", "no layer 'w_proj'"),
+        ({"max_seq_length": 1000}, "recipe_invalid", "model's context of 256"),
+        ({"max_seq_length": 8}, "no_trainable_tokens", "all 16 rows are longer"),
+        ({"max_seq_length": 20, "overlong": "error"}, "row_too_long", "train.jsonl, row 1: "),
+    ],
+)
+def test_recipes_that_cannot_work(
+    make_run: MakeRun, recipe: dict[str, Any], code: str, words: str
+) -> None:
+    found = failure(make_run(QUESTIONS, recipe={**FAST, **recipe}))
+    assert found.code == code
+    assert words in found.message
+
+
+def test_a_bad_row_is_named(make_run: MakeRun) -> None:
+    found = failure(make_run([*QUESTIONS, {"question": "a", "answer": ""}], recipe=FAST))
+    assert (found.code, found.category) == (ErrorCode.DATASET_INVALID, ErrorCategory.DATA)
+    assert found.message == "train.jsonl, row 17: answer is empty"
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_a_loss_that_is_not_finite_ends_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from ..tiny_model import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "nan")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    run = make_run(QUESTIONS, recipe={**FAST, "max_steps": 10}, model_path=str(model))
+    found = failure(run)
+    assert found.code == ErrorCode.LOSS_NONFINITE
+    assert "step 3" in found.message
+    points = event_data(run, read_events(run)[-1].kind)
+    assert [point["train_loss"] for point in points] == [None] * 3
+    assert sum(event.level == "warn" for event in read_events(run)) == 1

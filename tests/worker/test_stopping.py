@@ -1,0 +1,118 @@
+"""The trainer as a process: SIGTERM, control.json, and the death of its supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunesmith_schema import EXIT_STOPPED, EventKind
+
+from .conftest import MakeRun
+from .runs import QUESTIONS, event_data, read_result
+
+LONG = {"max_steps": 100_000, "per_device_train_batch_size": 2, "save_steps": 100_000}
+
+
+def start(run: Path, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tunesmith_worker.run", str(run)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert process.poll() is None, f"ended early with {process.returncode}"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_trained(run: Path) -> bool:
+    return (run / "events.jsonl").exists() and b'"metrics"' in (run / "events.jsonl").read_bytes()
+
+
+def test_sigterm_in_training_saves_a_checkpoint(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(QUESTIONS, recipe=LONG)
+    process = start(run)
+    wait_until(lambda: has_trained(run), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == EXIT_STOPPED
+    result = read_result(run)
+    assert result.outcome == "stopped"
+    (checkpoint,) = event_data(run, EventKind.CHECKPOINT)
+    assert checkpoint["step"] == result.step > 0
+    assert (run / str(checkpoint["directory"]) / "adapter_model.safetensors").exists()
+    assert not (run / "adapter").exists()
+
+
+def test_a_cancelled_run_leaves_without_saving(make_run: MakeRun) -> None:
+    run = make_run(QUESTIONS, recipe=LONG)
+    process = start(run)
+    wait_until(lambda: has_trained(run), process)
+    (run / "control.json").write_text('{"action": "cancel"}')  # no signal: seen at a step's end
+    assert process.wait(30) == EXIT_STOPPED
+    assert read_result(run).outcome == "stopped"
+    assert not event_data(run, EventKind.CHECKPOINT)
+
+
+def test_sigterm_before_training_leaves_at_once(make_run: MakeRun) -> None:
+    run = make_run(QUESTIONS, recipe=LONG)
+    process = start(run)
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_until(lambda: "libtorch" in maps.read_text(), process)  # it is importing torch
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == EXIT_STOPPED
+    assert time.monotonic() - began < 1.0
+    assert read_result(run).outcome == "stopped"
+    assert not (run / "events.jsonl").exists()
+
+
+def test_it_leaves_when_its_supervisor_is_not_its_parent(make_run: MakeRun) -> None:
+    run = make_run(QUESTIONS, recipe=LONG)
+    process = start(run, TUNESMITH_SUPERVISOR_PID="1")
+    assert process.wait(30) == 1
+    assert not (run / "result.json").exists()
+
+
+def test_it_dies_with_its_supervisor(make_run: MakeRun) -> None:
+    run = make_run(QUESTIONS, recipe=LONG)
+    supervise = (
+        "import os, subprocess, sys, time\n"
+        "os.environ['TUNESMITH_SUPERVISOR_PID'] = str(os.getpid())\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'tunesmith_worker.run', sys.argv[1]])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", supervise, str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert supervisor.stdout is not None
+    trainer = int(supervisor.stdout.readline())
+    wait_until((run / "events.jsonl").exists, supervisor)
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
+    deadline = time.monotonic() + 10
+    while _is_running(trainer):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # nobody reaps it in a container without an init

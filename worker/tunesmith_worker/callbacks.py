@@ -1,0 +1,144 @@
+"""What happens between two steps: numbers become events, and requests to stop are honoured.
+
+Does not know how a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+from tunesmith_schema import ErrorCode, EventKind
+
+from .control import StopControl
+from .errors import RunError
+from .events import EventLog, finite
+
+Untyped = Any  # Any: transformers is not typed
+
+NONFINITE_LIMIT = 3
+"""Logged steps in a row without a finite loss that end the run."""
+
+
+class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+    def __init__(
+        self,
+        events: EventLog,
+        control: StopControl,
+        *,
+        save_steps: int | None,
+        trained_tokens: Callable[[], int],
+    ) -> None:
+        self._events = events
+        self._control = control
+        self._save_steps = save_steps
+        self._trained_tokens = trained_tokens
+        self._nonfinite = 0
+        self._warned = False
+        self._input_tokens = 0.0
+        self.metrics: dict[str, float | None] = {}
+        """The last value of each metric."""
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._since = self._step_ended = time.perf_counter()
+
+    def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._step_ended = time.perf_counter()
+        self._control.step_ended(state.global_step)
+        if self._save_steps and state.global_step % self._save_steps == 0:
+            control.should_save = True
+        if self._control.stop_requested and state.global_step < state.max_steps:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._leave_out_time()
+
+    def on_save(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._leave_out_time()
+
+    def on_log(
+        self,
+        args: Untyped,
+        state: Untyped,
+        control: Untyped,
+        logs: dict[str, float] | None = None,
+        **_: Untyped,
+    ) -> None:
+        logs = logs or {}
+        if "eval_loss" in logs:
+            values = {
+                "valid_loss": logs["eval_loss"],
+                "valid_mean_token_accuracy": logs.get("eval_mean_token_accuracy"),
+            }
+            self._tell(state, values, f"valid_loss={logs['eval_loss']:.4f}")
+        elif "loss" in logs:
+            values = {
+                "epoch": logs.get("epoch"),
+                "train_loss": logs["loss"],
+                "learning_rate": logs.get("learning_rate"),
+                "grad_norm": logs.get("grad_norm"),
+                "tokens_per_second": self._speed(logs["num_tokens"]),
+                "train_mean_token_accuracy": logs.get("mean_token_accuracy"),
+                "trained_tokens": self._trained_tokens(),
+            }
+            self._tell(state, values, f"train_loss={logs['loss']:.4f}")
+            self._check_loss(state.global_step, logs["loss"])
+
+    def checkpoint_metrics(self) -> dict[str, float | None]:
+        """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
+        names = ("train_loss", "train_mean_token_accuracy")
+        both = ("valid_loss", "valid_mean_token_accuracy")
+        chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}
+        return chosen | {f"full_{name}": chosen[name] for name in both if name in chosen}
+
+    def _tell(self, state: Untyped, values: dict[str, float | None], summary: str) -> None:
+        step, total = state.global_step, state.max_steps
+        clean = {name: finite(value) for name, value in values.items()}
+        self._warn_once(step, values, clean)
+        self._events.append(
+            EventKind.METRICS,
+            f"Step {step}/{total}: {summary}",
+            {"step": step, "total_steps": total, **clean},
+        )
+        self.metrics |= clean
+
+    def _warn_once(
+        self, step: int, values: dict[str, float | None], clean: dict[str, float | None]
+    ) -> None:
+        lost = [name for name, value in values.items() if value is not None and clean[name] is None]
+        if lost and not self._warned:
+            self._warned = True
+            self._events.message(
+                f"Step {step}: {lost[0]} is {values[lost[0]]}; it is shown as null, and so are "
+                "later ones.",
+                level="warn",
+                data={"step": step, "names": list(lost)},
+            )
+
+    def _check_loss(self, step: int, loss: float) -> None:
+        self._nonfinite = self._nonfinite + 1 if finite(loss) is None else 0
+        if self._nonfinite == NONFINITE_LIMIT:
+            raise RunError(
+                ErrorCode.LOSS_NONFINITE,
+                f"The loss has been {loss} for {NONFINITE_LIMIT} logged steps, the last being "
+                f"step {step}: nothing more is learned.",
+                hint="Lower recipe.learning_rate, by a factor of 10 to begin with, and keep "
+                "recipe.max_grad_norm at 1.",
+                param="recipe.learning_rate",
+            )
+
+    def _speed(self, input_tokens: float) -> float:
+        now = time.perf_counter()
+        tokens, seconds = input_tokens - self._input_tokens, now - self._since
+        self._since, self._input_tokens = now, input_tokens
+        return round(tokens / seconds, 2)
+
+    def _leave_out_time(self) -> None:
+        """Evaluating and saving are no training: they do not count for tokens_per_second."""
+        now = time.perf_counter()
+        self._since += now - max(self._since, self._step_ended)
+        self._step_ended = now

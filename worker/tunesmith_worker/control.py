@@ -1,0 +1,54 @@
+"""How a run is told to stop: SIGTERM (leave cleanly) and control.json (leave at once).
+
+Does not save anything itself: once training has begun, the callback acts on `stop_requested`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from pydantic import ValidationError
+
+from tunesmith_schema import EXIT_STOPPED, ControlAction, ControlFile, RunResult
+
+from .folders import RunDirectory, write_json
+
+
+class StopControl:
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._step: int | None = None
+        self.stop_requested = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def training_begins(self) -> None:
+        """From here on there is something worth saving: SIGTERM waits for the step's end."""
+        self._step = 0
+
+    def step_ended(self, step: int) -> None:
+        """Leave if cancelled. Costs one `stat` while nobody has asked for anything."""
+        self._step = step
+        if self._cancelled():
+            self._leave()
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
+        if self._step is None or self._cancelled():
+            self._leave()
+
+    def _cancelled(self) -> bool:
+        if not self._run.control.exists():
+            return False
+        try:
+            asked = ControlFile.model_validate_json(self._run.control.read_bytes())
+        except ValidationError:  # half written: the next step looks again
+            return False
+        return asked.action == ControlAction.CANCEL
+
+    def _leave(self) -> None:
+        # _exit, because a signal may arrive in the middle of an import, where raising would be
+        # caught by whoever tries optional packages.
+        write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))
+        os._exit(EXIT_STOPPED)

@@ -1,0 +1,222 @@
+"""The row formats: which columns each has, what makes a row bad, and the one form all become.
+
+Knows neither files nor tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tunesmith_schema import RowFormat
+
+ROLES = ("system", "user", "assistant", "tool")
+_SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
+_SHAREGPT_ROLES |= {"assistant": "assistant", "tool": "tool"}
+
+COLUMNS: Mapping[RowFormat, tuple[str, ...]] = MappingProxyType(
+    {
+        RowFormat.MESSAGES: ("messages",),
+        RowFormat.SHAREGPT: ("conversations",),
+        RowFormat.PROMPT_COMPLETION: ("prompt", "completion"),
+        RowFormat.ALPACA: ("instruction", "output"),
+        RowFormat.QUESTION_ANSWER: ("question", "answer"),
+        RowFormat.TEXT: ("text",),
+    }
+)
+"""What a row of each format must have, in the order in which they are tried."""
+
+_ALPACA = "Below is an instruction that describes a task{more}. Write a response that "
+_ALPACA += "appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
+_ALPACA_INPUT = ", paired with an input that provides further context"
+
+
+class BadRow(ValueError):
+    """What is wrong with one row, without its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    role: str
+    content: str | None
+    trained: bool = True
+    """False: no loss on this turn though it is the assistant's (OpenAI's `weight: 0`; a prompt)."""
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # Any: tool calls, handed to the template
+
+    def for_template(self) -> dict[str, Any]:  # Any: what a Jinja template reads
+        return {"role": self.role, "content": self.content, **self.extra}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Chat (`messages`), plain text with a prompt (`prompt` + `text`), or text. Question/answer
+    and Alpaca rows have both of the first two: the tokenizer decides which is used."""
+
+    number: int
+    messages: tuple[Message, ...] | None = None
+    prompt: str = ""
+    text: str | None = None
+    """What is trained."""
+    tools: tuple[Any, ...] | None = None  # Any: JSON schemas, handed to the template
+
+
+def detect(value: Any) -> RowFormat:  # Any: one record of a file
+    if not isinstance(value, dict):
+        raise BadRow(f"is a {type(value).__name__}, must be an object with named columns")
+    for format, columns in COLUMNS.items():
+        if all(value.get(column) is not None for column in columns):
+            return format
+    raise BadRow(
+        f"has the columns {', '.join(map(repr, list(value)[:8])) or '(none)'}: needs one of "
+        + "; ".join("'" + "' + '".join(columns) + "'" for columns in COLUMNS.values())
+    )
+
+
+def parse(number: int, value: dict[str, Any], format: RowFormat) -> Row:  # Any: JSON
+    match format:
+        case RowFormat.MESSAGES:
+            messages = _messages("messages", value["messages"])
+            _needs_assistant("messages", messages)
+            return Row(number=number, messages=messages, tools=_tools(value))
+        case RowFormat.SHAREGPT:
+            messages = _conversations(value["conversations"])
+            _needs_assistant("conversations", messages)
+            return Row(number=number, messages=messages, tools=_tools(value))
+        case RowFormat.PROMPT_COMPLETION:
+            return _prompt_completion(number, value)
+        case RowFormat.ALPACA:
+            return _alpaca(number, value)
+        case RowFormat.QUESTION_ANSWER:
+            question, answer = _text(value, "question"), _text(value, "answer")
+            return _single_turn(number, question, answer, prompt=f"{question}\n")
+        case RowFormat.TEXT:
+            return Row(number=number, text=_text(value, "text"))
+
+
+def _prompt_completion(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
+    prompt, completion = value["prompt"], value["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Row(
+            number=number,
+            prompt=_text(value, "prompt", may_be_empty=True),
+            text=_text(value, "completion"),
+        )
+    if not isinstance(prompt, list) or not isinstance(completion, list):
+        raise BadRow("prompt and completion must both be strings or both be lists of messages")
+    asked, answered = _messages("prompt", prompt), _messages("completion", completion)
+    _needs_assistant("completion", answered)
+    asked = tuple(
+        Message(role=m.role, content=m.content, trained=False, extra=m.extra) for m in asked
+    )
+    return Row(number=number, messages=asked + answered, tools=_tools(value))
+
+
+def _alpaca(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
+    instruction, output = _text(value, "instruction"), _text(value, "output")
+    context = _text(value, "input", may_be_empty=True) if value.get("input") is not None else ""
+    prompt = _ALPACA.format(more=_ALPACA_INPUT if context else "", instruction=instruction)
+    prompt += f"### Input:\n{context}\n\n" if context else ""
+    question = f"{instruction}\n\n{context}" if context else instruction
+    return _single_turn(number, question, output, prompt=f"{prompt}### Response:\n")
+
+
+def _single_turn(number: int, question: str, answer: str, *, prompt: str) -> Row:
+    messages = (
+        Message(role="user", content=question),
+        Message(role="assistant", content=answer),
+    )
+    return Row(number=number, messages=messages, prompt=prompt, text=answer)
+
+
+def _messages(name: str, value: Any) -> tuple[Message, ...]:  # Any: JSON
+    if not isinstance(value, list) or not value:
+        raise BadRow(f"{name} must be a list with at least one message")
+    return tuple(_message(f"{name}[{i}]", item) for i, item in enumerate(value))
+
+
+def _message(where: str, item: Any) -> Message:  # Any: JSON
+    if not isinstance(item, dict):
+        raise BadRow(f"{where} is a {type(item).__name__}, must be an object with role and content")
+    role = item.get("role")
+    if role not in ROLES:
+        raise BadRow(f"{where}.role is {role!r}: must be one of {', '.join(ROLES)}")
+    content = _content(where, item.get("content"))
+    # Parquet fills columns that other rows have with nulls: they mean nothing.
+    known = ("role", "content", "weight")
+    extra = {k: v for k, v in item.items() if k not in known and v is not None}
+    if role == "assistant" and not content and not extra.get("tool_calls"):
+        raise BadRow(f"{where}.content is empty: an assistant turn needs text or tool_calls")
+    if content is None and role != "assistant":
+        raise BadRow(f"{where}.content is missing")
+    weight = item.get("weight")
+    if weight not in (None, 0, 1):
+        raise BadRow(f"{where}.weight is {weight!r}: must be 0 or 1")
+    return Message(role=role, content=content, trained=weight != 0, extra=extra)
+
+
+def _content(where: str, value: Any) -> str | None:  # Any: JSON
+    if value is None:
+        return None
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise BadRow(f"{where}.content[{i}] is a {kind!r} part: only text can be trained")
+        value = "".join(part["text"] for part in value)
+    return _sound(f"{where}.content", value)
+
+
+def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
+    if not isinstance(value, list) or not value:
+        raise BadRow("conversations must be a list with at least one turn")
+    messages = []
+    for i, item in enumerate(value):
+        where = f"conversations[{i}]"
+        if not isinstance(item, dict):
+            raise BadRow(f"{where} is a {type(item).__name__}, must be an object")
+        role = _SHAREGPT_ROLES.get(str(item.get("from")))
+        if role is None:
+            names = ", ".join(_SHAREGPT_ROLES)
+            raise BadRow(f"{where}.from is {item.get('from')!r}: must be one of {names}")
+        content = _sound(f"{where}.value", item.get("value"))
+        if role == "assistant" and not content:
+            raise BadRow(f"{where}.value is empty: an assistant turn needs text")
+        messages.append(Message(role=role, content=content))
+    return tuple(messages)
+
+
+def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
+    if not any(m.role == "assistant" and m.trained for m in messages):
+        raise BadRow(f"{name} has no assistant turn to train on")
+
+
+def _tools(value: dict[str, Any]) -> tuple[Any, ...] | None:  # Any: JSON
+    tools = value.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise BadRow(f"tools is a {type(tools).__name__}, must be a list of tool definitions")
+    return tuple(tools) or None
+
+
+def _text(value: dict[str, Any], column: str, *, may_be_empty: bool = False) -> str:  # Any: JSON
+    text = _sound(column, value[column])
+    if not text and not may_be_empty:
+        raise BadRow(f"{column} is empty")
+    return text
+
+
+def _sound(where: str, value: Any) -> str:  # Any: JSON
+    if not isinstance(value, str):
+        raise BadRow(f"{where} is a {type(value).__name__}, must be a string")
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            lone = f"half of a surrogate pair at character {error.start + 1}"
+            raise BadRow(f"{where} is not valid Unicode: {lone}") from None
+    return value

@@ -1,0 +1,86 @@
+"""The run directory's files, and how a file or folder appears in it whole or not at all.
+
+Knows names and durability; not what the content means.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def adapter(self) -> Path:
+        return self.root / "adapter"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.root / "checkpoints" / f"step-{step}"
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
+def write_json(path: Path, value: BaseModel) -> None:
+    """Replace `path` in one step: a reader sees the old content or all of the new."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(value.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it gets its name only once everything in it is on disk."""
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    for file in part.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    _sync_folder(part)
+    if path.exists():  # an earlier attempt got this far
+        shutil.rmtree(path)
+    part.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

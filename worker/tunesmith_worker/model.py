@@ -1,0 +1,151 @@
+"""The base model and its tokenizer: loaded, and refused with a reason when they cannot be right.
+
+Only safetensors, never code from a model's repository. Knows nothing of adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tunesmith_schema import ErrorCode, RunSpec
+
+from .errors import RunError
+from .plan import Device, LoadPlan
+
+Untyped = Any  # Any: transformers ships types too slow for mypy to read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    model: Untyped
+    tokenizer: Untyped
+    context: int | None
+    """Positions the model was made for; None if its config is silent."""
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+
+def find_device() -> Device:
+    if not torch.cuda.is_available():
+        return Device(name="cpu", is_gpu=False, has_bf16=False)
+    return Device(
+        name=torch.cuda.get_device_name(), is_gpu=True, has_bf16=torch.cuda.is_bf16_supported()
+    )
+
+
+def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
+    _check_folder(spec)
+    try:
+        config = transformers.AutoConfig.from_pretrained(spec.model_path, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            spec.model_path, trust_remote_code=False
+        )
+        model = _model(spec, config, weights_dtype(spec, plan))
+    except (OSError, ValueError, KeyError) as error:
+        raise _unusable(spec, error) from error
+    if not tokenizer.is_fast:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' has no fast tokenizer (tokenizer.json), which training needs.",
+            hint="Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
+        )
+    if tokenizer.pad_token is None:
+        # Any token will do, as padding is masked by position and never by its id.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return Base(model=model, tokenizer=tokenizer, context=context)
+
+
+def weights_dtype(spec: RunSpec, plan: LoadPlan) -> torch.dtype:
+    """bf16 weights only where they stay frozen: 8 bits of mantissa round away an update of 2e-5.
+
+    Full tuning in bf16 keeps fp32 weights and computes in bf16 (autocast).
+    """
+    frozen = spec.recipe.tuning == "lora"
+    return torch.bfloat16 if plan.precision == "bf16" and frozen else torch.float32
+
+
+def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
+    if spec.recipe.from_scratch:
+        return transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        )
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        spec.model_path,
+        config=config,
+        dtype=dtype,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if missing:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' lacks {len(missing)} weights, which would be random, the first "
+            f"being {missing[0]}.",
+            hint="Download the model again, or use one whose weights fit its config.json.",
+        )
+    return model
+
+
+def _check_folder(spec: RunSpec) -> None:
+    folder = Path(spec.model_path)
+    if not folder.is_dir():
+        if folder.is_absolute() or spec.model_path.startswith("."):
+            raise RunError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"Model '{spec.model}': there is no folder {spec.model_path} on this worker.",
+                hint="Give a hub id, or the name of a folder with a model that the worker has.",
+                param="model",
+            )
+        return
+    if not (folder / "config.json").exists():
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}': {folder} has no config.json.",
+            hint="Save the model with save_pretrained, and its tokenizer beside it.",
+            param="model",
+        )
+    if "auto_map" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        # A model that transformers knows too loads without its code; others fail below.
+        return
+    if not spec.recipe.from_scratch and not any(folder.glob("*.safetensors")):
+        pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
+        found = f"only {', '.join(pickled)}" if pickled else "no weights"
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' has {found}: weights must be safetensors, because pickled "
+            "files can run code.",
+            hint="Convert it on a machine you trust: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...).",
+            param="model",
+        )
+
+
+def _unusable(spec: RunSpec, error: Exception) -> RunError:
+    text = str(error)
+    if "is not a local folder and is not a valid model identifier" in text:
+        return RunError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"Model '{spec.model}' is neither a folder on this worker nor a model on the hub.",
+            hint="Check the name; a gated model needs HF_TOKEN in the worker's environment.",
+            param="model",
+        )
+    return RunError(
+        ErrorCode.MODEL_NOT_USABLE,
+        f"Model '{spec.model}' cannot be loaded: {text}",
+        hint="Code from a model's repository is never run: its architecture must be one that "
+        "transformers has."
+        if "trust_remote_code" in text
+        else "Check that the folder has config.json, safetensors weights and a tokenizer.",
+        param="model",
+    )

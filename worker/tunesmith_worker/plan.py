@@ -1,0 +1,257 @@
+"""Everything a recipe leaves open, settled: recipe + facts -> plans with concrete values.
+
+Pure functions of their arguments. What was settled is kept as `Choice`s with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from pydantic import JsonValue
+
+from tunesmith_schema import (
+    Auto,
+    Choice,
+    ErrorCode,
+    Hyperparameters,
+    Plan,
+    Recipe,
+)
+
+from .errors import RunError
+
+Precision = Literal["fp32", "bf16"]
+Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+T = TypeVar("T")
+
+
+class Choices:
+    """Collects what was settled; choices of an earlier attempt (plan.json) are taken again."""
+
+    def __init__(
+        self, earlier: Plan | None = None, tell: Callable[[Choice], None] = lambda choice: None
+    ) -> None:
+        self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
+        self._tell = tell
+        self.made: list[Choice] = []
+
+    def settle(self, name: str, given: T | Auto, value: T, reason: str) -> T:
+        """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
+        if given != "auto":
+            return given
+        choice = self._earlier.get(name) or Choice(
+            name=name, value=cast(JsonValue, value), reason=reason
+        )
+        self.made.append(choice)
+        self._tell(choice)
+        return cast(T, choice.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the plans need to know of the machine."""
+
+    name: str
+    """For people: `cpu` or the card's name."""
+    is_gpu: bool
+    has_bf16: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    precision: Precision
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    max_seq_length: int
+    overlong: Literal["drop", "truncate", "error"]
+    assistant_only_loss: bool
+    packing: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan:
+    learning_rate: float
+    lr_scheduler_type: Scheduler
+    warmup_steps: int
+    weight_decay: float
+    max_grad_norm: float
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    total_steps: int
+    logging_steps: int
+    eval_steps: int | None
+    """None: there is no validation file."""
+    save_steps: int | None
+    """None: no checkpoint before the end."""
+
+
+def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
+    bf16 = device.is_gpu and device.has_bf16
+    return LoadPlan(
+        precision=choices.settle(
+            "precision",
+            recipe.precision,
+            "bf16" if bf16 else "fp32",
+            f"{device.name} {'has' if bf16 else 'is not a GPU with'} bf16",
+        ),
+        gradient_checkpointing=choices.settle(
+            "gradient_checkpointing",
+            recipe.gradient_checkpointing,
+            device.is_gpu,
+            "saves memory on a GPU; on a CPU it only costs time",
+        ),
+    )
+
+
+def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
+    """`context` is how many positions the model was made for; None if its config is silent."""
+    length = choices.settle(
+        "max_seq_length",
+        recipe.max_seq_length,
+        min(context or 2048, 2048),
+        f"the model's context is {context or 'unknown'}; at most 2048",
+    )
+    if context is not None and length > context:
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
+            f"set it to {context} or less.",
+            param="recipe.max_seq_length",
+        )
+    return DataPlan(
+        max_seq_length=length,
+        overlong=recipe.overlong,
+        assistant_only_loss=choices.settle(
+            "assistant_only_loss",
+            recipe.assistant_only_loss,
+            True,
+            "train what the model is to say, not what it is asked",
+        ),
+        packing=choices.settle("packing", recipe.packing, False, "off unless asked for"),
+    )
+
+
+def plan_train(
+    recipe: Recipe,
+    hyperparameters: Hyperparameters,
+    *,
+    rows: int,
+    sequences: int,
+    has_validation: bool,
+    choices: Choices,
+) -> TrainPlan:
+    """`rows` were kept for training; `sequences` is how many there are after packing."""
+    per_device, accumulation = _batch(recipe, hyperparameters, sequences, choices)
+    steps_per_epoch = math.ceil(math.ceil(sequences / per_device) / accumulation)
+    total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
+    return TrainPlan(
+        learning_rate=_learning_rate(recipe, hyperparameters, choices),
+        lr_scheduler_type=choices.settle(
+            "lr_scheduler_type",
+            recipe.lr_scheduler_type,
+            "linear",
+            "linear decay to zero",
+        ),
+        warmup_steps=choices.settle(
+            "warmup_steps", recipe.warmup_steps, total * 3 // 100, f"3 % of {total} steps"
+        ),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        per_device_train_batch_size=per_device,
+        gradient_accumulation_steps=accumulation,
+        total_steps=total,
+        logging_steps=recipe.logging_steps,
+        eval_steps=_eval_steps(recipe, total, choices) if has_validation else None,
+        save_steps=_save_steps(recipe, steps_per_epoch, choices),
+    )
+
+
+def _batch(
+    recipe: Recipe, hyperparameters: Hyperparameters, sequences: int, choices: Choices
+) -> tuple[int, int]:
+    """Rows of one forward pass, forward passes of one optimiser step."""
+    rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
+    batch = hyperparameters.batch_size
+    wanted = min(16, max(1, sequences // 16)) if batch == "auto" else batch
+    known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
+    if batch != "auto" and (wanted % known or ("auto" not in (rows, passes) and wanted != known)):
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            f"hyperparameters.batch_size={batch} is not per_device_train_batch_size x "
+            f"gradient_accumulation_steps ({rows} x {passes}): give one or the other.",
+            param="hyperparameters.batch_size",
+        )
+    source = (
+        f"16 rows a step, fewer for small data ({sequences} sequences)"
+        if batch == "auto"
+        else f"hyperparameters.batch_size={batch}"
+    )
+    per_step = max(1, wanted // (1 if passes == "auto" else passes))
+    per_device = choices.settle(
+        "per_device_train_batch_size",
+        rows,
+        _largest_divisor(per_step, at_most=8) if passes == "auto" else per_step,
+        source,
+    )
+    accumulation = choices.settle(
+        "gradient_accumulation_steps", passes, max(1, wanted // per_device), source
+    )
+    return per_device, accumulation
+
+
+def _largest_divisor(number: int, *, at_most: int) -> int:
+    return max(n for n in range(1, at_most + 1) if number % n == 0)
+
+
+def _total_steps(
+    recipe: Recipe,
+    hyperparameters: Hyperparameters,
+    rows: int,
+    steps_per_epoch: int,
+    choices: Choices,
+) -> int:
+    if recipe.max_steps != "auto":
+        return recipe.max_steps
+    epochs: float | Auto = recipe.num_train_epochs
+    if epochs == "auto" and hyperparameters.n_epochs != "auto":
+        epochs = float(hyperparameters.n_epochs)
+    settled = choices.settle(
+        "num_train_epochs",
+        epochs,
+        3.0 if rows <= 10_000 else 1.0,
+        f"3 up to 10,000 rows, else 1; there are {rows}",
+    )
+    # A float as 0.1 x 30 must not become one step more than 3.
+    return max(1, math.ceil(round(settled * steps_per_epoch, 6)))
+
+
+def _learning_rate(recipe: Recipe, hyperparameters: Hyperparameters, choices: Choices) -> float:
+    if recipe.from_scratch:
+        rate, kind = 1e-3, "training from scratch"
+    elif recipe.tuning == "full":
+        rate, kind = 2e-5, "full tuning"
+    else:
+        rate, kind = 2e-4, "LoRA"
+    factor = hyperparameters.learning_rate_multiplier
+    reason = f"{rate:g} for {kind}"
+    if factor != "auto":
+        rate, reason = rate * factor, f"{reason}, times learning_rate_multiplier={factor:g}"
+    return choices.settle("learning_rate", recipe.learning_rate, rate, reason)
+
+
+def _eval_steps(recipe: Recipe, total: int, choices: Choices) -> int:
+    return choices.settle(
+        "eval_steps", recipe.eval_steps, math.ceil(total / 10), f"ten times in {total} steps"
+    )
+
+
+def _save_steps(recipe: Recipe, steps_per_epoch: int, choices: Choices) -> int | None:
+    if recipe.tuning == "full":
+        return choices.settle("save_steps", recipe.save_steps, None, "none: full weights are large")
+    return choices.settle("save_steps", recipe.save_steps, steps_per_epoch, "one an epoch")

@@ -1,0 +1,46 @@
+"""The trainer as a process: it dies with its supervisor, and it keeps imports quick.
+
+Standard library only, and run before anything heavy. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SUPERVISOR_PID = "TUNESMITH_SUPERVISOR_PID"
+SPAWNED_AT = "TUNESMITH_SPAWNED_AT"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_supervisor() -> None:
+    """Ask Linux for SIGKILL when the supervisor dies, and leave if it is already gone."""
+    expected = os.environ.get(SUPERVISOR_PID)
+    if expected is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the line above: then we already have another parent.
+    if os.getppid() != int(expected):
+        os._exit(1)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import torch, transformers, trl and peft in 2.9 s instead of 4.5 s (measured).
+
+    The garbage collector would walk the growing heap a hundred times and find nothing to free;
+    and peft imports bitsandbytes, which imports torch's whole compiler, although only quantised
+    base models need it and no recipe has them yet. `None` in sys.modules is Python's documented
+    way to make an import fail; peft and transformers then see bitsandbytes as not installed.
+    """
+    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed forbids None
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,190 @@
+"""The trainer process, top to bottom: `python -m tunesmith_worker.run RUN_DIR`.
+
+A pure function of its run directory: it holds no credentials and knows no server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
+
+from .control import StopControl
+from .errors import failure_of, naming_batch_size
+from .events import EventLog
+from .folders import RunDirectory, write_json
+from .plan import Choices, DataPlan, plan_data, plan_load, plan_train
+from .process import SPAWNED_AT, die_with_supervisor, quick_imports
+
+if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
+    from .data.tokens import TokenizedRows
+    from .model import Base
+
+EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
+
+
+def main(folder: Path) -> int:
+    run = RunDirectory(folder.resolve())
+    control = StopControl(run)
+    events = EventLog(run.events)
+    try:
+        result = train(run, events, control)
+    except Exception as error:
+        traceback.print_exc()
+        result = RunResult(outcome="failed", error=failure_of(error))
+    write_json(run.result, result)
+    return EXIT_CODES[result.outcome]
+
+
+def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResult:
+    spec = RunSpec.model_validate_json(run.spec.read_bytes())
+    recipe, full = spec.recipe, spec.recipe.tuning == "full"
+    _tell_spawn(events)
+    choices = Choices(_earlier_plan(run), tell=lambda choice: _tell(events, choice))
+
+    with events.phase("import"), quick_imports():
+        import transformers
+
+        from .adapters import attach_lora, save_trained
+        from .callbacks import RunCallback
+        from .data.tokens import pack
+        from .model import find_device, load_base
+        from .trainers.sft import SFTTrainer, sft_config
+
+    with events.phase("load"):
+        transformers.utils.logging.disable_progress_bar()
+        transformers.set_seed(spec.seed)
+        load_plan = plan_load(recipe, find_device(), choices)
+        base = load_base(spec, load_plan)
+        model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+
+    with events.phase("data"):
+        data_plan = plan_data(recipe, base.context, choices)
+        training = _read(run, spec.training_file, base, data_plan, events)
+        validation = (
+            _read(run, spec.validation_file, base, data_plan, events)
+            if spec.validation_file
+            else None
+        )
+        train_set, valid_set = training.dataset, validation.dataset if validation else None
+        if data_plan.packing:
+            train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
+            valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
+
+    train_plan = plan_train(
+        recipe,
+        spec.hyperparameters,
+        rows=training.counts.kept,
+        sequences=len(train_set),
+        has_validation=valid_set is not None,
+        choices=choices,
+    )
+    write_json(run.plan, Plan(choices=choices.made))
+
+    def save(folder: Path) -> None:
+        save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
+
+    def save_checkpoint(step: int) -> None:
+        folder = run.checkpoint(step)
+        save(folder)
+        events.append(
+            EventKind.CHECKPOINT,
+            f"Step {step}: checkpoint saved",
+            {
+                "step": step,
+                "directory": run.relative(folder),
+                "metrics": dict(callback.checkpoint_metrics()),
+            },
+        )
+
+    trainer = SFTTrainer(
+        model=model,
+        args=sft_config(run.root, load_plan, data_plan, train_plan, full=full, seed=spec.seed),
+        train_dataset=train_set,
+        eval_dataset=valid_set,
+        processing_class=base.tokenizer,
+        save=save_checkpoint,
+    )
+    callback = RunCallback(
+        events,
+        control,
+        save_steps=train_plan.save_steps,
+        trained_tokens=lambda: trainer.trained_tokens,
+    )
+    trainer.add_callback(callback)
+    trainer.remove_callback(transformers.PrinterCallback)
+
+    with events.phase("train"):
+        control.training_begins()
+        with naming_batch_size(train_plan.per_device_train_batch_size):
+            trainer.train()
+    steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
+    if not finished:
+        return RunResult(
+            outcome="stopped",
+            step=steps,
+            trained_tokens=trainer.trained_tokens,
+            metrics=callback.metrics,
+        )
+
+    with events.phase("save"):
+        save(run.adapter)
+    return RunResult(
+        outcome="succeeded",
+        kind="full" if full else "lora",
+        directory=run.relative(run.adapter),
+        step=steps,
+        trained_tokens=trainer.trained_tokens,
+        metrics=callback.metrics,
+    )
+
+
+def _tell_spawn(events: EventLog) -> None:
+    """How long it took from the supervisor's Popen to here; nothing when run by hand."""
+    if spawned := os.environ.get(SPAWNED_AT):
+        seconds = round(max(0.0, time.time() - float(spawned)), 3)
+        data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
+        events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
+
+
+def _earlier_plan(run: RunDirectory) -> Plan | None:
+    return Plan.model_validate_json(run.plan.read_bytes()) if run.plan.exists() else None
+
+
+def _tell(events: EventLog, choice: Choice) -> None:
+    events.append(
+        EventKind.CHOICE,
+        f"{choice.name} = {choice.value}: {choice.reason}",
+        {"name": choice.name, "value": choice.value, "reason": choice.reason},
+    )
+
+
+def _read(
+    run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
+) -> TokenizedRows:
+    from .data.rows import read_rows
+    from .data.tokens import tokenize_rows
+
+    path = run.root / file
+    tokenized = tokenize_rows(
+        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    )
+    counts = tokenized.counts
+    events.message(counts.summary(path.name), data=counts.as_data())
+    for loss in counts.losses(path.name, plan.max_seq_length):
+        events.message(loss, level="warn", data=counts.as_data())
+    return tokenized
+
+
+if __name__ == "__main__":
+    die_with_supervisor()
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tunesmith_worker.run RUN_DIR")
+    sys.exit(main(Path(sys.argv[1])))
