@@ -21,14 +21,6 @@ from ..tiny_model import make_tiny_model
 MakeRun = Callable[..., Path]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # PEFT 0.21 asks transformers 5.23 for a property under its old name.
-    ignored = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(ignored))
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")

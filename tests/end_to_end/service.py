@@ -1,0 +1,186 @@
+"""A real `tunesmith serve` for tests: started, asked, broken on purpose, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+import tunesmith
+
+T = TypeVar("T")
+
+QUICK = {"TUNESMITH_LEASE_SECONDS": "4", "TUNESMITH_JANITOR_SECONDS": "0.5"}
+"""A lease short enough to wait for its end in a test."""
+
+
+class Service:
+    """One process tree over one data directory."""
+
+    def __init__(self, data_dir: Path, model_dir: Path, **env: str) -> None:
+        self.data_dir = data_dir
+        self._env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")},
+            "TUNESMITH_MODEL_DIRS": str(model_dir),
+            "OMP_NUM_THREADS": "1",
+            **env,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self) -> Service:
+        self.data_dir.parent.mkdir(exist_ok=True)
+        log = (self.data_dir.parent / "serve.log").open("a")
+        port = free_port()
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tunesmith_server", "serve"),
+                *("--data-dir", str(self.data_dir), "--port", str(port)),
+            ],
+            env=self._env,
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+        self.url = f"http://127.0.0.1:{port}/v1"
+        try:
+            until(self.ready, 40)
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"serve did not get ready: {self.logs()}") from error
+        return self
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(self.url.removesuffix("v1") + "readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def api_key(self) -> str:
+        return (self.data_dir / "api-key").read_text().strip()
+
+    def client(self) -> tunesmith.Client:
+        return tunesmith.Client(base_url=self.url, api_key=self.api_key)
+
+    def stop(self) -> float:
+        """Ctrl-C; gives the seconds it took."""
+        assert self._process is not None
+        began = time.monotonic()
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(timeout=40)
+        self._process = None
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def processes(self, *needles: str) -> list[int]:
+        """Pids of this service's processes whose command line has every needle, oldest first."""
+        found = []
+        for pid in descendants(self.pid):
+            command = command_line(pid)
+            if all(needle in command for needle in needles):
+                found.append(pid)
+        return found
+
+    def worker_main(self) -> int:
+        """The train worker's main process (its pool child has the same command line)."""
+        return self.processes("worker --queue train")[0]
+
+    def worker_child(self) -> int:
+        return self.processes("worker --queue train")[1]
+
+    def trainers(self) -> list[int]:
+        return self.processes("tunesmith_worker.run")
+
+    def logs(self) -> str:
+        files = [self.data_dir.parent / "serve.log", *self.data_dir.glob("logs/*.log")]
+        return "\n".join(f"== {file.name}\n{file.read_text()[-2000:]}" for file in files)
+
+    def internal(self) -> httpx.Client:
+        """What a worker sees."""
+        token = (self.data_dir / "worker-token").read_text().strip()
+        return httpx.Client(
+            base_url=self.url.removesuffix("/v1") + "/internal",
+            headers={"authorization": f"Bearer {token}"},
+        )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def descendants(root: int) -> list[int]:
+    """Pids below `root`, in order of start."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+    found, queue = [], [root]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return sorted(found)
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def until(ask: Callable[[], T], seconds: float = 60.0) -> T:
+    """The first true answer; an AssertionError when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := ask():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def write_rows(path: Path, count: int = 64) -> Path:
+    """A small question/answer data set."""
+    rows = [
+        {"question": f"How much is {i} plus two?", "answer": f"{i} plus two is {i + 2}."}
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+LONG: dict[str, Any] = {"max_steps": 400, "per_device_train_batch_size": 2, "lora": {"r": 4}}
+"""A recipe that trains for a while, one event a step."""
+SHORT: dict[str, Any] = LONG | {"max_steps": 12}

@@ -1,0 +1,204 @@
+"""kill -9 of anything: the job goes on, runs once, and nothing that was told is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tunesmith
+from tunesmith_schema import EventKind
+
+from .conftest import MakeService
+from .service import LONG, SHORT, Service, alive, until
+
+pytestmark = pytest.mark.slow
+
+
+def start_training(service: Service, rows: Path, **recipe: object) -> tunesmith.Job:
+    """A job that has done its first steps."""
+    with service.client() as client:
+        job = client.fine_tuning.jobs.create(
+            model="tiny", training_file=str(rows), recipe=LONG | recipe
+        )
+    fresh = service.client().fine_tuning.jobs.retrieve(job.id)
+    until(lambda: fresh.refresh().step >= 3)
+    return fresh
+
+
+def assert_complete(job: tunesmith.Job, steps: int) -> None:
+    """Every step of the last attempt is there, once, and events have no gap."""
+    assert [point.step for point in job.metrics()] == list(range(1, steps + 1))
+    events = list(job.stream())
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    claims = [i for i, e in enumerate(events) if e.kind == "state" and e.data["state"] == "running"]
+    told = [e.data["step"] for e in events[claims[-1] :] if e.kind == EventKind.METRICS]
+    assert told == list(range(1, steps + 1))
+
+
+def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service()
+    job = start_training(service, rows)
+    trainer, child = service.trainers()[0], service.worker_child()
+    os.kill(service.worker_main(), signal.SIGKILL)
+    until(lambda: not alive(trainer) and not alive(child), 5)
+    job.wait(timeout=90)
+    assert job.attempt == 2
+    assert_complete(job, LONG["max_steps"])
+    messages = [event.message for event in job.stream()]
+    assert any("went silent in attempt 1: queued again" in message for message in messages)
+
+
+def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service()
+    job = start_training(service, rows)
+    trainer = service.trainers()[0]
+    os.kill(service.worker_child(), signal.SIGKILL)
+    until(lambda: not alive(trainer), 5)
+    job.wait(timeout=90)
+    assert job.attempt == 2
+    assert_complete(job, LONG["max_steps"])
+
+
+def test_a_job_that_kills_every_worker_fails_instead_of_going_round(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service(TUNESMITH_MAX_LOSSES="1")
+    job = start_training(service, rows)
+    os.kill(service.worker_main(), signal.SIGKILL)
+    with pytest.raises(tunesmith.JobFailedError) as caught:
+        job.wait(timeout=60)
+    assert caught.value.code == "worker_lost"
+
+
+def test_a_killed_trainer_fails_the_job_and_says_how(make_service: MakeService, rows: Path) -> None:
+    service = make_service()
+    job = start_training(service, rows)
+    os.kill(service.trainers()[0], signal.SIGKILL)
+    with pytest.raises(tunesmith.JobFailedError) as caught:
+        job.wait(timeout=20)
+    assert caught.value.code == "out_of_memory"
+    assert "SIGKILL" in str(caught.value)
+
+
+def test_an_api_killed_in_mid_job_loses_no_metric(make_service: MakeService, rows: Path) -> None:
+    service = make_service(TUNESMITH_LEASE_SECONDS="30")
+    job = start_training(service, rows)
+    os.kill(service.processes("tunesmith_server api")[0], signal.SIGKILL)
+    job.wait(timeout=90)
+    assert job.attempt == 1
+    assert_complete(job, LONG["max_steps"])
+
+
+def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service()
+    job = start_training(service, rows)
+    api = service.processes("tunesmith_server api")[0]
+    trainer = service.trainers()[0]
+    os.kill(api, signal.SIGSTOP)
+    stopped = until(lambda: _state(trainer) == "T", 40)
+    assert stopped
+    os.kill(api, signal.SIGKILL)  # a new one starts, whose janitor lets one lease pass first
+    job.wait(timeout=120)
+    assert job.attempt == 1
+    assert_complete(job, LONG["max_steps"])
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_two_workers_and_one_job_make_one_trainer(make_service: MakeService, rows: Path) -> None:
+    service = make_service()
+    socket = next(service.data_dir.glob("broker/broker.sock"), None)
+    broker = service.processes("valkey-server") or service.processes("redis-server")
+    assert broker, "the embedded broker is a server"
+    url = f"redis+socket://{socket}" if socket else _broker_url(service)
+    env = {
+        **os.environ,
+        "TUNESMITH_DATA_DIR": str(service.data_dir),
+        "TUNESMITH_BROKER_URL": url,
+        "TUNESMITH_SERVER_URL": service.url.removesuffix("/v1"),
+    }
+    second = subprocess.Popen(
+        [sys.executable, "-m", "tunesmith_worker", "worker", "--queue", "train"],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ready = service.url.removesuffix("/v1") + "/readyz"
+        with service.internal() as http:
+            until(lambda: http.get(ready).json().get("workers", {}).get("train") == 2, 30)
+        job = start_training(service, rows)
+        seen = {pid for _ in range(20) for pid in _sample(service, second.pid)}
+        job.wait(timeout=60)
+    finally:
+        second.terminate()
+        second.wait(timeout=30)
+    assert len(seen) == 1
+    assert job.attempt == 1
+    assert_complete(job, LONG["max_steps"])
+
+
+def _sample(service: Service, second: int) -> list[int]:
+    from .service import command_line, descendants
+
+    time.sleep(0.05)
+    pids = descendants(service.pid) + descendants(second)
+    return [pid for pid in pids if "tunesmith_worker.run" in command_line(pid)]
+
+
+def _broker_url(service: Service) -> str:
+    environ = Path(f"/proc/{service.worker_main()}/environ").read_bytes().split(b"\0")
+    return next(v for v in environ if v.startswith(b"TUNESMITH_BROKER_URL="))[21:].decode()
+
+
+def test_a_message_lost_with_the_broker_costs_seconds_only(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service()
+    with service.client() as client:
+        file = client.files.create(file=rows)
+        client.files.wait_for_processing(file.id, timeout=30)
+        for pid in service.processes("valkey-server") + service.processes("redis-server"):
+            os.kill(pid, signal.SIGKILL)
+        job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
+        job.wait(timeout=90)
+    assert job.attempt == 1
+
+
+def test_ctrl_c_releases_the_job_and_the_next_start_takes_it_up(
+    make_service: MakeService, rows: Path
+) -> None:
+    service = make_service()
+    job = start_training(service, rows)
+    before = [service.pid, *service.processes("")]
+    assert service.stop() < 20
+    assert [pid for pid in before if alive(pid)] == []
+    service.start()
+    again = service.client().fine_tuning.jobs.retrieve(job.id)
+    again.wait(timeout=90)
+    assert again.attempt == 2
+    messages = [event.message for event in again.stream()]
+    assert "released by its worker: queued again" in messages
+    assert_complete(again, LONG["max_steps"])
+
+
+def test_kill_9_of_serve_leaves_no_process(make_service: MakeService, rows: Path) -> None:
+    service = make_service()
+    start_training(service, rows)
+    everything = [service.pid, *service.processes("")]
+    os.kill(service.pid, signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in everything), 20)
