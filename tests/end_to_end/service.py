@@ -36,6 +36,7 @@ class Service:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        self._clients: list[tunesmith.Client] = []
 
     def start(self) -> Service:
         self.data_dir.parent.mkdir(exist_ok=True)
@@ -70,7 +71,9 @@ class Service:
         return (self.data_dir / "api-key").read_text().strip()
 
     def client(self) -> tunesmith.Client:
-        return tunesmith.Client(base_url=self.url, api_key=self.api_key)
+        """A client that is closed with the service."""
+        self._clients.append(tunesmith.Client(base_url=self.url, api_key=self.api_key))
+        return self._clients[-1]
 
     def stop(self) -> float:
         """Ctrl-C; gives the seconds it took."""
@@ -82,6 +85,8 @@ class Service:
         return time.monotonic() - began
 
     def close(self) -> None:
+        for client in self._clients:
+            client.close()
         if self._process is not None and self._process.poll() is None:
             self.stop()
 
@@ -181,6 +186,6 @@ def write_rows(path: Path, count: int = 64) -> Path:
     return path
 
 
-LONG: dict[str, Any] = {"max_steps": 400, "per_device_train_batch_size": 2, "lora": {"r": 4}}
+LONG: dict[str, Any] = {"max_steps": 250, "per_device_train_batch_size": 2, "lora": {"r": 4}}
 """A recipe that trains for a while, one event a step."""
 SHORT: dict[str, Any] = LONG | {"max_steps": 12}

@@ -74,8 +74,10 @@ class ServerApi:
         reply = self._send("POST", "/jobs/claim", json=body.model_dump(mode="json"))
         return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
 
-    def report(self, job_id: str, report: Report) -> ReportReply:
-        reply = self._send("POST", f"/jobs/{job_id}/report", json=report.model_dump(mode="json"))
+    def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
+        """`timeout` in seconds: an answer that comes after the lease is worth nothing."""
+        body = report.model_dump(mode="json")
+        reply = self._send("POST", f"/jobs/{job_id}/report", json=body, timeout=timeout)
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:

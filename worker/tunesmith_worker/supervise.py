@@ -49,8 +49,10 @@ CANCEL_GRACE_SECONDS = 2.0
 RELEASE_GRACE_SECONDS = 8.0
 """A trainer asked to go may finish its step and write a checkpoint."""
 
-PAUSE_AT = 0.9
-"""Share of the lease that may pass without an answer before the trainer is paused."""
+REPORT_TIMEOUT_SECONDS = 20.0
+PAUSE_AT = 0.75
+"""Share of the lease that may pass without an answer before the trainer is paused. A report waits
+for its answer no longer than the rest, so that the pause comes in time even if the server hangs."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -294,7 +296,8 @@ class _Job:
             outcome=outcome,
         )
         sent = time.monotonic()
-        reply = self._api.report(claim.job_id, report)
+        timeout = min(REPORT_TIMEOUT_SECONDS, self._lease * (1 - PAUSE_AT))
+        reply = self._api.report(claim.job_id, report, timeout)
         self._last_answer, self._lease = sent, reply.lease_seconds
         self._feed.stored(reply.accepted_seq)
         if self._trainer:

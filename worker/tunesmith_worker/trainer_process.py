@@ -96,7 +96,7 @@ def trainer_environment() -> dict[str, str]:
     # Two busy-waiting threads on two shared cores are up to ten times slower than one.
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
     env["PYTHONUNBUFFERED"] = "1"
     env[SUPERVISOR_PID] = str(os.getpid())
     env[SPAWNED_AT] = repr(time.time())
