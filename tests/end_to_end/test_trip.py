@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,17 @@ def test_the_real_openai_client_drives_a_job(service: Service, rows: Path) -> No
         events = list(client.fine_tuning.jobs.list_events(job.id, limit=7))
         numbers = [int(event.id.rsplit("-", 1)[1]) for event in events]
         assert numbers == list(range(len(events), 0, -1))
+
+
+def test_the_example_runs_as_it_stands(service: Service, rows: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "sft_chat.py"
+    told = subprocess.run(
+        [sys.executable, str(example), "tiny", str(rows), "5"],
+        env=os.environ | {"TUNESMITH_BASE_URL": service.url, "TUNESMITH_API_KEY": service.api_key},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = tmp_path / told.stdout.strip().rsplit(" is in ", 1)[1]
+    assert (folder / "adapter_config.json").is_file()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(path)
     part.replace(path)
     _sync_folder(path.parent)
+
+
+def forget_old_runs(runs: Path, older_than: float) -> None:
+    """Remove run directories (`runs/JOB`) whose newest attempt is older, in seconds."""
+    limit = time.time() - older_than
+    for folder in runs.iterdir():
+        attempts = [attempt.stat().st_mtime for attempt in folder.iterdir()]
+        if max(attempts, default=0.0) < limit:
+            shutil.rmtree(folder)
 
 
 def _sync_folder(path: Path) -> None:

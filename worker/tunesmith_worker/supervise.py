@@ -54,6 +54,9 @@ PAUSE_AT = 0.75
 """Share of the lease that may pass without an answer before the trainer is paused. A report waits
 for its answer no longer than the rest, so that the pause comes in time even if the server hangs."""
 
+DATA_SUFFIXES = frozenset({".jsonl", ".json", ".parquet", ".csv"})
+"""What a data file's name may keep; a file without is recognised by its content."""
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -141,8 +144,8 @@ class _Job:
         names = {}
         for role, file in (("train", claim.training_file), ("valid", claim.validation_file)):
             if file is not None:
-                suffix = "".join(Path(file.filename).suffixes[-1:])
-                names[role] = f"data/{role}{suffix}"
+                suffix = Path(file.filename).suffix.lower()
+                names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
                 target = self._run.root / names[role]
                 self._insist(self._api.fetch_file, file.file_id, file.sha256, target)
         return RunSpec(

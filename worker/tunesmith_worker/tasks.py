@@ -9,6 +9,7 @@ from pathlib import Path
 
 from celery import Celery
 
+from tunesmith_schema import FileValidation, RowProblem
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .server_api import ServerApi, ServerUnreachable
@@ -50,6 +51,12 @@ def read_upload(api: ServerApi, file_id: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        found = validate_file(path, file.filename)
+        try:
+            found = validate_file(path, file.filename)
+        except Exception as error:  # a bug of ours must not leave the file unread for ever
+            log.exception("cannot read %s", file.filename)
+            message = f"the file could not be read: {type(error).__name__}: {error}"[:500]
+            problem = RowProblem(row=0, message=message)
+            found = FileValidation(ok=False, problems=[problem], num_problems=1)
     log.info("%s: %d rows, %d problems", file.filename, found.rows, found.num_problems)
     api.send_validation(file_id, found)
