@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Request
+from .base import Request, Text
 
 Auto = Literal["auto"]
 
@@ -23,7 +23,7 @@ class LoraRecipe(Request):
     """The update is multiplied by lora_alpha / r (or / sqrt(r), see `use_rslora`)."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the adapter's input set to zero while training."""
-    target_modules: Auto | Literal["all-linear"] | list[str] = "auto"
+    target_modules: Auto | Literal["all-linear"] | list[Text] = "auto"
     """Names of the layers to adapt. `"auto"`: the seven projections of a Llama-shaped block."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which biases train along."""
@@ -56,16 +56,17 @@ class Recipe(Request):
     """Steps of linear warm-up. `"auto"`: 3 % of the run."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
     """Decoupled weight decay (AdamW)."""
-    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
     """Gradients are clipped to this L2 norm; 0 means no clipping."""
     num_train_epochs: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
     """Passes over the data. `"auto"`: 3 up to 10,000 rows, else 1."""
     max_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Optimiser steps; overrides `num_train_epochs`."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
-    """Rows in one forward pass (packs, when `packing`)."""
+    """Rows in one forward pass (packs, when `packing`). `"auto"`: at most 8."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
-    """Forward passes in one optimiser step."""
+    """Forward passes in one optimiser step. `"auto"`: what makes 16 rows a step, fewer for small
+    data (a sixteenth of the rows)."""
     max_seq_length: Annotated[int, Field(ge=8, le=1_048_576)] | Auto = "auto"
     """Tokens a row may have. `"auto"`: the model's context, at most 2,048."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
