@@ -108,6 +108,11 @@ class Service:
         """The train worker's main process (its pool child has the same command line)."""
         return self.processes("worker --queue train")[0]
 
+    def worker_env(self) -> dict[str, str]:
+        """The train worker's environment: another worker of this service needs the same."""
+        pairs = Path(f"/proc/{self.worker_main()}/environ").read_bytes().decode().split("\0")
+        return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
     def worker_child(self) -> int:
         return self.processes("worker --queue train")[1]
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,18 @@ import tunesmith
 from tunesmith_schema import EventKind
 
 from .conftest import MakeService
-from .service import LONG, SHORT, Service, alive, until
+from .service import LONG, QUICK, SHORT, Service, alive, command_line, descendants, until
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sturdy(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
+    """One service that takes most of the blows, one after the other, with leases of 4 s."""
+    running = Service(tmp_path_factory.mktemp("sturdy") / "data", model_dir, **QUICK)
+    running.start()
+    yield running
+    running.close()
 
 
 def start_training(service: Service, rows: Path, **recipe: object) -> tunesmith.Job:
@@ -42,12 +52,11 @@ def assert_complete(job: tunesmith.Job, steps: int) -> None:
 
 
 def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
-    make_service: MakeService, rows: Path
+    sturdy: Service, rows: Path
 ) -> None:
-    service = make_service()
-    job = start_training(service, rows)
-    trainer, child = service.trainers()[0], service.worker_child()
-    os.kill(service.worker_main(), signal.SIGKILL)
+    job = start_training(sturdy, rows)
+    trainer, child = sturdy.trainers()[0], sturdy.worker_child()
+    os.kill(sturdy.worker_main(), signal.SIGKILL)
     until(lambda: not alive(trainer) and not alive(child), 5)
     job.wait(timeout=90)
     assert job.attempt == 2
@@ -57,12 +66,11 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
 
 
 def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
-    make_service: MakeService, rows: Path
+    sturdy: Service, rows: Path
 ) -> None:
-    service = make_service()
-    job = start_training(service, rows)
-    trainer = service.trainers()[0]
-    os.kill(service.worker_child(), signal.SIGKILL)
+    job = start_training(sturdy, rows)
+    trainer = sturdy.trainers()[0]
+    os.kill(sturdy.worker_child(), signal.SIGKILL)
     until(lambda: not alive(trainer), 5)
     job.wait(timeout=90)
     assert job.attempt == 2
@@ -80,32 +88,29 @@ def test_a_job_that_kills_every_worker_fails_instead_of_going_round(
     assert caught.value.code == "worker_lost"
 
 
-def test_a_killed_trainer_fails_the_job_and_says_how(make_service: MakeService, rows: Path) -> None:
-    service = make_service()
-    job = start_training(service, rows)
-    os.kill(service.trainers()[0], signal.SIGKILL)
+def test_a_killed_trainer_fails_the_job_and_says_how(sturdy: Service, rows: Path) -> None:
+    job = start_training(sturdy, rows)
+    os.kill(sturdy.trainers()[0], signal.SIGKILL)
     with pytest.raises(tunesmith.JobFailedError) as caught:
         job.wait(timeout=20)
     assert caught.value.code == "out_of_memory"
     assert "SIGKILL" in str(caught.value)
 
 
-def test_an_api_killed_in_mid_job_loses_no_metric(make_service: MakeService, rows: Path) -> None:
-    service = make_service(TUNESMITH_LEASE_SECONDS="30")
-    job = start_training(service, rows)
-    os.kill(service.processes("tunesmith_server api")[0], signal.SIGKILL)
+def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:
+    job = start_training(sturdy, rows)
+    os.kill(sturdy.processes("tunesmith_server api")[0], signal.SIGKILL)
     job.wait(timeout=90)
     assert job.attempt == 1
     assert_complete(job, LONG["max_steps"])
 
 
 def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it(
-    make_service: MakeService, rows: Path
+    sturdy: Service, rows: Path
 ) -> None:
-    service = make_service()
-    job = start_training(service, rows)
-    api = service.processes("tunesmith_server api")[0]
-    trainer = service.trainers()[0]
+    job = start_training(sturdy, rows)
+    api = sturdy.processes("tunesmith_server api")[0]
+    trainer = sturdy.trainers()[0]
     os.kill(api, signal.SIGSTOP)
     stopped = until(lambda: _state(trainer) == "T", 40)
     assert stopped
@@ -119,30 +124,19 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-def test_two_workers_and_one_job_make_one_trainer(make_service: MakeService, rows: Path) -> None:
-    service = make_service()
-    socket = next(service.data_dir.glob("broker/broker.sock"), None)
-    broker = service.processes("valkey-server") or service.processes("redis-server")
-    assert broker, "the embedded broker is a server"
-    url = f"redis+socket://{socket}" if socket else _broker_url(service)
-    env = {
-        **os.environ,
-        "TUNESMITH_DATA_DIR": str(service.data_dir),
-        "TUNESMITH_BROKER_URL": url,
-        "TUNESMITH_SERVER_URL": service.url.removesuffix("/v1"),
-    }
+def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -> None:
     second = subprocess.Popen(
         [sys.executable, "-m", "tunesmith_worker", "worker", "--queue", "train"],
-        env=env,
+        env=sturdy.worker_env(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        ready = service.url.removesuffix("/v1") + "/readyz"
-        with service.internal() as http:
+        ready = sturdy.url.removesuffix("/v1") + "/readyz"
+        with sturdy.internal() as http:
             until(lambda: http.get(ready).json().get("workers", {}).get("train") == 2, 30)
-        job = start_training(service, rows)
-        seen = {pid for _ in range(20) for pid in _sample(service, second.pid)}
+        job = start_training(sturdy, rows)
+        seen = {pid for _ in range(20) for pid in _sample(sturdy, second.pid)}
         job.wait(timeout=60)
     finally:
         second.terminate()
@@ -153,26 +147,16 @@ def test_two_workers_and_one_job_make_one_trainer(make_service: MakeService, row
 
 
 def _sample(service: Service, second: int) -> list[int]:
-    from .service import command_line, descendants
-
     time.sleep(0.05)
     pids = descendants(service.pid) + descendants(second)
     return [pid for pid in pids if "tunesmith_worker.run" in command_line(pid)]
 
 
-def _broker_url(service: Service) -> str:
-    environ = Path(f"/proc/{service.worker_main()}/environ").read_bytes().split(b"\0")
-    return next(v for v in environ if v.startswith(b"TUNESMITH_BROKER_URL="))[21:].decode()
-
-
-def test_a_message_lost_with_the_broker_costs_seconds_only(
-    make_service: MakeService, rows: Path
-) -> None:
-    service = make_service()
-    with service.client() as client:
+def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows: Path) -> None:
+    with sturdy.client() as client:
         file = client.files.create(file=rows)
         client.files.wait_for_processing(file.id, timeout=30)
-        for pid in service.processes("valkey-server") + service.processes("redis-server"):
+        for pid in sturdy.processes("valkey-server") + sturdy.processes("redis-server"):
             os.kill(pid, signal.SIGKILL)
         job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
         job.wait(timeout=90)
