@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
+
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+"""Text that every database can hold: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
 """Validation context of a client that reads an answer: keys of a newer server are then dropped."""
@@ -58,7 +61,7 @@ class Request(BaseModel):
             raise PydanticCustomError(
                 "unknown_field",
                 "unknown field '{field}': {advice}",
-                {"field": str(key)[:80], "advice": advice},
+                {"field": str(key)[:80].encode(errors="replace").decode(), "advice": advice},
             )
         return value
 
@@ -77,7 +80,10 @@ class Page(Response, Generic[T]):
 
     object: str = "list"
     data: list[T]
+    """The items, in the order that was asked for."""
     has_more: bool = False
     """Whether asking again with `after=<last_id>` gives more."""
     first_id: str | None = None
+    """Id of the first item here."""
     last_id: str | None = None
+    """Id of the last item here."""

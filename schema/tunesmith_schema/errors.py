@@ -57,6 +57,8 @@ class ErrorCode(StrEnum):
 
 
 class ErrorBody(Response):
+    """What went wrong, for people and for programs."""
+
     message: str
     """What was wrong, the value, and what to do."""
     type: str
@@ -74,4 +76,7 @@ class ErrorBody(Response):
 
 
 class ErrorEnvelope(Response):
+    """The body of every answer that is a refusal or a failure."""
+
     error: ErrorBody
+    """OpenAI's clients read `message`, `type`, `param` and `code` from here."""

@@ -27,6 +27,8 @@ class EventKind(StrEnum):
 
 
 class Event(Response):
+    """One thing that a job told."""
+
     id: str
     """`ftevent-<job>-<seq>`: usable as `after`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
@@ -34,7 +36,9 @@ class Event(Response):
     level: Literal["info", "warn", "error"] = "info"
     message: str
     type: Literal["message", "metrics"] = "message"
+    """OpenAI's coarse kind; `kind` is finer."""
     data: dict[str, JsonValue] = Field(default_factory=dict)
+    """Depends on `kind`."""
     kind: EventKind | str = Field(default=EventKind.MESSAGE, union_mode="left_to_right")
     """One of `EventKind`; a newer server may know more."""
     seq: int
@@ -54,23 +58,36 @@ class MetricPoint(Response):
 
 
 class CheckpointMetrics(Response):
+    """OpenAI's names for a checkpoint's numbers; null where nothing was measured."""
+
     step: float | None = None
     train_loss: float | None = None
+    """Nats per token on the last training batch."""
     train_mean_token_accuracy: float | None = None
+    """Share of tokens predicted right on the last training batch."""
     valid_loss: float | None = None
+    """Nats per token on a part of the validation file."""
     valid_mean_token_accuracy: float | None = None
+    """Share of tokens predicted right on a part of the validation file."""
     full_valid_loss: float | None = None
+    """Nats per token on the whole validation file."""
     full_valid_mean_token_accuracy: float | None = None
+    """Share of tokens predicted right on the whole validation file."""
 
 
 class Checkpoint(Response):
+    """An adapter taken on the way, usable as a model."""
+
     id: str
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
     created_at: int
     fine_tuning_job_id: str
+    """The job that it was taken in."""
     fine_tuned_model_checkpoint: str
     """Name of the checkpoint as a model."""
     step_number: int
+    """Optimiser step it was taken at."""
     metrics: CheckpointMetrics
+    """The last values known at that step."""
     adapter_id: str | None = None
     """What `/v1/adapters/{id}` calls it."""

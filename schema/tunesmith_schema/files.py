@@ -40,6 +40,8 @@ class RowFormat(StrEnum):
 
 
 class RowProblem(Response):
+    """A row that cannot be trained on."""
+
     row: int
     """Counted from 1; a line number in JSONL, a record number elsewhere."""
     message: str
@@ -49,7 +51,9 @@ class FileValidation(Request):
     """What the light worker found in a data set."""
 
     ok: bool
+    """Whether it can be trained on."""
     format: RowFormat | None = None
+    """Shape of the rows; null when none was recognised."""
     rows: int = Field(default=0, ge=0)
     """Rows read, good ones and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
@@ -59,6 +63,8 @@ class FileValidation(Request):
 
 
 class FileObject(Response):
+    """An uploaded file."""
+
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -68,6 +74,7 @@ class FileObject(Response):
     """Unix seconds; absent when the file stays until deleted."""
     filename: str
     purpose: str
+    """What it was uploaded for."""
     status: Literal["uploaded", "processed", "error"] = "uploaded"
     """`uploaded` until a light worker has read it."""
     status_details: str | None = None
@@ -75,9 +82,12 @@ class FileObject(Response):
     sha256: str | None = None
     """Of the content, hexadecimal."""
     validation: FileValidation | None = None
+    """What the light worker found; null until it has looked."""
 
 
 class FileDeleted(Response):
+    """Answer to the deletion of a file."""
+
     id: str
     object: Literal["file"] = "file"
     deleted: bool = True

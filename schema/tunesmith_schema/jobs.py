@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from .base import Request, Response
+from .base import Request, Response, Text
 from .errors import ErrorCategory
 from .recipe import Auto, Recipe
 
@@ -70,24 +70,29 @@ class Hyperparameters(Request):
 
 
 class SupervisedMethod(Request):
+    """Settings of supervised fine-tuning."""
+
     hyperparameters: Hyperparameters | None = None
+    """Without them all are automatic."""
 
 
 class Method(Request):
     """The kind of training."""
 
     type: Literal["supervised"]
+    """Supervised fine-tuning is the one kind there is so far."""
     supervised: SupervisedMethod | None = None
+    """Its hyperparameters; without them all are automatic."""
 
 
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
-    model: str = Field(min_length=1, max_length=512)
+    model: Text = Field(min_length=1, max_length=512)
     """Hub id, folder name or path below an allowed directory, or a full-tuned `ft:` model."""
-    training_file: str
+    training_file: Text
     """Id of an uploaded file."""
-    validation_file: str | None = None
+    validation_file: Text | None = None
     """Id of an uploaded file; gives `valid_loss`."""
     suffix: str | None = Field(
         default=None, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$"
@@ -95,14 +100,16 @@ class JobCreate(Request):
     """Goes into the tuned model's name."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seeds weights, shuffling and dropout; drawn and shown when not given."""
-    metadata: dict[str, str] | None = None
+    metadata: dict[Text, Text] | None = None
     """At most 16 pairs; keys up to 64 characters, values up to 512."""
     integrations: list[JsonValue] | None = None
     """None is available; anything but an empty list is refused rather than ignored."""
     hyperparameters: Hyperparameters | None = None
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
+    """The kind of training and its hyperparameters, OpenAI's current form."""
     recipe: Recipe = Field(default_factory=Recipe)
+    """How to train, in PEFT's and TRL's words; everything has a default."""
 
     @model_validator(mode="after")
     def _within_bounds(self) -> Self:
@@ -167,10 +174,14 @@ class JobError(Response):
     """Why a job failed; `{}`-like with nulls on the wire while it has not."""
 
     code: str | None = None
+    """One of `ErrorCode`."""
     message: str | None = None
     param: str | None = None
+    """The request field it is about, for example `training_file`."""
     category: ErrorCategory | None = None
+    """Who can mend it."""
     hint: str | None = None
+    """The next thing to try."""
 
 
 class Job(Response):
@@ -181,33 +192,50 @@ class Job(Response):
     created_at: int
     """Unix seconds, like every time here."""
     finished_at: int | None = None
+    """Set once it succeeded, failed or was cancelled."""
     estimated_finish: int | None = None
+    """When it should be done, as far as is known."""
     model: str
     fine_tuned_model: str | None = None
     """Name of the tuned model once it succeeded."""
     organization_id: str = "tunesmith"
+    """OpenAI requires one; always the same here."""
     status: Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
+    """OpenAI's closed set; `state` is the true one."""
     training_file: str
+    """Id of the data set."""
     validation_file: str | None = None
+    """Id of the data set for `valid_loss`."""
     hyperparameters: Hyperparameters
+    """OpenAI's knobs in force, wherever they were given."""
     method: dict[str, Any] | None = None
+    """The same hyperparameters in OpenAI's newer form."""
     result_files: list[str] = Field(default_factory=list)
-    """Adapter ids, once there are any."""
+    """Always empty: `adapter_id` and `/v1/adapters` have what was trained."""
     trained_tokens: int | None = None
     """Tokens that carried loss, over the whole run."""
     error: JobError | None = None
+    """Why it failed; null unless it did."""
     integrations: list[Any] | None = None
+    """OpenAI's field; always null here."""
     metadata: dict[str, str] | None = None
+    """As given on creation."""
     seed: int
     suffix: str | None = None
+    """Part of the tuned model's name."""
     state: JobState
+    """Where it truly is."""
     phase: str | None = None
     """Finer than `state`: claim, download, spawn, import, load, data, train, save, upload."""
     recipe: Recipe
+    """How it is trained, defaults filled in."""
     adapter_id: str | None = None
+    """What `/v1/adapters/{id}` calls the result."""
     attempt: int = 0
     """How often a worker has claimed it."""
     step: int = 0
     """Optimiser steps done in this attempt."""
     total_steps: int | None = None
+    """Optimiser steps of the whole run, once they are known."""
     cancel_requested: bool = False
+    """Whether its worker has been asked to stop."""

@@ -10,6 +10,8 @@ from .base import Request, Response
 
 
 class Model(Response):
+    """Something that a job can start from or that one made."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -17,10 +19,14 @@ class Model(Response):
     owned_by: str
     """`base` for a model on this host, `tunesmith` for one trained here."""
     adapter_id: str | None = None
+    """Set on tuned models: what `/v1/adapters/{id}` calls it."""
     base_model: str | None = None
+    """Set on tuned models: what it was trained on."""
 
 
 class ModelDeleted(Response):
+    """Answer to the deletion of a tuned model."""
+
     id: str
     object: Literal["model"] = "model"
     deleted: bool = True
@@ -45,9 +51,12 @@ class Adapter(Response):
     model: str
     """The tuned model's name."""
     base_model: str
+    """The model it was trained on."""
     kind: Literal["lora", "full"]
+    """`lora`: a PEFT adapter; `full`: all weights."""
     step: int
     """Optimiser step it was taken at."""
     bytes: int
     """Sum over `files`."""
     files: list[StoredFile]
+    """Each can be had at `/v1/adapters/{id}/content/{name}`."""

@@ -36,7 +36,9 @@ class RunSpec(Request):
     validation_file: str | None = None
     """Path, relative to the run directory."""
     recipe: Recipe = Field(default_factory=Recipe)
+    """How to train."""
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    """OpenAI's knobs; the recipe was checked against them."""
     seed: int = Field(default=0, ge=0)
 
 
@@ -44,14 +46,18 @@ class Choice(Request):
     """One thing that was `"auto"`."""
 
     name: str
+    """The recipe field or engine knob."""
     value: JsonValue
+    """What was chosen."""
     reason: str
+    """Why, with the number that decided it."""
 
 
 class Plan(Request):
     """plan.json: every choice made, re-used when the run is taken up again."""
 
     choices: list[Choice]
+    """In the order in which they were made."""
 
 
 class RunEvent(Request):
@@ -59,9 +65,10 @@ class RunEvent(Request):
 
     source_seq: int = Field(ge=1)
     """1, 2, 3, ... within one attempt; makes a repeated report harmless."""
-    created_at: float
+    created_at: float = Field(ge=0, allow_inf_nan=False)
     """Unix seconds."""
     kind: EventKind = EventKind.MESSAGE
+    """Decides what `data` holds."""
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
@@ -75,10 +82,14 @@ class JobFailure(Request):
     """Why a run ended badly, in words a user can act on."""
 
     category: ErrorCategory
+    """Who can mend it."""
     code: ErrorCode
+    """Stable, for programs."""
     message: str = Field(max_length=4000)
     hint: str | None = Field(default=None, max_length=1000)
+    """The next thing to try."""
     param: str | None = None
+    """The request field it is about."""
 
 
 class RunResult(Request):
@@ -87,13 +98,16 @@ class RunResult(Request):
     outcome: Literal["succeeded", "failed", "stopped"]
     """`stopped`: left at a step boundary because it was asked to; the job is not over."""
     kind: Literal["lora", "full"] | None = None
+    """With `succeeded`: what the folder holds."""
     directory: str | None = None
     """Folder with the adapter or weights, relative to the run directory."""
     step: int = 0
     trained_tokens: int = 0
+    """Tokens that carried loss."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """The last value of each metric."""
     error: JobFailure | None = None
+    """With `failed`: why."""
 
 
 class ControlAction(StrEnum):
@@ -104,4 +118,7 @@ class ControlAction(StrEnum):
 
 
 class ControlFile(Request):
+    """control.json: the supervisor's order to the trainer."""
+
     action: ControlAction
+    """What to do at the next step boundary."""

@@ -21,10 +21,13 @@ class WorkerHello(Request):
 
     worker_id: str = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
+    """Which queue it serves."""
     host: str = Field(max_length=255)
+    """Host name, for people."""
     device: str = Field(max_length=255)
     """For example `cpu` or a GPU's name."""
     version: str = Field(max_length=32)
+    """Of the worker's code."""
     models: list[Annotated[str, Field(max_length=255)]] = Field(
         default_factory=list, max_length=1000
     )
@@ -32,15 +35,21 @@ class WorkerHello(Request):
 
 
 class WorkerWelcome(Response):
+    """Answer to a hello."""
+
     jobs_waiting: bool
     """Whether a claim would get something now."""
 
 
 class ClaimRequest(Request):
+    """A worker asks for the best eligible job."""
+
     worker_id: str = Field(min_length=1, max_length=128)
 
 
 class ClaimedFile(Response):
+    """A data set that the worker fetches from `/internal/files/{file_id}/content`."""
+
     file_id: str
     filename: str
     bytes: int
@@ -61,9 +70,13 @@ class Claim(Response):
     base_files: list[StoredFile] | None = None
     """The base model's files when it was trained here; None: the worker finds it by name."""
     training_file: ClaimedFile
+    """What to train on."""
     validation_file: ClaimedFile | None = None
+    """What to measure `valid_loss` on."""
     recipe: Recipe
+    """As the user gave it, defaults filled in."""
     hyperparameters: Hyperparameters
+    """OpenAI's knobs in force."""
     seed: int
 
 
@@ -73,9 +86,12 @@ class Outcome(Request):
     state: Literal["succeeded", "failed", "cancelled", "released"]
     """`released`: the worker was told to go; the job is queued again and no attempt is charged."""
     error: JobFailure | None = None
+    """With `failed`: why."""
     kind: Literal["lora", "full"] | None = None
+    """With `succeeded`: what `files` are."""
     step: int = Field(default=0, ge=0)
     trained_tokens: int = Field(default=0, ge=0)
+    """Tokens that carried loss."""
     files: list[StoredFile] = Field(default_factory=list)
     """The adapter or weights, already stored."""
 
@@ -87,8 +103,11 @@ class Report(Request):
     attempt: int = Field(ge=1)
     fence: int = Field(ge=1)
     phase: str | None = Field(default=None, max_length=64)
+    """What the worker is doing, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
+    """What is new, in order; those already stored are skipped."""
     outcome: Outcome | None = None
+    """With the last report only."""
 
 
 class Control(StrEnum):
@@ -99,7 +118,11 @@ class Control(StrEnum):
 
 
 class ReportReply(Response):
+    """The server's answer to a report: what to do, and how far it has got."""
+
     control: Control
+    """The order to follow."""
     accepted_seq: int
     """Highest `source_seq` of this attempt that is stored."""
     lease_seconds: float
+    """The lease now lasts this long from here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
@@ -78,20 +79,27 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     import uvicorn  # the other verbs do without it
 
     from .app import create_app
+    from .listener import Listener
 
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
-    uvicorn.run(
-        create_app(settings),
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=5,
     )
+    listener = Listener(config, app.state.tunesmith.hub)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, said again once all is closed
+        listener.run()
+    if not listener.started:
+        raise StartError(f"the API could not listen on {settings.host}:{settings.port}")
 
 
 def _migrate(settings: Settings, arguments: argparse.Namespace) -> None:

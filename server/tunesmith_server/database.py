@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from pydantic_core import to_json
 from sqlalchemy import Connection, Double, create_engine, event
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -42,7 +43,9 @@ class Database:
     """One engine; `write()` and `read()` open sessions."""
 
     def __init__(self, url: str) -> None:
-        self.engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        self.engine = create_engine(
+            url, pool_pre_ping=not url.startswith("sqlite"), json_serializer=_to_json
+        )
         if self.engine.dialect.name == "sqlite":
             _prepare_sqlite(self.engine)
         self.write: sessionmaker[Session] = sessionmaker(self.engine, expire_on_commit=False)
@@ -52,6 +55,11 @@ class Database:
 
     def dispose(self) -> None:
         self.engine.dispose()
+
+
+def _to_json(value: Any) -> str:  # Any: what JSON columns hold
+    """JSON with null for NaN, which PostgreSQL would refuse."""
+    return to_json(value, inf_nan_mode="null").decode()
 
 
 def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped

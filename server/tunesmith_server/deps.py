@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Header, Query, Request
+from fastapi import Depends, Query, Request, Response
+from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import ErrorCode
 
@@ -57,23 +59,49 @@ SessionDep = Annotated[Session, Depends(get_session, scope="function")]
 ReaderDep = Annotated[Session, Depends(get_reader, scope="function")]
 
 
-def get_caller(state: StateDep, authorization: Annotated[str | None, Header()] = None) -> str:
-    """Id of the API key that calls. Raises 401 without a valid one."""
-    with state.database.read() as session:
-        return keys.recognise(session, authorization).id
+def _recognise_caller(request: Request) -> None:
+    with get_state(request).database.read() as session:
+        key = keys.recognise(session, request.headers.get("authorization"))
+    request.state.caller = key.id
 
 
-def check_worker_token(
-    state: StateDep, authorization: Annotated[str | None, Header()] = None
-) -> None:
-    """Workers present one shared token; API keys do not open /internal."""
-    given = (authorization or "").removeprefix("Bearer ").strip()
-    if not same(given, state.settings.worker_token.get_secret_value()):
+def _check_worker_token(request: Request) -> None:
+    expected = get_state(request).settings.worker_token.get_secret_value()
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    if not expected or not same(given, expected):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             "the worker token is missing or wrong",
             hint="set TUNESMITH_WORKER_TOKEN to the content of worker-token in the data directory",
         )
+
+
+def _guarded_by(check: Callable[[Request], None]) -> type[APIRoute]:
+    """A route that runs `check` before it reads the body, so that strangers fill no disk."""
+
+    class Guarded(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()  # Any: FastAPI's own signature
+
+            async def check_first(request: Request) -> Response:
+                await run_in_threadpool(check, request)
+                return await handle(request)
+
+            return check_first
+
+    return Guarded
+
+
+KeyRoute = _guarded_by(_recognise_caller)
+"""Needs an API key."""
+WorkerRoute = _guarded_by(_check_worker_token)
+"""Needs the token that workers share; API keys do not open it."""
+
+
+def get_caller(request: Request) -> str:
+    """Id of the API key that calls, on a `KeyRoute`."""
+    caller: str = request.state.caller
+    return caller
 
 
 CallerDep = Annotated[str, Depends(get_caller)]

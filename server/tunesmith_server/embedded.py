@@ -5,6 +5,7 @@ Everything lives in one data directory. Each piece can be replaced by a TUNESMIT
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -15,9 +16,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from . import migrate
 from .broker import embedded_broker, find_server
@@ -33,6 +34,10 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks our own child: never through a proxy of the environment."""
 
 
+SLOW_SECONDS = 60.0
+"""A start that takes longer says where to look."""
+
+
 class StartError(Exception):
     """`serve` cannot start; the message says why and what to do."""
 
@@ -40,7 +45,11 @@ class StartError(Exception):
 def serve(settings: Settings) -> None:
     """Run until SIGINT or SIGTERM. Raises StartError before anything was started."""
     settings.prepare()
-    lock = _lock(settings.data_dir)
+    with _lock(settings.data_dir):
+        _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
     settings.port = _free_port(settings.host, settings.port)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
@@ -59,7 +68,7 @@ def serve(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask_to_stop)
     url = f"http://{_reachable(settings.host)}:{settings.port}"
-    started, announced = time.monotonic(), False
+    started, announced, warned = time.monotonic(), False, False
     try:
         _say(f"data directory  {settings.data_dir}")
         _say(f"admin API key   {key_file}")
@@ -71,11 +80,13 @@ def serve(settings: Settings) -> None:
             if not announced and _ready(url):
                 announced = True
                 _say(f"ready           {url}/v1  ({time.monotonic() - started:.1f} s)")
+            if not announced and not warned and time.monotonic() - started > SLOW_SECONDS:
+                warned = True
+                log.warning("still not ready: the logs are in %s", settings.data_dir / "logs")
             time.sleep(0.2)
         _say("stopping: a job in progress goes back to the queue")
     finally:
         stop_all(children)
-        lock.close()
     _say("stopped")
 
 
@@ -134,22 +145,23 @@ def _admin_key(settings: Settings, key_file: Path) -> None:
     database.dispose()
 
 
-def _lock(data_dir: Path) -> IO[str]:
+@contextlib.contextmanager
+def _lock(data_dir: Path) -> Iterator[None]:
     """One `serve` per data directory."""
-    file = (data_dir / "serve.lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "?"
-        raise StartError(
-            f"another `tunesmith serve` (pid {holder}) uses {data_dir}: "
-            "stop it, or pass another --data-dir"
-        ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
+    with (data_dir / "serve.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "?"
+            raise StartError(
+                f"another `tunesmith serve` (pid {holder}) uses {data_dir}: "
+                "stop it, or pass another --data-dir"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def _free_port(host: str, port: int) -> int:
@@ -176,5 +188,6 @@ def _ready(url: str) -> bool:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # whoever read our output has left; we have not
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
@@ -27,10 +28,17 @@ class ServiceError(Exception):
     retryable = False
 
     def __init__(
-        self, code: ErrorCode, message: str, *, param: str | None = None, hint: str | None = None
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        param: str | None = None,
+        hint: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.param, self.hint = code, message, param, hint
+        self.headers = headers or {}
 
 
 class BadRequest(ServiceError):
@@ -102,7 +110,26 @@ def service_error_response(request: Request, error: ServiceError) -> JSONRespons
         hint=error.hint,
         retryable=error.retryable,
     )
-    return error_response(request, error.status, body)
+    response = error_response(request, error.status, body)
+    response.headers.update(error.headers)
+    return response
+
+
+def bug_response(request: Request, error: Exception) -> JSONResponse:
+    """The answer to an error that nobody foresaw: the log has the text, the caller the id."""
+    body = ErrorBody(
+        message=f"internal error: {type(error).__name__}",
+        type="server_error",
+        code=ErrorCode.INTERNAL,
+        hint="a bug of ours: the server's log has the traceback under this request id",
+        retryable=True,
+    )
+    response = error_response(request, 500, body)
+    log.error(
+        "unhandled error in %s %s (%s)", request.method, request.url.path, body.request_id,
+        exc_info=error,
+    )  # fmt: skip
+    return response
 
 
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
@@ -111,12 +138,17 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     code = ErrorCode.INVALID_REQUEST
     loc = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # A union reports one complaint per branch, with the branch's name at the end: not a field.
-    loc = [part for part in loc if not part.startswith(("constrained-", "literal[", "function-"))]
+    branches = ("constrained-", "literal[", "function-", "list[")
+    loc = [part for part in loc if not part.startswith(branches)]
+    if loc[-1:] == ["bool"]:
+        loc.pop()
     if first["type"] == "unknown_field":
         code = ErrorCode.UNKNOWN_FIELD
         loc.append(str(first["ctx"]["field"]))
     param = ".".join(loc) or None
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_attributes_type" and param is None:
+        message = "the body is not a JSON object sent as 'Content-Type: application/json'"
     if first["type"] == "json_invalid":
         param, message = None, f"the body is not valid JSON: {first['ctx']['error']}"
     given = first.get("input")
@@ -140,8 +172,20 @@ def install_error_handlers(app: FastAPI) -> None:
     async def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         return error_response(request, 400, validation_body(list(error.errors())))
 
+    @app.exception_handler(DataError)
+    async def _unstorable(request: Request, error: DataError) -> JSONResponse:
+        refusal = BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            "a value in the request cannot be looked up or stored",
+            hint="is there a NUL character, or a number or text that is far too long?",
+        )
+        return service_error_response(request, refusal)
+
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, ServiceError):
+            # FastAPI turns whatever stopped it from reading the body into a plain 400.
+            return service_error_response(request, error.__cause__)
         path = f"{request.method} {request.url.path}"
         message = {
             404: f"no route {path}",
@@ -156,15 +200,3 @@ def install_error_handlers(app: FastAPI) -> None:
         response = error_response(request, error.status_code, body)
         response.headers.update(error.headers or {})
         return response
-
-    @app.exception_handler(Exception)
-    async def _bug(request: Request, error: Exception) -> JSONResponse:
-        log.error("unhandled error in %s %s", request.method, request.url.path, exc_info=error)
-        body = ErrorBody(
-            message=f"internal error: {type(error).__name__}",
-            type="server_error",
-            code=ErrorCode.INTERNAL,
-            hint="a bug of ours: the server's log has the traceback under this request id",
-            retryable=True,
-        )
-        return error_response(request, 500, body)

@@ -1,4 +1,4 @@
-"""What every request goes through: an id, a limit on the body, one log line."""
+"""What every request goes through: an id, a limit on the body, one log line, an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode
 
-from .errors import TooLarge, service_error_response
+from .errors import TooLarge, bug_response, service_error_response
 
 log = logging.getLogger("tunesmith.access")
 
@@ -60,11 +60,16 @@ class RequestEnvelope:
             return message
 
         announced = request.headers.get("content-length", "0")
-        if limit and announced.isdigit() and int(announced) > limit:
+        if limit and announced.isdecimal() and int(announced) > limit:
             response = service_error_response(request, _too_large(int(announced), limit))
             await response(scope, receive, send_with_id)
         else:
-            await self._app(scope, receive_within_limit, send_with_id)
+            try:
+                await self._app(scope, receive_within_limit, send_with_id)
+            except Exception as error:
+                if status:
+                    raise  # the answer has begun: all that is left is to cut it off
+                await bug_response(request, error)(scope, receive, send_with_id)
         log.info(
             "%s %s %d %.1f ms %s",
             scope["method"], scope["path"], status,

@@ -32,7 +32,8 @@ class WakeUps:
         url, options = broker_transport(broker_url)
         self._celery = Celery("tunesmith", broker=url)
         self._celery.conf.update(
-            broker_transport_options=options,
+            # One more try, at once: kombu's own would hold up the caller for 6 s.
+            broker_transport_options={**options, "max_retries": 1, "interval_start": 0},
             task_ignore_result=True,
             task_serializer="json",
             accept_content=["json"],

@@ -67,7 +67,9 @@ def read_or_write_secret(path: Path, value: str) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return path.read_text().strip()
+        if known := path.read_text().strip():
+            return known
+        raise ValueError(f"{path} is empty: delete it and start again") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(value + "\n")
     return value

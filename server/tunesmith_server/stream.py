@@ -6,6 +6,7 @@ A watcher reads the backlog itself, then waits for the hub to say that its job h
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
@@ -17,6 +18,9 @@ from tunesmith_schema import TERMINAL, Event, Job
 from .database import Database
 from .models import JobRow
 from .services import events, jobs
+from .services.paging import number_in
+
+log = logging.getLogger(__name__)
 
 TAIL_SECONDS = 0.25
 PING_SECONDS = 15.0
@@ -37,11 +41,17 @@ class EventHub:
         """Tail the database until cancelled: one query a round for all watched jobs."""
         while True:
             await asyncio.sleep(TAIL_SECONDS)
-            if self._watchers:
-                for job_id, seq in (await run_in_threadpool(self._heads)).items():
-                    if seq != self._last_seq.get(job_id):
-                        self._last_seq[job_id] = seq
-                        self._notify(job_id)
+            if not self._watchers:
+                continue
+            try:
+                heads = await run_in_threadpool(self._heads)
+            except Exception:  # the next round may do better; a dead tailer never does
+                log.exception("cannot follow the watched jobs")
+                continue
+            for job_id, seq in heads.items():
+                if seq != self._last_seq.get(job_id):
+                    self._last_seq[job_id] = seq
+                    self._notify(job_id)
 
     def close(self) -> None:
         """End all streams, so that the process can leave; clients reconnect and resume."""
@@ -98,4 +108,4 @@ class EventHub:
 
 def parse_last_event_id(value: str | None) -> int:
     """The number in a `Last-Event-ID` header; 0 (everything) when absent or not ours."""
-    return int(value) if value and value.isdigit() else 0
+    return number_in(value or "") or 0

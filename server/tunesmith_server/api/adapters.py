@@ -9,11 +9,11 @@ from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import Adapter
 
-from ..deps import CallerDep, ReaderDep, StateDep
+from ..deps import CallerDep, KeyRoute, ReaderDep, StateDep
 from ..services import adapters
 from .files import send_blob
 
-router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"])
+router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)
 
 
 @router.get("")

@@ -9,12 +9,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import Checkpoint, MetricPoint, Page
 
-from ..deps import CallerDep, CursorDep, ReaderDep, StateDep
+from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
 from ..services import events, jobs
 from ..services.paging import Order
 from ..stream import parse_last_event_id
 
-router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
+router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
 
 _SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

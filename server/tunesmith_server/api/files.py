@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, File, Form, Header, Query, UploadFile
 from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
 
-from ..deps import CallerDep, ReaderDep, SessionDep, StateDep
+from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 from ..errors import BadRequest, RangeNotSatisfiable
 from ..services import files
 from ..services.paging import Order
 from ..storage import Storage
 
-router = APIRouter(prefix="/files", tags=["files"])
+router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 
-_RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
 
 
 @router.post("")
@@ -31,8 +31,16 @@ def create(
     expires_in: Annotated[
         int | None, Form(alias="expires_after[seconds]", ge=3600, le=2_592_000)
     ] = None,
+    expires_from: Annotated[
+        Literal["created_at"] | None, Form(alias="expires_after[anchor]")
+    ] = None,
 ) -> FileObject:
     """Upload a file. The parser has spooled it to disk by now; memory stays flat."""
+    if expires_from and not expires_in:
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST, "expires_after needs seconds",
+            param="expires_after[seconds]", hint="3600 to 2592000",
+        )  # fmt: skip
     return files.create(
         session,
         state.storage,
@@ -83,6 +91,8 @@ def send_blob(
     storage: Storage, sha256: str, size: int, filename: str, wanted: str | None
 ) -> Response:
     """A blob, or the one range of it that was asked for (RFC 9110, section 14)."""
+    if wanted and not wanted.lower().startswith("bytes="):
+        wanted = None  # a unit we do not know is to be ignored
     start, end = _parse_range(wanted, size)
     plain = re.sub(r"[^A-Za-z0-9._ -]", "_", filename)
     headers = {
@@ -105,7 +115,7 @@ def send_blob(
 def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
     if not wanted:
         return 0, size
-    match = _RANGE.match(wanted)
+    match = _RANGE.fullmatch(wanted)
     if match is None or match.groups() == ("", ""):
         raise BadRequest(
             ErrorCode.INVALID_REQUEST, f"Range {wanted!r} is not a single byte range",
@@ -118,6 +128,7 @@ def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
         start, end = max(0, size - int(last)), size
     if start >= end:
         raise RangeNotSatisfiable(
-            ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {wanted!r} is outside the {size} bytes"
-        )
+            ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {wanted!r} is outside the {size} bytes",
+            headers={"content-range": f"bytes */{size}"},
+        )  # fmt: skip
     return start, end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import (
@@ -21,15 +21,13 @@ from tunesmith_schema import (
     WorkerWelcome,
 )
 
-from ..deps import ReaderDep, SessionDep, StateDep, check_worker_token
+from ..deps import ReaderDep, SessionDep, StateDep, WorkerRoute
 from ..errors import BadRequest
 from ..services import adapters, files, jobs, leases, workers
 from ..storage import hash_of
 from .files import send_blob
 
-router = APIRouter(
-    tags=["internal"], include_in_schema=False, dependencies=[Depends(check_worker_token)]
-)
+router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Header, Request, Response
 
 from tunesmith_schema import Job, JobCreate, Page
 
-from ..deps import CallerDep, CursorDep, ReaderDep, SessionDep, StateDep
+from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
 from ..services import jobs
 
-router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
+router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
 _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter
 
 from tunesmith_schema import Model, ModelDeleted, Page
 
-from ..deps import CallerDep, ReaderDep, SessionDep, StateDep
+from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 from ..services import adapters, base_models
 
-router = APIRouter(prefix="/models", tags=["models"])
+router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
 
 
 @router.get("")

@@ -6,6 +6,7 @@ the full weights that an earlier job produced.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..errors import BadRequest, NotFound
 from ..models import AdapterRow, WorkerRow
 from ..settings import Settings
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
         return BaseChoice(name=name)
     if name.startswith(("/", "./", "../", "~")):
         return BaseChoice(name=_folder_below_allowed(settings, name))
-    if _HUB_ID.match(name):
+    if _HUB_ID.fullmatch(name):
         return BaseChoice(name=name)
     near = difflib.get_close_matches(name, known, n=1)
     raise BadRequest(
@@ -92,10 +93,11 @@ def _tuned(session: Session, name: str) -> BaseChoice:
 
 
 def _folder_below_allowed(settings: Settings, name: str) -> str:
-    path = Path(name).expanduser().resolve()
-    for directory in settings.base_model_folders():
-        if path.is_relative_to(directory) and (path / "config.json").is_file():
-            return str(path.relative_to(directory))
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # what no path can be is none
+        path = Path(name).expanduser().resolve()
+        for directory in settings.base_model_folders():
+            if directory in path.parents and (path / "config.json").is_file():
+                return str(path.relative_to(directory))
     raise BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
         f"model {name!r} is not a model folder below an allowed directory",
@@ -107,7 +109,7 @@ def _folder_below_allowed(settings: Settings, name: str) -> str:
 def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) -> str:
     """`ft:BASE:PROJECT:SUFFIX:ID`, BASE without slashes or host paths."""
     base = model.split(":")[1] if model.startswith("ft:") else model.rstrip("/").rsplit("/", 1)[-1]
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", base)
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", base)[:100]
     return f"ft:{base}:{settings.project}:{suffix or ''}:{job_id.removeprefix('ftjob-')[:10]}"
 
 

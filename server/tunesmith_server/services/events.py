@@ -21,7 +21,7 @@ from tunesmith_schema import (
 )
 
 from ..models import CheckpointRow, EventRow, JobRow, MetricRow
-from .paging import Order, fetch_page, unknown_cursor
+from .paging import Order, fetch_page, number_in, unknown_cursor
 
 _NOT_METRICS = frozenset({"step", "total_steps"})
 
@@ -45,7 +45,7 @@ def add(
         attempt=job.attempt,
         kind=kind,
         level=level,
-        message=message,
+        message=message.replace("\0", "\ufffd"),  # PostgreSQL's text cannot hold NUL
         data=data or {},
     )
     session.add(row)
@@ -88,10 +88,11 @@ def event_id(job_id: str, seq: int) -> str:
 
 def seq_of(job_id: str, after: str) -> int:
     """The number inside an event id of this job."""
-    head, _, seq = after.rpartition("-")
-    if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or not seq.isdigit():
+    head, _, text = after.rpartition("-")
+    seq = number_in(text)
+    if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or seq is None:
         raise unknown_cursor(after, "event")
-    return int(seq)
+    return seq
 
 
 def to_wire(row: EventRow) -> Event:
@@ -135,13 +136,14 @@ def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Ev
 def list_metrics(
     session: Session, job_id: str, *, after: str | None, limit: int, order: Order
 ) -> Page[MetricPoint]:
-    if after is not None and not after.isdigit():
+    after_step = number_in(after) if after else None
+    if after and after_step is None:
         raise unknown_cursor(after, "step")
     steps, more = fetch_page(
         session,
         select(MetricRow.step).where(MetricRow.job_id == job_id).distinct(),
         (MetricRow.step.expression,),
-        after=(int(after),) if after else None,
+        after=None if after_step is None else (after_step,),
         limit=limit,
         order=order,
     )

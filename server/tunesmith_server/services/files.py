@@ -49,7 +49,7 @@ def create(
         id=new_id("file"),
         created_at=now,
         expires_at=now + expires_in if expires_in else None,
-        filename=filename.replace("\\", "/").rsplit("/", 1)[-1][:255] or "file",
+        filename=_plain_name(filename),
         purpose=purpose,
         bytes=size,
         sha256=sha256,
@@ -63,8 +63,23 @@ def create(
     return to_wire(row)
 
 
-def retrieve(session: Session, file_id: str, *, param: str | None = None) -> FileRow:
-    row = session.get(FileRow, file_id)
+def _plain_name(filename: str) -> str:
+    """The last part of a client's path, without what a terminal or file system would obey."""
+    last = filename.replace("\\", "/").rsplit("/", 1)[-1]
+    plain = "".join(letter for letter in last if letter.isprintable()).strip()[:255]
+    return plain if plain.strip(".") else "file"
+
+
+def retrieve(
+    session: Session,
+    file_id: str,
+    *,
+    param: str | None = None,
+    lock: bool | dict[str, bool] = False,
+) -> FileRow:
+    """The file. `lock` (shared: {"read": True}) keeps PostgreSQL from changing it meanwhile, so
+    that a job made while its file is validated or deleted sees that, or is seen by it."""
+    row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:
         kind = BadRequest if param else NotFound
         raise kind(
@@ -105,7 +120,7 @@ def list_files(
 
 def delete(session: Session, file_id: str) -> None:
     """Remove the row; the janitor sweeps the content once nothing refers to it."""
-    row = retrieve(session, file_id)
+    row = retrieve(session, file_id, lock=True)
     if user := job_using(session, file_id):
         raise Conflict(
             ErrorCode.FILE_IN_USE,
@@ -128,14 +143,15 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
 
 
 def record_validation(session: Session, file_id: str, found: FileValidation) -> FileRow:
-    row = retrieve(session, file_id)
+    row = retrieve(session, file_id, lock=True)
     row.validation = found.model_dump(mode="json")
     row.status = "processed" if found.ok else "error"
+    row.status_details = None
     if not found.ok:
         first = found.problems[0] if found.problems else None
         what = f"row {first.row}: {first.message}" if first else "no usable rows"
         more = f" (and {found.num_problems - 1} more)" if found.num_problems > 1 else ""
-        row.status_details = what + more
+        row.status_details = (what + more).replace("\0", "\ufffd")
     return row
 
 

@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -34,7 +35,7 @@ from tunesmith_schema import (
 from tunesmith_schema.queue import TRAIN_TASK
 
 from ..database import new_id
-from ..errors import BadRequest, Conflict, NotFound
+from ..errors import BadRequest, Conflict, NotFound, Unavailable
 from ..models import FileRow, IdempotencyRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
@@ -88,7 +89,12 @@ def move(
 
 
 def fail(
-    session: Session, job_id: str, failure: JobFailure, *, fence: int | None = None
+    session: Session,
+    job_id: str,
+    failure: JobFailure,
+    *,
+    fence: int | None = None,
+    values: dict[str, Any] | None = None,
 ) -> JobRow | None:
     return move(
         session,
@@ -98,7 +104,7 @@ def fail(
         fence=fence,
         level="error",
         data={"code": failure.code, "category": failure.category, "hint": failure.hint},
-        values={"error": failure.model_dump(mode="json")},
+        values={"error": failure.model_dump(mode="json"), **(values or {})},
     )
 
 
@@ -148,7 +154,14 @@ def create(
             )
         )
     events.add(session, job, f"created: {base.name} on {row_files[0].filename}")
-    session.flush()
+    try:
+        session.flush()
+    except IntegrityError as error:  # the same key in another transaction (PostgreSQL only)
+        raise Unavailable(
+            ErrorCode.UNAVAILABLE,
+            f"a request with Idempotency-Key {idempotency_key!r} is being served right now",
+            hint="send it again: the answer is the job that the other one made",
+        ) from error
     queue_if_validated(session, wake_ups, job, row_files)
     return to_wire(job), False
 
@@ -182,7 +195,7 @@ def _made_before(
 
 
 def _usable_file(session: Session, file_id: str, param: str) -> FileRow:
-    row = files.retrieve(session, file_id, param=param)
+    row = files.retrieve(session, file_id, param=param, lock={"read": True})
     if row.purpose != "fine-tune":
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
@@ -282,7 +295,7 @@ def list_jobs(
 ) -> Page[Job]:
     query = select(JobRow)
     for key, value in (metadata or {}).items():
-        query = query.where(JobRow.labels[key].as_string() == value)
+        query = query.where(_has_label(session, key, value))
     if without_metadata:
         query = query.where(JobRow.labels.is_(None))
     cursor = None
@@ -300,6 +313,14 @@ def list_jobs(
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
     )
+
+
+def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
+    """Whether `metadata` has this pair. A JSON path could not spell every key on SQLite."""
+    on_postgresql = session.get_bind().dialect.name == "postgresql"
+    pairs_of = func.json_each_text if on_postgresql else func.json_each
+    pair = pairs_of(JobRow.labels).table_valued("key", "value")
+    return exists().where(pair.c.key == key, pair.c.value == value)
 
 
 def cancel(session: Session, job_id: str) -> Job:

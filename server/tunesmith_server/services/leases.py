@@ -7,6 +7,7 @@ lease can no longer write. The database's clock alone judges.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -231,8 +232,12 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
     taken = 0
     for job in list(expired):
         silent = f"worker {job.lease_owner} went silent in attempt {job.attempt}"
+        # A new fence: a final report that comes after all is refused, not taken for a repetition.
+        fenced: dict[str, Any] = {"fence": job.fence + 1}
         if job.cancel_requested:
-            moved = jobs.move(session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence)
+            moved = jobs.move(
+                session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence, values=fenced
+            )
         elif job.losses + 1 >= settings.max_losses:
             failure = JobFailure(
                 category=ErrorCategory.INFRASTRUCTURE,
@@ -240,7 +245,7 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
                 message=f"{silent}; {job.losses + 1} workers were lost with this job",
                 hint="look at the workers' logs: does the job exhaust the host's memory?",
             )
-            moved = jobs.fail(session, job.id, failure, fence=job.fence)
+            moved = jobs.fail(session, job.id, failure, fence=job.fence, values=fenced)
         else:
             moved = jobs.enqueue(
                 session,
@@ -249,7 +254,7 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
                 f"{silent}: queued again",
                 fence=job.fence,
                 level="warn",
-                values={"losses": job.losses + 1},
+                values={"losses": job.losses + 1, **fenced},
             )
         taken += moved is not None
     return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Select, tuple_
@@ -32,6 +33,11 @@ def fetch_page(
     query = query.order_by(*(key.desc() if newest_first else key.asc() for key in keys))
     rows = list(session.scalars(query.limit(limit + 1)))
     return rows[:limit], len(rows) > limit
+
+
+def number_in(text: str) -> int | None:
+    """The number that `text` is, if the database can hold it."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def unknown_cursor(after: str, what: str) -> BadRequest:

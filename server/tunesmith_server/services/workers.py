@@ -15,13 +15,8 @@ READY_SECONDS = 35.0
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
-    row = session.get(WorkerRow, body.worker_id)
-    if row is None:
-        row = WorkerRow(worker_id=body.worker_id)
-        session.add(row)
-    row.queue, row.host, row.device = body.queue, body.host, body.device
-    row.version, row.models = body.version, body.models
-    row.last_seen = session.execute(select(epoch_now())).scalar_one()
+    now = session.execute(select(epoch_now())).scalar_one()
+    session.merge(WorkerRow(**body.model_dump(), last_seen=now))
     waiting = session.scalar(
         select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
     )

@@ -1,0 +1,144 @@
+"""The running app in the server tests, with everybody around it and a fake broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from httpx2 import Response
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from tunesmith_server.app import create_app
+from tunesmith_server.database import Database
+from tunesmith_server.janitor import Janitor
+from tunesmith_server.models import JobRow
+from tunesmith_server.queue import WakeUps
+from tunesmith_server.services import keys, leases
+from tunesmith_server.settings import Settings
+from tunesmith_server.storage import Storage
+
+from .callers import Caller, TrainWorker
+
+ROWS = (
+    b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}\n'
+)
+
+
+class FakeWakeUps(WakeUps):
+    """Remembers what would have been sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+
+    def send(self, task: str, subject_id: str) -> None:
+        self.sent.append((task, subject_id))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running app and everybody who talks to it."""
+
+    app: FastAPI
+    client: TestClient
+    settings: Settings
+    database: Database
+    storage: Storage
+    wake_ups: FakeWakeUps
+    user: Caller
+    worker: TrainWorker
+    anonymous: Caller
+
+    def new_user(self, name: str) -> Caller:
+        return Caller(self.client, new_key(self.database, name))
+
+    def upload(self, content: bytes = ROWS, filename: str = "rows.jsonl", **form: str) -> str:
+        reply = self.user.post(
+            "/v1/files", files={"file": (filename, content)}, data={"purpose": "fine-tune", **form}
+        )
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["id"])
+
+    def validate(self, file_id: str, **found: Any) -> dict[str, Any]:
+        """Answer as the light worker."""
+        body = {"ok": True, "format": "messages", "rows": 1, **found}
+        reply = self.worker.post(f"/internal/files/{file_id}/validation", json=body)
+        assert reply.status_code == 200, reply.text
+        file: dict[str, Any] = reply.json()
+        return file
+
+    def good_file(self, content: bytes = ROWS) -> str:
+        file_id = self.upload(content)
+        self.validate(file_id)
+        return file_id
+
+    def bad_file(self) -> str:
+        file_id = self.upload(b"not json\n", "bad.jsonl")
+        problems = [{"row": 1, "message": "not JSON"}]
+        self.validate(file_id, ok=False, format=None, problems=problems, num_problems=1)
+        return file_id
+
+    def create_reply(self, training_file: str, /, **body: Any) -> Response:
+        headers = {"content-type": "application/json", **body.pop("headers", {})}
+        body = {"model": "tiny-llama", "training_file": training_file, **body}
+        return self.user.post("/v1/fine_tuning/jobs", content=json.dumps(body), headers=headers)
+
+    def create_job(self, training_file: str, /, **body: Any) -> str:
+        reply = self.create_reply(training_file, **body)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["id"])
+
+    def job(self, job_id: str) -> Any:  # Any: JSON
+        return self.user.json(f"/v1/fine_tuning/jobs/{job_id}")
+
+    def messages(self, job_id: str) -> list[str]:
+        path = f"/v1/fine_tuning/jobs/{job_id}/events"
+        events = self.user.json(path, params={"order": "asc", "limit": 1000})
+        return [item["message"] for item in events["data"]]
+
+    def age_lease(self, job_id: str, seconds: float = 10_000) -> None:
+        """Let time pass for a worker that says nothing."""
+        self.change_job(job_id, lease_until=JobRow.lease_until - seconds)
+
+    def change_job(self, job_id: str, **columns: Any) -> None:  # Any: values or SQL expressions
+        with self.database.write.begin() as session:
+            session.execute(update(JobRow).where(JobRow.id == job_id).values(**columns))
+
+    def take_back(self) -> int:
+        """The part of the janitor's round that lets one lease pass first."""
+        with self.database.write.begin() as session:
+            return leases.take_back_expired(session, self.settings, self.wake_ups)
+
+    def janitor(self) -> Janitor:
+        return Janitor(self.settings, self.database, self.storage, self.wake_ups)
+
+
+def new_key(database: Database, name: str) -> str:
+    with database.write.begin() as session:
+        return keys.create(session, name)[1]
+
+
+@contextmanager
+def serving(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
+    app = create_app(settings)
+    state = app.state.tunesmith
+    token = settings.worker_token.get_secret_value()
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield Server(
+            app=app,
+            client=client,
+            settings=settings,
+            database=state.database,
+            storage=state.storage,
+            wake_ups=wake_ups,
+            user=Caller(client, new_key(state.database, "ann")),
+            worker=TrainWorker(client, token),
+            anonymous=Caller(client, None),
+        )

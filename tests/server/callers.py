@@ -1,0 +1,98 @@
+"""Who calls the server in its tests: users, and train workers that claim and report."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from httpx2 import Response
+from starlette.testclient import TestClient
+
+
+class Caller:
+    """An HTTP client with one bearer token."""
+
+    def __init__(self, client: TestClient, token: str | None) -> None:
+        self._client = client
+        self.headers = {"authorization": f"Bearer {token}"} if token is not None else {}
+
+    def send(self, method: str, path: str, **options: Any) -> Response:  # Any: httpx's options
+        headers = {**self.headers, **(options.pop("headers", None) or {})}
+        return self._client.request(method, path, headers=headers, **options)
+
+    def get(self, path: str, **options: Any) -> Response:
+        return self.send("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> Response:
+        return self.send("POST", path, **options)
+
+    def put(self, path: str, **options: Any) -> Response:
+        return self.send("PUT", path, **options)
+
+    def delete(self, path: str, **options: Any) -> Response:
+        return self.send("DELETE", path, **options)
+
+    def json(self, path: str, **options: Any) -> Any:  # Any: JSON
+        reply = self.get(path, **options)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+
+class TrainWorker(Caller):
+    """Claims jobs and reports on them, as `tunesmith_worker` does."""
+
+    name = "worker-1"
+
+    def claim_reply(self, name: str = "") -> Response:
+        return self.post("/internal/jobs/claim", json={"worker_id": name or self.name})
+
+    def claim(self, name: str = "") -> dict[str, Any]:
+        reply = self.claim_reply(name)
+        assert reply.status_code == 200, reply.text or "nothing to claim"
+        claim: dict[str, Any] = reply.json()
+        return claim
+
+    def report_reply(self, claim: dict[str, Any], **report: Any) -> Response:
+        body = {"worker_id": self.name, "attempt": claim["attempt"], "fence": claim["fence"]}
+        return self.post(f"/internal/jobs/{claim['job_id']}/report", json=body | report)
+
+    def report(self, claim: dict[str, Any], **report: Any) -> dict[str, Any]:
+        reply = self.report_reply(claim, **report)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def put_blob(self, claim: dict[str, Any], content: bytes, sha256: str = "") -> Response:
+        sha256 = sha256 or hashlib.sha256(content).hexdigest()
+        return self.put(
+            f"/internal/jobs/{claim['job_id']}/blobs/{sha256}",
+            params={"fence": claim["fence"]},
+            content=content,
+        )
+
+    def store(self, claim: dict[str, Any], files: dict[str, bytes]) -> list[dict[str, Any]]:
+        stored = []
+        for name, content in files.items():
+            reply = self.put_blob(claim, content)
+            assert reply.status_code == 200, reply.text
+            stored.append({**reply.json(), "name": name})
+        return stored
+
+    def succeed(self, claim: dict[str, Any], kind: str = "lora") -> dict[str, bytes]:
+        """Hand over a small adapter; gives its files."""
+        files = {
+            "adapter_config.json": b'{"peft_type": "LORA"}',
+            "adapter_model.safetensors": bytes(range(256)) * 5,
+            "empty.txt": b"",
+        }
+        outcome = {"state": "succeeded", "kind": kind, "step": 3, "trained_tokens": 30}
+        self.report(claim, outcome={**outcome, "files": self.store(claim, files)})
+        return files
+
+
+def event(source_seq: int, message: str = "hello", **fields: Any) -> dict[str, Any]:
+    return {"source_seq": source_seq, "created_at": 1_700_000_000.5, "message": message, **fields}
+
+
+def metrics(source_seq: int, step: int, **values: float | None) -> dict[str, Any]:
+    return event(source_seq, f"step {step}", kind="metrics", data={"step": step, **values})

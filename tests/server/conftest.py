@@ -1,0 +1,115 @@
+"""Fixtures of the server tests: the whole app over a fresh, migrated database.
+
+SQLite by default; the same tests run on PostgreSQL with TUNESMITH_TEST_DATABASE_URL, whose
+database they empty.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from tunesmith_schema import JobState
+from tunesmith_server import migrate
+from tunesmith_server.database import Base, Database
+from tunesmith_server.settings import Settings
+
+from .actors import FakeWakeUps, Server, serving
+
+BASE_MODEL = "tiny-llama"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TUNESMITH_")]:
+        if not name.startswith("TUNESMITH_TEST_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
+    """A migrated SQLite file to copy, or the URL of a migrated PostgreSQL database."""
+    if url := os.environ.get("TUNESMITH_TEST_DATABASE_URL"):
+        migrate.upgrade(url)
+        return url
+    file = tmp_path_factory.mktemp("migrated") / "tunesmith.db"
+    migrate.upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def database_url(migrated: Path | str, tmp_path: Path) -> str:
+    """A database with the schema and no rows."""
+    if isinstance(migrated, Path):
+        copy = tmp_path / "data" / "tunesmith.db"
+        copy.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copy(migrated, copy)
+        return f"sqlite:///{copy}"
+    database = Database(migrated)
+    with database.engine.begin() as connection:
+        tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        connection.execute(text(f"TRUNCATE {tables}"))
+    database.dispose()
+    return migrated
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    """One base model on the host; the janitor moves only when a test tells it to."""
+    folder = tmp_path / "models" / BASE_MODEL
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return Settings(
+        data_dir=tmp_path / "data",
+        database_url=database_url,
+        broker_url="memory://",
+        model_dirs=str(tmp_path / "models"),
+        janitor_seconds=3600,
+        max_file_bytes=100_000,
+    )
+
+
+@pytest.fixture
+def wake_ups(monkeypatch: pytest.MonkeyPatch) -> FakeWakeUps:
+    """Takes the place of the Celery producer in the app."""
+    fake = FakeWakeUps()
+    monkeypatch.setattr("tunesmith_server.app.WakeUps", lambda url: fake)
+    return fake
+
+
+@pytest.fixture
+def server(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
+    with serving(settings, wake_ups) as running:
+        yield running
+
+
+@pytest.fixture
+def job_in(server: Server) -> Callable[[JobState], str]:
+    """Makes a job and brings it to a state; gives its id."""
+
+    def bring(state: JobState) -> str:
+        worker = server.worker
+        if state is JobState.VALIDATING_FILES:
+            return server.create_job(server.upload())
+        job_id = server.create_job(server.good_file())
+        if state is JobState.QUEUED:
+            return job_id
+        if state is JobState.CANCELLED:
+            server.user.post(f"/v1/fine_tuning/jobs/{job_id}/cancel")
+            return job_id
+        claim = worker.claim()
+        assert claim["job_id"] == job_id, "only one job may wait at a time here"
+        if state is JobState.SUCCEEDED:
+            worker.succeed(claim)
+        elif state is JobState.FAILED:
+            worker.report(claim, outcome={"state": "failed"})
+        else:
+            assert state is JobState.RUNNING
+        return job_id
+
+    return bring

@@ -1,0 +1,102 @@
+"""Claiming: a job goes to exactly one worker, oldest first, and each claim fences off the last."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .actors import Server
+
+
+def test_there_may_be_nothing_to_do(server: Server) -> None:
+    reply = server.worker.claim_reply()
+    assert (reply.status_code, reply.content) == (204, b"")
+
+
+def test_a_claim_tells_all_that_a_run_needs(server: Server) -> None:
+    training, validation = server.good_file(), server.good_file(b"other\n")
+    job_id = server.create_job(training, validation_file=validation, seed=5)
+    claim = server.worker.claim()
+    assert (claim["job_id"], claim["attempt"], claim["fence"]) == (job_id, 1, 1)
+    assert (claim["model"], claim["seed"], claim["base_files"]) == ("tiny-llama", 5, None)
+    assert claim["lease_seconds"] == server.settings.lease_seconds
+    assert 0 <= claim["queued_seconds"] < 60
+    assert claim["training_file"]["file_id"] == training
+    assert claim["training_file"]["sha256"] != claim["validation_file"]["sha256"]
+    job = server.job(job_id)
+    assert (job["status"], job["attempt"], job["phase"]) == ("running", 1, "claim")
+    assert server.messages(job_id)[-1] == "claimed by worker-1"
+
+
+def test_the_oldest_job_goes_first(server: Server) -> None:
+    file_id = server.good_file()
+    jobs = [server.create_job(file_id) for _ in range(4)]
+    assert [server.worker.claim()["job_id"] for _ in range(4)] == jobs
+
+
+def test_a_job_queued_again_keeps_its_place(server: Server) -> None:
+    file_id = server.good_file()
+    first, second = server.create_job(file_id), server.create_job(file_id)
+    server.worker.report(server.worker.claim(), outcome={"state": "released"})
+    assert [server.worker.claim()["job_id"] for _ in range(2)] == [first, second]
+
+
+def test_of_many_claimers_one_gets_the_job(server: Server) -> None:
+    job_id = server.create_job(server.good_file())
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda i: server.worker.claim_reply(f"worker-{i}"), range(8)))
+    assert Counter(reply.status_code for reply in replies) == {200: 1, 204: 7}
+    assert server.job(job_id)["attempt"] == 1
+    assert sum(message.startswith("claimed") for message in server.messages(job_id)) == 1
+
+
+def test_many_claimers_get_a_job_each(server: Server) -> None:
+    file_id = server.good_file()
+    jobs = {server.create_job(file_id) for _ in range(8)}
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda i: server.worker.claim(f"worker-{i}"), range(8)))
+    assert {claim["job_id"] for claim in claims} == jobs
+
+
+def test_each_claim_has_a_higher_fence(server: Server) -> None:
+    server.create_job(server.good_file())
+    fences = []
+    for _ in range(3):
+        claim = server.worker.claim()
+        fences.append(claim["fence"])
+        server.worker.report(claim, outcome={"state": "released"})
+    assert fences == [1, 2, 3]
+
+
+@pytest.mark.parametrize("body", [{}, {"worker_id": ""}, {"worker_id": "w", "extra": 1}])
+def test_a_malformed_claim_is_refused(server: Server, body: dict[str, object]) -> None:
+    assert server.worker.post("/internal/jobs/claim", json=body).status_code == 400
+
+
+def test_hello_says_whether_a_job_waits(server: Server) -> None:
+    hello = {
+        "worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1",
+        "models": ["other-model"],
+    }  # fmt: skip
+    assert server.worker.post("/internal/workers/hello", json=hello).json() == {
+        "jobs_waiting": False
+    }
+    server.create_job(server.good_file())
+    again = server.worker.post("/internal/workers/hello", json=hello)
+    assert again.json()["jobs_waiting"] is True
+    models = {model["id"] for model in server.user.json("/v1/models")["data"]}
+    assert models == {"tiny-llama", "other-model"}
+
+
+def test_the_service_is_ready_while_a_train_worker_is_there(server: Server) -> None:
+    hello = {"worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1"}
+    assert server.anonymous.get("/healthz").json() == {"status": "ok"}
+    server.worker.post("/internal/workers/hello", json={**hello, "queue": "light"})
+    assert server.anonymous.get("/readyz").status_code == 503
+    server.worker.post("/internal/workers/hello", json=hello)
+    ready = server.anonymous.json("/readyz")
+    assert ready == {"status": "ready", "workers": {"train": 1}}
+    server.worker.delete("/internal/workers/w")
+    assert server.anonymous.get("/readyz").status_code == 503

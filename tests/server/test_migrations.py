@@ -1,0 +1,80 @@
+"""Migrations: they give exactly the models' schema, and can be taken back with rows inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, inspect, select
+
+from tunesmith_server import migrate
+from tunesmith_server.database import Base, Database
+from tunesmith_server.models import ApiKeyRow
+from tunesmith_server.settings import Settings
+
+from .actors import FakeWakeUps, serving
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'fresh.db'}"
+
+
+def tables(url: str) -> set[str]:
+    engine = create_engine(url)
+    found = set(inspect(engine).get_table_names())
+    engine.dispose()
+    return found - {"alembic_version"}
+
+
+def test_models_and_migrations_agree(database_url: str) -> None:
+    database = Database(database_url)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    database.dispose()
+
+
+def test_a_fresh_database_is_not_current_and_a_migrated_one_is(url: str) -> None:
+    assert not migrate.is_current(url)
+    migrate.upgrade(url)
+    assert migrate.is_current(url)
+    assert tables(url) == set(Base.metadata.tables)
+
+
+def test_migrating_twice_is_harmless(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.upgrade(url)
+    assert migrate.is_current(url)
+
+
+def test_down_and_up_again_with_rows_inside(settings: Settings, wake_ups: FakeWakeUps) -> None:
+    if not settings.database_url.startswith("sqlite"):
+        pytest.skip("the shared database stays as it is")
+    with serving(settings, wake_ups) as server:
+        server.create_job(server.good_file(), headers={"idempotency-key": "k"})
+        server.worker.succeed(server.worker.claim())
+    migrate.downgrade(settings.database_url, "base")
+    assert tables(settings.database_url) == set()
+    migrate.upgrade(settings.database_url)
+    with serving(settings, wake_ups) as server:
+        assert server.user.json("/v1/files")["data"] == []
+
+
+def test_a_failed_migration_changes_nothing(url: str) -> None:
+    with pytest.raises(Exception, match="none"):
+        migrate.upgrade(url, "none")
+    assert tables(url) == set()
+
+
+def test_rows_survive_an_upgrade_that_has_nothing_to_do(database_url: str) -> None:
+    database = Database(database_url)
+    row = ApiKeyRow(id="key-1", name="n", sha256="0" * 64, prefix="ts-", created_at=1.0)
+    with database.write.begin() as session:
+        session.add(row)
+    migrate.upgrade(database_url)
+    with database.read() as session:
+        assert session.scalars(select(ApiKeyRow.id)).all() == ["key-1"]
+    database.dispose()

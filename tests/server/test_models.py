@@ -1,0 +1,145 @@
+"""Models: which a job may start from, and what the tuned ones are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .actors import Server
+
+
+def tuned(server: Server, kind: str = "lora", **body: object) -> str:
+    """Name of a freshly tuned model."""
+    recipe = {"tuning": kind}
+    job_id = server.create_job(server.good_file(), recipe=recipe, **body)
+    server.worker.succeed(server.worker.claim(), kind=kind)
+    return str(server.job(job_id)["fine_tuned_model"])
+
+
+def test_base_and_tuned_models_are_listed(server: Server) -> None:
+    name = tuned(server)
+    models = {model["id"]: model for model in server.user.json("/v1/models")["data"]}
+    assert set(models) == {"tiny-llama", name}
+    assert models["tiny-llama"]["owned_by"] == "base"
+    assert models[name]["owned_by"] == "tunesmith"
+    assert models[name]["base_model"] == "tiny-llama"
+    assert server.user.json(f"/v1/models/{name}") == models[name]
+
+
+def test_a_tuned_name_has_five_parts_without_slashes(server: Server) -> None:
+    job_id = server.create_job(server.good_file(), model="org/Some.Model-1", suffix="mine.v2")
+    server.worker.succeed(server.worker.claim())
+    name = server.job(job_id)["fine_tuned_model"]
+    assert name == f"ft:Some.Model-1:default:mine.v2:{job_id.removeprefix('ftjob-')[:10]}"
+
+
+def test_a_very_long_base_name_still_gives_a_name(server: Server) -> None:
+    name = tuned(server, model=f"org/{'x' * 500}")
+    assert len(name) <= 255
+    assert server.user.get(f"/v1/models/{name}").status_code == 200
+
+
+def test_full_weights_can_be_trained_further(server: Server) -> None:
+    name = tuned(server, "full")
+    job_id = server.create_job(server.good_file(), model=name, suffix="again")
+    claim = server.worker.claim()
+    assert (claim["job_id"], claim["model"]) == (job_id, name)
+    assert [file["name"] for file in claim["base_files"]]
+    path = f"/internal/jobs/{job_id}/base/adapter_model.safetensors"
+    reply = server.worker.get(path, params={"fence": claim["fence"]})
+    assert reply.content == bytes(range(256)) * 5
+    assert server.worker.get(path, params={"fence": 99}).status_code == 409
+    server.worker.succeed(claim, kind="full")
+    assert server.job(job_id)["fine_tuned_model"].startswith("ft:tiny-llama:default:again:")
+
+
+def test_a_lora_adapter_is_no_base_model(server: Server) -> None:
+    name = tuned(server)
+    error = server.create_reply(server.good_file(), model=name).json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_usable", "model")
+    assert "tiny-llama" in error["hint"]
+
+
+def test_a_model_that_is_a_base_cannot_be_deleted(server: Server) -> None:
+    name = tuned(server, "full")
+    job_id = server.create_job(server.good_file(), model=name)
+    assert server.user.delete(f"/v1/models/{name}").status_code == 400
+    server.user.post(f"/v1/fine_tuning/jobs/{job_id}/cancel")
+    assert server.user.delete(f"/v1/models/{name}").json() == {
+        "id": name, "object": "model", "deleted": True,
+    }  # fmt: skip
+
+
+def test_a_deleted_model_is_gone_and_its_job_remains(server: Server) -> None:
+    name = tuned(server)
+    [job] = server.user.json("/v1/fine_tuning/jobs")["data"]
+    assert server.user.delete(f"/v1/models/{name}").status_code == 200
+    assert server.user.get(f"/v1/models/{name}").status_code == 404
+    assert server.user.get(f"/v1/adapters/{job['adapter_id']}").status_code == 404
+    assert server.job(job["id"])["status"] == "succeeded"
+    assert server.user.delete(f"/v1/models/{name}").status_code == 404
+
+
+def test_a_base_model_is_the_operators(server: Server) -> None:
+    assert server.user.delete("/v1/models/tiny-llama").status_code == 404
+
+
+def test_a_folder_below_an_allowed_directory_may_be_named(server: Server, tmp_path: Path) -> None:
+    job_id = server.create_job(server.good_file(), model=str(tmp_path / "models" / "tiny-llama"))
+    assert server.job(job_id)["model"] == "tiny-llama"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A model folder beside the allowed directory, and a link to it inside."""
+    folder = tmp_path / "models_evil" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "models" / "config.json").write_text("{}")
+    (tmp_path / "models" / "nested").mkdir()
+    (tmp_path / "models" / "nested" / "link").symlink_to(folder)
+    return folder
+
+
+def test_no_other_path_may_be_named(server: Server, tmp_path: Path, outside: Path) -> None:
+    models = tmp_path / "models"
+    for path in (
+        str(outside),
+        f"{models}/../models_evil/model",
+        f"{models}/nested/link",
+        str(models),
+        f"{models}/",
+        f"{models}/none",
+        f"{models}/{'x' * 400}",
+        f"{models}/tiny-llama\x7f",
+        "/etc",
+        "/",
+        "../models_evil/model",
+        "./x",
+        "~/model",
+        "~nosuchuser/model",
+        "~",
+    ):
+        reply = server.create_reply(server.good_file(), model=path)
+        assert reply.status_code == 400, (path, reply.text)
+        assert reply.json()["error"]["code"] == "model_not_found", path
+        assert reply.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["org/name\n", "org/../name", "org//name", "a/b/c", "org/", ".hidden/x", "org/.git", "x y"],
+)
+def test_what_is_no_hub_id_is_refused(server: Server, name: str) -> None:
+    assert server.create_reply(server.good_file(), model=name).status_code == 400
+
+
+def test_a_mistyped_model_gets_the_right_one_offered(server: Server) -> None:
+    error = server.create_reply(server.good_file(), model="tiny-lama").json()["error"]
+    assert error["hint"] == "did you mean 'tiny-llama'?"
+
+
+def test_an_unknown_tuned_model_is_refused(server: Server) -> None:
+    error = server.create_reply(server.good_file(), model="ft:a:b::c").json()["error"]
+    assert error["code"] == "model_not_found"

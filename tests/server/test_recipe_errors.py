@@ -1,0 +1,37 @@
+"""A wrong value in any recipe field is refused under that field's own name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunesmith_schema import Hyperparameters, LoraRecipe, Recipe
+
+from .actors import Server
+
+PATHS = [
+    *(("recipe", name) for name in Recipe.model_fields),
+    *(("recipe", "lora", name) for name in LoraRecipe.model_fields),
+    *(("hyperparameters", name) for name in Hyperparameters.model_fields),
+]
+
+
+@pytest.mark.parametrize("wrong", [[], {"a": 1}, "wrong", -1, None], ids=repr)
+def test_the_error_names_the_field(server: Server, wrong: object) -> None:
+    file_id = server.good_file()
+    for path in PATHS:
+        body: dict[str, object] = {path[-1]: wrong}
+        for part in reversed(path[:-1]):
+            body = {part: body}
+        reply = server.create_reply(file_id, **body)
+        if reply.status_code == 200:
+            assert path[-1] in {"lora", "target_modules"} or wrong == "wrong", path
+            continue
+        error = reply.json()["error"]
+        assert reply.status_code == 400
+        expected = ".".join(path)
+        if path[-1] == "lora" and isinstance(wrong, dict):
+            expected += ".a"
+        if path[-1] == "target_modules" and wrong == []:
+            expected = "recipe.lora"  # the rule is one of the whole object
+        assert error["param"] == expected, error
+        assert error["message"].startswith(error["param"])
