@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import Request, Response
 from .jobs import Hyperparameters
@@ -94,6 +94,12 @@ class Outcome(Request):
     """Tokens that carried loss."""
     files: list[StoredFile] = Field(default_factory=list)
     """The adapter or weights, already stored."""
+
+    @model_validator(mode="after")
+    def _success_has_something_to_show(self) -> Self:
+        if self.state == "succeeded" and not self.files:
+            raise ValueError("an attempt that succeeded names the files it made, got none")
+        return self
 
 
 class Report(Request):

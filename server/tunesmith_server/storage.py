@@ -30,6 +30,14 @@ class Storage:
         result = self._store.get(_path(sha256), options={"range": (start, end)})
         return (bytes(piece) for piece in result.stream(min_chunk_size=1024 * 1024))
 
+    def size(self, sha256: str) -> int | None:
+        """Bytes of a blob; None when it is not here."""
+        try:
+            size: int = self._store.head(_path(sha256))["size"]
+        except FileNotFoundError:
+            return None
+        return size
+
     def sweep(self, in_use: set[str], older_than: timedelta) -> int:
         """Delete blobs nobody refers to, once they are old enough; gives how many."""
         limit = datetime.now(UTC) - older_than

@@ -43,7 +43,23 @@ class TrainWorker(Caller):
 
     name = "worker-1"
 
+    models = ("tiny-llama",)
+    """Base models on its host."""
+
+    def hello(self, name: str = "", **fields: Any) -> Response:
+        body = {
+            "worker_id": name or self.name,
+            "queue": "train",
+            "host": "here",
+            "device": "cpu",
+            "version": "0",
+            "models": self.models,
+        }
+        return self.post("/internal/workers/hello", json=body | fields)
+
     def claim_reply(self, name: str = "") -> Response:
+        """A worker that has said hello asks for a job."""
+        assert self.hello(name).status_code == 200
         return self.post("/internal/jobs/claim", json={"worker_id": name or self.name})
 
     def claim(self, name: str = "") -> dict[str, Any]:

@@ -75,6 +75,38 @@ def test_a_malformed_claim_is_refused(server: Server, body: dict[str, object]) -
     assert server.worker.post("/internal/jobs/claim", json=body).status_code == 400
 
 
+def test_a_worker_gets_no_job_whose_base_model_it_does_not_have(server: Server) -> None:
+    server.create_job(server.good_file())
+    assert server.worker.hello("elsewhere", models=["other"]).json()["jobs_waiting"] is False
+    claim = {"worker_id": "elsewhere"}
+    assert server.worker.post("/internal/jobs/claim", json=claim).status_code == 204
+    assert server.worker.claim_reply("here").status_code == 200
+
+
+def test_a_hub_model_may_go_to_any_worker(server: Server) -> None:
+    server.create_job(server.good_file(), model="org/name")
+    assert server.worker.hello("elsewhere", models=[]).json()["jobs_waiting"] is True
+    claim = {"worker_id": "elsewhere"}
+    assert server.worker.post("/internal/jobs/claim", json=claim).status_code == 200
+
+
+def test_success_without_files_or_with_files_that_are_not_stored_is_refused(
+    server: Server,
+) -> None:
+    server.create_job(server.good_file())
+    claim = server.worker.claim()
+    outcome = {"state": "succeeded", "step": 1, "trained_tokens": 1}
+    ghost = {"name": "a.safetensors", "bytes": 3, "sha256": "0" * 64}
+    for files in ([], [ghost]):
+        reply = server.worker.report_reply(claim, outcome={**outcome, "files": files})
+        assert reply.status_code == 400
+    stored = server.worker.store(claim, {"a.safetensors": b"abc"})
+    wrong = [{**stored[0], "bytes": 4}]
+    reply = server.worker.report_reply(claim, outcome={**outcome, "files": wrong})
+    assert reply.status_code == 400
+    assert server.user.json(f"/v1/fine_tuning/jobs/{claim['job_id']}")["state"] == "running"
+
+
 def test_hello_says_whether_a_job_waits(server: Server) -> None:
     hello = {
         "worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1",
@@ -84,6 +116,7 @@ def test_hello_says_whether_a_job_waits(server: Server) -> None:
         "jobs_waiting": False
     }
     server.create_job(server.good_file())
+    hello["models"] = ["other-model", "tiny-llama"]
     again = server.worker.post("/internal/workers/hello", json=hello)
     assert again.json()["jobs_waiting"] is True
     models = {model["id"] for model in server.user.json("/v1/models")["data"]}

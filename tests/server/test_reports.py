@@ -85,17 +85,19 @@ def test_who_lost_the_lease_is_fenced_out(server: Server, claim: dict[str, Any])
 def test_an_outcome_after_the_lease_was_lost_is_not_taken_for_a_repetition(
     server: Server, claim: dict[str, Any], losses: int
 ) -> None:
+    outcome = {"state": "succeeded", "files": server.worker.store(claim, {"a.txt": b"abc"})}
     server.change_job(claim["job_id"], losses=losses)
     server.age_lease(claim["job_id"])
     server.take_back()
-    reply = server.worker.report_reply(claim, outcome={"state": "succeeded", "step": 3})
+    reply = server.worker.report_reply(claim, outcome=outcome)
     assert reply.status_code == 409, "or the worker would believe that its work is stored"
     assert server.job(claim["job_id"])["fine_tuned_model"] is None
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "released"])
 def test_a_final_report_may_be_repeated(server: Server, claim: dict[str, Any], state: str) -> None:
-    report = {"events": [event(1, "last words")], "outcome": {"state": state}}
+    files = server.worker.store(claim, {"a.safetensors": b"abc"}) if state == "succeeded" else []
+    report = {"events": [event(1, "last words")], "outcome": {"state": state, "files": files}}
     first = server.worker.report(claim, **report)
     job, said = server.job(claim["job_id"]), server.messages(claim["job_id"])
     assert server.worker.report(claim, **report)["accepted_seq"] == first["accepted_seq"] == 1

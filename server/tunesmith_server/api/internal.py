@@ -51,6 +51,7 @@ def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | R
 
 @router.post("/jobs/{job_id}/report")
 def report(state: StateDep, session: SessionDep, job_id: str, body: Report) -> ReportReply:
+    leases.check_stored(state.storage, body)
     return leases.report(session, state.settings, state.wake_ups, job_id, body)
 
 

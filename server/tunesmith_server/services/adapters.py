@@ -23,7 +23,9 @@ def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
     """Insert what a job produced; the same name of an earlier attempt is replaced in place."""
-    row = session.scalar(select(AdapterRow).where(AdapterRow.model == model))
+    row = session.scalar(
+        select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
+    )
     if row is None:
         row = AdapterRow(id=new_id("adp"), model=model)
         session.add(row)

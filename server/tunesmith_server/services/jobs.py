@@ -326,23 +326,24 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
 def cancel(session: Session, job_id: str) -> Job:
     """Cancel at once where no worker holds the job; else ask its worker, which obeys within 5 s."""
     idle = {JobState.VALIDATING_FILES, JobState.QUEUED, JobState.PAUSED}
-    job = move(session, job_id, JobState.CANCELLED, "cancelled", only_from=idle)
-    if job is not None:
-        return to_wire(job)
-    asked = session.scalar(
-        update(JobRow)
-        .where(
-            JobRow.id == job_id,
-            JobRow.state.in_((JobState.RUNNING, JobState.PAUSING)),
-            JobRow.cancel_requested.is_(False),
+    for _ in range(2):  # on PostgreSQL a job may change sides between the two statements
+        job = move(session, job_id, JobState.CANCELLED, "cancelled", only_from=idle)
+        if job is not None:
+            return to_wire(job)
+        asked = session.scalar(
+            update(JobRow)
+            .where(
+                JobRow.id == job_id,
+                JobRow.state.in_((JobState.RUNNING, JobState.PAUSING)),
+                JobRow.cancel_requested.is_(False),
+            )
+            .values(cancel_requested=True)
+            .returning(JobRow),
+            execution_options={"populate_existing": True, "synchronize_session": False},
         )
-        .values(cancel_requested=True)
-        .returning(JobRow),
-        execution_options={"populate_existing": True, "synchronize_session": False},
-    )
-    if asked is not None:
-        events.add(session, asked, "cancel requested")
-        return to_wire(asked)
+        if asked is not None:
+            events.add(session, asked, "cancel requested")
+            return to_wire(asked)
     known = retrieve(session, job_id)
     if JobState(known.state) in TERMINAL and known.state != JobState.CANCELLED:
         raise BadRequest(

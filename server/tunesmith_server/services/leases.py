@@ -31,20 +31,21 @@ from tunesmith_schema import (
 )
 
 from ..database import epoch_now
-from ..errors import Conflict
+from ..errors import BadRequest, Conflict
 from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
-from . import adapters, base_models, events, jobs
+from ..storage import Storage
+from . import adapters, base_models, events, jobs, workers
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the oldest queued job to a worker; None when there is none."""
+    """Lease the oldest queued job that the worker can serve; None when there is none."""
     best = (
         select(JobRow.id)
-        .where(JobRow.state == JobState.QUEUED)
+        .where(JobRow.state == JobState.QUEUED, workers.can_serve(session, worker_id))
         .order_by(JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -107,6 +108,20 @@ def _fenced_out(job: JobRow, fence: int) -> Conflict:
         f"fence {fence} no longer holds job {job.id}: it is {job.state} with fence {job.fence}",
         hint="stop the trainer: another worker has the job, or it has ended",
     )
+
+
+def check_stored(storage: Storage, report: Report) -> None:
+    """Refuse a report that names files which are not in storage. Asks the storage, so it comes
+    before the transaction."""
+    named = [file for event in report.events for file in event.files or []]
+    named += report.outcome.files if report.outcome else []
+    for file in named:
+        if storage.size(file.sha256) != file.bytes:
+            raise BadRequest(
+                ErrorCode.INVALID_REQUEST,
+                f"no stored content for {file.name!r}: sha256 {file.sha256}, {file.bytes} bytes",
+                hint="PUT its content to /internal/jobs/{id}/blobs/{sha256} first",
+            )
 
 
 def report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
@@ -17,10 +17,22 @@ READY_SECONDS = 35.0
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     now = session.execute(select(epoch_now())).scalar_one()
     session.merge(WorkerRow(**body.model_dump(), last_seen=now))
-    waiting = session.scalar(
-        select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
+    session.flush()
+    waiting = select(JobRow.id).where(
+        JobRow.state == JobState.QUEUED, can_serve(session, body.worker_id)
     )
-    return WorkerWelcome(jobs_waiting=bool(waiting))
+    return WorkerWelcome(jobs_waiting=session.scalar(waiting.limit(1)) is not None)
+
+
+def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
+    """Whether a job's base model can be had by a worker: a folder on its host, or something that
+    any worker can fetch (a hub id, weights that were trained here)."""
+    worker = session.get(WorkerRow, worker_id)
+    return or_(
+        JobRow.base_adapter_id.is_not(None),
+        JobRow.model.contains("/"),
+        JobRow.model.in_(worker.models if worker else []),
+    )
 
 
 def goodbye(session: Session, worker_id: str) -> None:
