@@ -1,0 +1,1 @@
+"""`tunesmith demo`: from nothing to a tuned model, with numbers. The one user of the SDK here."""

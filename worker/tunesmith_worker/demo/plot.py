@@ -1,0 +1,48 @@
+"""loss.png: training and validation loss of each job, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")  # no display needed
+from matplotlib import pyplot as plt
+
+from tunesmith_schema import MetricPoint
+
+TRAIN, VALID = "#4477aa", "#cc3311"
+"""Told apart by the colour-blind as well (Paul Tol's palette)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    title: str
+    points: Sequence[MetricPoint]
+
+    def of(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric; nulls (NaN) are left out."""
+        found = [(p.step, v) for p in self.points if (v := p.values.get(name)) is not None]
+        return [step for step, _ in found], [value for _, value in found]
+
+
+def plot_losses(curves: Sequence[Curve], file: Path) -> None:
+    figure, axes = plt.subplots(
+        1, len(curves), figsize=(5.6 * len(curves), 4.2), layout="constrained", squeeze=False
+    )
+    for axis, curve in zip(axes[0], curves, strict=True):
+        axis.plot(*curve.of("train_loss"), color=TRAIN, linewidth=1.4, label="training")
+        axis.plot(
+            *curve.of("valid_loss"), color=VALID, marker="o", markersize=4, label="validation"
+        )
+        axis.set_title(curve.title, fontsize=12)
+        axis.set_xlabel("optimiser step", fontsize=11)
+        axis.set_ylabel("loss (nats per token)", fontsize=11)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=11)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
