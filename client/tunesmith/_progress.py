@@ -26,6 +26,7 @@ class ProgressView:
         )
         self._task = self._progress.add_task("waiting", total=None, numbers="")
         self._started: tuple[int, int] | None = None  # step and time of the first metrics
+        self._known: dict[str, JsonValue] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -45,7 +46,8 @@ class ProgressView:
             # A new attempt may begin at an earlier step, at another speed.
             self._started = None
             self._progress.update(self._task, description=state)
-            if state not in (JobState.RUNNING, JobState.SUCCEEDED):
+            if state == JobState.QUEUED:
+                self._known.clear()
                 self._progress.update(self._task, total=None, numbers="")
         elif event.kind is EventKind.METRICS:
             self._show_metrics(event)
@@ -55,9 +57,13 @@ class ProgressView:
         if step is None:
             return
         parts = [f"{step:.0f}" + (f"/{total:.0f}" if total else "")]
-        if (loss := _number(event.data.get("train_loss"))) is not None:
+        # An evaluation tells no training loss: what was last known stays on the line.
+        self._known |= {key: value for key, value in event.data.items() if value is not None}
+        if (loss := _number(self._known.get("train_loss"))) is not None:
             parts.append(f"loss {loss:.4g}")
-        if (speed := _number(event.data.get("tokens_per_second"))) is not None:
+        if (valid := _number(self._known.get("valid_loss"))) is not None:
+            parts.append(f"valid {valid:.4g}")
+        if (speed := _number(self._known.get("tokens_per_second"))) is not None:
             parts.append(f"{_short(speed)} tok/s")
         if total and (seconds := self._seconds_left(step, total, event.created_at)) is not None:
             parts.append(f"ETA {_clock(seconds)}")

@@ -5,7 +5,6 @@ Only safetensors, never code from a model's repository. Knows nothing of adapter
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,20 +114,25 @@ def _check_folder(spec: RunSpec) -> None:
             hint="Save the model with save_pretrained, and its tokenizer beside it.",
             param="model",
         )
-    if "auto_map" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-        # A model that transformers knows too loads without its code; others fail below.
+    if spec.recipe.from_scratch or any(folder.glob("*.safetensors")):
         return
-    if not spec.recipe.from_scratch and not any(folder.glob("*.safetensors")):
-        pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
-        found = f"only {', '.join(pickled)}" if pickled else "no weights"
+    pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
+    if pickled:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
-            f"Model '{spec.model}' has {found}: weights must be safetensors, because pickled "
-            "files can run code.",
+            f"Model '{spec.model}' has only {', '.join(pickled)}: weights must be safetensors, "
+            "because pickled files can run code.",
             hint="Convert it on a machine you trust: "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...).",
             param="model",
         )
+    raise RunError(
+        ErrorCode.MODEL_NOT_USABLE,
+        f"Model '{spec.model}' has no weights: {folder} holds no *.safetensors.",
+        hint="Download the model again; or train it from random weights with "
+        "recipe.tuning='full' and recipe.from_scratch=true.",
+        param="model",
+    )
 
 
 def _unusable(spec: RunSpec, error: Exception) -> RunError:

@@ -21,7 +21,7 @@ from .errors import failure_of, naming_batch_size
 from .events import EventLog
 from .folders import RunDirectory, write_json
 from .plan import Choices, DataPlan, plan_data, plan_load, plan_train
-from .process import SPAWNED_AT, die_with_supervisor, quick_imports
+from .process import SPAWNED_AT, default_environment, die_with_supervisor, quick_imports
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
@@ -185,6 +185,7 @@ def _read(
 
 if __name__ == "__main__":
     die_with_supervisor()
+    default_environment(os.environ)  # a run by hand has no supervisor that set it
     if len(sys.argv) != 2:
         sys.exit("usage: python -m tunesmith_worker.run RUN_DIR")
     sys.exit(main(Path(sys.argv[1])))

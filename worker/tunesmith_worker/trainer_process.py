@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
-from .process import SPAWNED_AT, SUPERVISOR_PID
+from .process import SPAWNED_AT, SUPERVISOR_PID, default_environment
 
 _TAIL_BYTES = 1500
 
@@ -93,10 +93,7 @@ class TrainerProcess:
 def trainer_environment() -> dict[str, str]:
     """The worker's environment without our settings, and with threads that suit a CPU."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")}
-    # Two busy-waiting threads on two shared cores are up to ten times slower than one.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
+    default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
     env[SUPERVISOR_PID] = str(os.getpid())
     env[SPAWNED_AT] = repr(time.time())

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 MARKER = ".tunesmith-demo"
-OURS = ("service", "models", "data", "base", "adapter")
+OURS = ("service", "architecture", "models", "data", "adapter")
 """Folders that a demo makes, and the next one replaces."""
 OUR_FILES = ("loss.png", "summary.md", "summary.json", "service.log")
 

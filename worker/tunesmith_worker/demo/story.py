@@ -23,6 +23,8 @@ from .service import running_service
 from .summary import JobSummary, Sample, Summary, render_markdown
 from .task import Task, Training, exact_match, facts_right, invented_task, own_task
 
+BASE_NAME = "demo-base"
+"""Folder of the base model that the demo makes: a name that jobs can use afterwards."""
 SAMPLES = 4
 """Answers shown side by side."""
 
@@ -71,7 +73,7 @@ def run_demo(options: Options, say: Console) -> Summary:
             job = _train(client, model, task.pretraining, say)
             jobs.append((task.pretraining, job))
             watch.lap("pretrain")
-            base = str(client.adapters.download(job.id, output / "base"))
+            base = str(client.adapters.download(job.id, output / "models" / BASE_NAME))
             assert job.fine_tuned_model is not None, "it succeeded"
             model = job.fine_tuned_model
             watch.lap("download")
@@ -124,7 +126,7 @@ def run_demo(options: Options, say: Console) -> Summary:
         samples=_samples(comparison.prompts, expected, before, after),
         output_path=str(output),
         adapter_path=str(adapter),
-        model_dir=str(task.model_dir) if task.model_dir else None,
+        model_dir=str(output / "models" if task.pretraining else task.model_dir or "") or None,
     )
     (output / "summary.json").write_text(summary.to_json(indent=2) + "\n", encoding="utf-8")
     (output / "summary.md").write_text(render_markdown(summary), encoding="utf-8")

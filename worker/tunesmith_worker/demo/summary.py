@@ -168,8 +168,8 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, str]] | list[tuple[str, 
 def _paths(summary: Summary) -> list[tuple[str, str]]:
     output = Path(summary.output_path)
     paths = [("adapter (stock PEFT)", Path(summary.adapter_path))]
-    if (output / "base").is_dir():
-        paths.append(("weights of the base model", output / "base"))
+    if (output / "models").is_dir():
+        paths.append(("base model", output / "models"))
     paths += [("data", output / "data"), ("the service's data", output / "service")]
     return [(name, f"`{path}`") for name, path in paths]
 

@@ -58,7 +58,7 @@ def invented_task(output: Path, max_steps: int | None) -> Task:
     """Make the world's data sets, and a model folder without weights."""
     people = world.make_world(SEED, taught=NUM_TAUGHT, held_out=NUM_HELD_OUT)
     facts, style = world.facts(people, SEED), world.style(people, SEED)
-    model_dir, data = output / "models", output / "data"
+    model_dir, data = output / "architecture", output / "data"
     write_architecture(model_dir / MODEL_NAME, world.texts(facts, style))
     data.mkdir()
 
