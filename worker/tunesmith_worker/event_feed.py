@@ -17,6 +17,9 @@ class EventFeed:
         self._pending: deque[RunEvent] = deque()
         self.phase = "download"
         """The part of the work going on, as the newest PHASE event has it."""
+        self.first_step_waits = False
+        """The first METRICS event was read and is not stored yet."""
+        self._stepped = False
 
     def read(self) -> None:
         """Take in the lines that have been completed since."""
@@ -31,6 +34,8 @@ class EventFeed:
         for line in complete.splitlines():
             event = RunEvent.model_validate_json(line)
             self._pending.append(event)
+            if event.kind is EventKind.METRICS and not self._stepped:
+                self._stepped = self.first_step_waits = True
             if event.kind is EventKind.PHASE:
                 self.phase = _NEXT_PHASE.get(str(event.data.get("phase")), self.phase)
 
@@ -51,7 +56,8 @@ class EventFeed:
     def stored(self, source_seq: int) -> None:
         """The server has everything up to this number."""
         while self._pending and self._pending[0].source_seq <= source_seq:
-            self._pending.popleft()
+            if self._pending.popleft().kind is EventKind.METRICS:
+                self.first_step_waits = False
 
     def abandon_uploads(self) -> None:
         """Report the remaining checkpoints as events only: their files are not wanted any more."""

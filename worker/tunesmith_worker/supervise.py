@@ -266,7 +266,9 @@ class _Job:
             raise Released
         self._look()
         now = time.monotonic()
-        if now >= self._next_report:
+        # While a job starts somebody is watching: tell each part as it ends.
+        starting = len(self._feed) > 0 and self._feed.phase != "train"
+        if now >= self._next_report or starting or self._feed.first_step_waits:
             self._next_report = now + REPORT_SECONDS
             try:
                 self._report(self._feed.batch(), None)
