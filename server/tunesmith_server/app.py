@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 
 from .api import adapters, events, files, health, internal, jobs, models
 from .database import Database
 from .deps import State
-from .errors import install_error_handlers
+from .errors import REFUSALS, install_error_handlers
 from .janitor import Janitor
 from .middleware import RequestEnvelope
 from .queue import WakeUps
@@ -46,8 +47,10 @@ def create_app(settings: Settings) -> FastAPI:
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=REFUSALS)
+    # For the OpenAPI document only: the routes check the key before they read the body.
+    bearer = Security(HTTPBearer(auto_error=False))
     for router in (files.router, jobs.router, events.router, models.router, adapters.router):
-        app.include_router(router, prefix="/v1")
+        app.include_router(router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     app.include_router(internal.router, prefix="/internal")
     return app

@@ -6,7 +6,9 @@ envelope with a hint, `retryable` and the request id.
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -84,6 +86,16 @@ class Unavailable(ServiceError):
     retryable = True
 
 
+class DiskFull(ServiceError):
+    """No space for what the request brought; nothing of it was kept."""
+
+    status = 507
+    type = "service_unavailable"
+    retryable = True
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 _BY_STATUS = {
     401: ErrorCode.INVALID_API_KEY,
     404: ErrorCode.NOT_FOUND,
@@ -115,8 +127,39 @@ def service_error_response(request: Request, error: ServiceError) -> JSONRespons
     return response
 
 
-def bug_response(request: Request, error: Exception) -> JSONResponse:
-    """The answer to an error that nobody foresaw: the log has the text, the caller the id."""
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a write failed for want of space, be it Python's, the storage's or the database's."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        text = str(error)  # the storage is written in Rust, which has errors of its own
+        if any(f"os error {number})" in text or f"code: {number}," in text for number in _NO_SPACE):
+            return True
+        if "database or disk is full" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _disk_full_response(request: Request, error: BaseException) -> JSONResponse:
+    log.error("disk full in %s %s: %s", request.method, request.url.path, error)
+    refusal = DiskFull(
+        ErrorCode.DISK_FULL,
+        "the server's disk is full: nothing of this request was kept",
+        hint="have the operator free space in the data directory, then send it again",
+    )
+    return service_error_response(request, refusal)
+
+
+def unforeseen_response(request: Request, error: Exception) -> JSONResponse:
+    """The answer to an error that no route foresaw."""
+    if is_disk_full(error):
+        return _disk_full_response(request, error)
+    return _bug_response(request, error)
+
+
+def _bug_response(request: Request, error: Exception) -> JSONResponse:
+    """The log has the text, the caller the id."""
     body = ErrorBody(
         message=f"internal error: {type(error).__name__}",
         type="server_error",
@@ -186,6 +229,8 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(error.__cause__, ServiceError):
             # FastAPI turns whatever stopped it from reading the body into a plain 400.
             return service_error_response(request, error.__cause__)
+        if is_disk_full(error.__cause__):  # the upload's spool
+            return _disk_full_response(request, error.__cause__ or error)
         path = f"{request.method} {request.url.path}"
         message = {
             404: f"no route {path}",
@@ -199,4 +244,22 @@ def install_error_handlers(app: FastAPI) -> None:
         )
         response = error_response(request, error.status_code, body)
         response.headers.update(error.headers or {})
+        if error.status_code == 405 and (allowed := _allowed(app, request.url.path)):
+            response.headers["allow"] = allowed
         return response
+
+
+def _allowed(app: FastAPI, path: str) -> str:
+    """Every method of the path. Starlette names those of the first route that has it."""
+    methods: set[str] = set()
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            methods.update(name.upper() for name in operations)
+    return ", ".join(sorted(methods))
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {  # Any: FastAPI's own
+    "4XX": {"model": ErrorEnvelope, "description": "Refused: the body says why, and what to do."},
+    "5XX": {"model": ErrorEnvelope, "description": "Failed: `retryable` says whether to repeat."},
+}
+"""For the OpenAPI document: what every route may answer."""

@@ -76,10 +76,14 @@ class Janitor(threading.Thread):
 
     def _wake_again(self, session: Session) -> None:
         now = time.time()
-        before = now - WAKE_AGAIN_SECONDS
+        before, ahead = now - WAKE_AGAIN_SECONDS, now + WAKE_AGAIN_SECONDS
+        # A wake-up of the future was sent before the clock was set back.
         waiting_jobs = session.scalars(
             select(JobRow)
-            .where(JobRow.state == JobState.QUEUED, JobRow.woken_at < before)
+            .where(
+                JobRow.state == JobState.QUEUED,
+                or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
+            )
             .order_by(JobRow.created_at)
             .limit(MAX_WAKE_UPS)
         )
@@ -88,7 +92,10 @@ class Janitor(threading.Thread):
             self._wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
         unread_files = session.scalars(
             select(FileRow)
-            .where(FileRow.status == "uploaded", FileRow.woken_at < before)
+            .where(
+                FileRow.status == "uploaded",
+                or_(FileRow.woken_at < before, FileRow.woken_at > ahead),
+            )
             .order_by(FileRow.created_at)
             .limit(MAX_WAKE_UPS)
         )

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode
 
-from .errors import TooLarge, bug_response, service_error_response
+from .errors import TooLarge, service_error_response, unforeseen_response
 
 log = logging.getLogger("tunesmith.access")
 
@@ -69,7 +69,7 @@ class RequestEnvelope:
             except Exception as error:
                 if status:
                     raise  # the answer has begun: all that is left is to cut it off
-                await bug_response(request, error)(scope, receive, send_with_id)
+                await unforeseen_response(request, error)(scope, receive, send_with_id)
         log.info(
             "%s %s %d %.1f ms %s",
             scope["method"], scope["path"], status,

@@ -116,8 +116,19 @@ def test_marker_strings_in_the_text_do_not_confuse_the_mask() -> None:
 
 def test_what_the_template_refuses_is_a_bad_row() -> None:
     row = chat(("system", "a"), ("user", "b"), ("assistant", "c"))
-    with pytest.raises(DataError, match=r"row 1: .* refuses it: System role not supported"):
+    words = r"row 1: .* refuses it \(roles system, user, assistant\): System role not supported"
+    with pytest.raises(DataError, match=words) as caught:
         render(tokenizer_for(templates.GEMMA), row, assistant_only=True)
+    assert caught.value.failure.code == ErrorCode.DATASET_INVALID
+    assert caught.value.failure.hint
+
+
+def test_roles_out_of_order_are_named_by_row() -> None:
+    row = chat(("user", "a"), ("user", "b"), ("assistant", "c"))
+    with pytest.raises(DataError, match=r"row 1: .*roles user, user, assistant") as caught:
+        render(tokenizer_for(templates.GEMMA), row, assistant_only=True)
+    assert caught.value.failure.hint
+    assert "in turn" in caught.value.failure.hint
 
 
 def test_conversations_need_a_chat_template() -> None:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 _MESSAGE_LIMIT = 4000
+EXIT_DISK_FULL = 74
+"""Of a trainer that had not even the space to say so (EX_IOERR of sysexits.h)."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SUPPORT = "The worker's log has the traceback. If it happens again, report it with the job id."
 
 
@@ -53,18 +56,36 @@ def failure_of(error: BaseException) -> JobFailure:
     if _is_out_of_memory(error):
         advice = "Use a smaller model, or recipe.precision='bf16' on a GPU."
         return _out_of_memory("before training", error, advice).failure
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunError(
-            ErrorCode.DISK_FULL,
-            f"The worker's disk is full: {error}",
-            category=ErrorCategory.INFRASTRUCTURE,
-            hint="Free space on the worker's data directory, then start the job again.",
-        ).failure
+    if is_disk_full(error):
+        return disk_full(str(error))
     return RunError(
         ErrorCode.TRAINER_CRASHED,
         f"The trainer crashed: {type(error).__name__}: {error}",
         category=ErrorCategory.INFRASTRUCTURE,
         hint=_SUPPORT,
+    ).failure
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a write failed for want of space, a quota or a limit, whoever did the writing."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        # Rust libraries (safetensors, tokenizers) raise errors of their own.
+        if any(f"os error {number})" in str(error) for number in _NO_SPACE):
+            return True
+        if any(f"code: {number}," in str(error) for number in _NO_SPACE):
+            return True
+        error = error.__cause__
+    return False
+
+
+def disk_full(what: str) -> JobFailure:
+    return RunError(
+        ErrorCode.DISK_FULL,
+        f"The worker's disk is full: {what}",
+        category=ErrorCategory.INFRASTRUCTURE,
+        hint="Free space in the worker's data directory, then start the job again.",
     ).failure
 
 

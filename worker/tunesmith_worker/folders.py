@@ -79,6 +79,15 @@ def new_folder(path: Path) -> Iterator[Path]:
     _sync_folder(path.parent)
 
 
+def remove_unfinished(root: Path) -> None:
+    """Remove what `write_json`, `new_folder` and downloads began below `root`."""
+    for part in list(root.rglob(".*.part")):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
 def forget_old_runs(runs: Path, older_than: float) -> None:
     """Remove run directories (`runs/JOB`) whose newest attempt is older, in seconds."""
     limit = time.time() - older_than

@@ -17,9 +17,9 @@ from pydantic import JsonValue
 from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
 
 from .control import StopControl
-from .errors import failure_of, naming_batch_size
+from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
 from .events import EventLog
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_load, plan_train
 from .process import SPAWNED_AT, default_environment, die_with_supervisor, quick_imports
 
@@ -33,13 +33,19 @@ EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 def main(folder: Path) -> int:
     run = RunDirectory(folder.resolve())
     control = StopControl(run)
-    events = EventLog(run.events)
     try:
-        result = train(run, events, control)
+        result = train(run, EventLog(run.events), control)
     except Exception as error:
         traceback.print_exc()
+        if is_disk_full(error):
+            remove_unfinished(run.root)  # it may be what filled the disk
         result = RunResult(outcome="failed", error=failure_of(error))
-    write_json(run.result, result)
+    try:
+        write_json(run.result, result)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return EXIT_DISK_FULL
     return EXIT_CODES[result.outcome]
 
 

@@ -104,6 +104,11 @@ class ServerApi:
         """One file of the tuned model that a job starts from, verified."""
         self._fetch(f"/jobs/{job_id}/base/{file.name}", {"fence": fence}, file.sha256, target)
 
+    def begin_reading(self, file_id: str) -> FileObject:
+        """Say that the reading begins: a file that ends every worker is not read for ever."""
+        reply = self._send("POST", f"/files/{file_id}/validation/begin")
+        return FileObject.model_validate_json(reply.content)
+
     def send_validation(self, file_id: str, found: FileValidation) -> None:
         body = found.model_dump(mode="json")
         self._send("POST", f"/files/{file_id}/validation", json=body)

@@ -6,7 +6,7 @@ training and never imports torch.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import shutil
 import time
@@ -33,6 +33,7 @@ from tunesmith_schema import (
 )
 
 from . import base_models
+from .errors import disk_full, is_disk_full
 from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, write_json
@@ -115,7 +116,6 @@ class _Job:
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
         root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
-        root.mkdir(parents=True)
         self._run = RunDirectory(root)
         self._feed = EventFeed(self._run.events)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
@@ -128,7 +128,9 @@ class _Job:
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
-        claim, events = self._claim, EventLog(self._run.events)
+        claim = self._claim
+        self._run.root.mkdir(parents=True)
+        events = EventLog(self._run.events)
         seconds = round(claim.queued_seconds + claim_seconds, 3)
         events.append(
             EventKind.PHASE, f"claim took {seconds:.2f} s", {"phase": "claim", "seconds": seconds}
@@ -212,7 +214,8 @@ class _Job:
         if self._trainer is None:
             return
         if cancel:
-            write_json(self._run.control, ControlFile(action=ControlAction.CANCEL))
+            with contextlib.suppress(OSError):  # no space for it: the trainer is killed anyway
+                write_json(self._run.control, ControlFile(action=ControlAction.CANCEL))
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
         while self._trainer.poll() is None and time.monotonic() < deadline:
@@ -242,7 +245,8 @@ class _Job:
                 log.warning("final report of %s came too late: %s", self._claim.job_id, error)
                 return
             time.sleep(TICK_SECONDS)
-        if outcome.state != "failed":
+        full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
+        if outcome.state != "failed" or full:
             # What remains (spec, plan, events, log) is small; the rest is stored elsewhere.
             for name in ("data", "checkpoints", "adapter"):
                 shutil.rmtree(self._run.root / name, ignore_errors=True)
@@ -323,10 +327,11 @@ class _Job:
 
 
 def _failure_of(error: Exception) -> JobFailure:
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if is_disk_full(error):
+        return disk_full(str(error))
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
-        code=ErrorCode.DISK_FULL if full else ErrorCode.INTERNAL,
+        code=ErrorCode.INTERNAL,
         message=f"the worker could not run the job: {type(error).__name__}: {error}"[:4000],
-        hint="free space in the worker's data directory" if full else "see the worker's log",
+        hint="see the worker's log",
     )

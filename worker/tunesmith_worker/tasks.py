@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from celery import Celery
 
-from tunesmith_schema import FileValidation, RowProblem
+from tunesmith_schema import FileValidation
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
+from .data.check import check_upload
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
 from .supervise import supervise
 
 log = logging.getLogger(__name__)
+
+SEND_TRIES = 30
+SEND_AGAIN_SECONDS = 2.0
 
 
 def register(
@@ -43,20 +48,26 @@ def register(
 
 def read_upload(api: ServerApi, file_id: str) -> None:
     """Read an uploaded data set and report what is in it. Doing it twice is harmless."""
-    from .data.rows import validate_file  # pyarrow: only the light worker pays for it
-
     file = api.file(file_id)
     if file.status != "uploaded" or file.sha256 is None:
         return
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        try:
-            found = validate_file(path, file.filename)
-        except Exception as error:  # a bug of ours must not leave the file unread for ever
-            log.exception("cannot read %s", file.filename)
-            message = f"the file could not be read: {type(error).__name__}: {error}"[:500]
-            problem = RowProblem(row=0, message=message)
-            found = FileValidation(ok=False, problems=[problem], num_problems=1)
+        # Only now: what went wrong so far was not the file's doing.
+        if api.begin_reading(file_id).status != "uploaded":
+            return
+        found = check_upload(path, file.filename)
     log.info("%s: %d rows, %d problems", file.filename, found.rows, found.num_problems)
+    _send(api, file_id, found)
+
+
+def _send(api: ServerApi, file_id: str, found: FileValidation) -> None:
+    """Reading may have taken long, so a server that is away for a moment is waited for."""
+    for _ in range(SEND_TRIES - 1):
+        try:
+            return api.send_validation(file_id, found)
+        except ServerUnreachable as error:
+            log.warning("the verdict on %s waits: %s", file_id, error)
+            time.sleep(SEND_AGAIN_SECONDS)
     api.send_validation(file_id, found)

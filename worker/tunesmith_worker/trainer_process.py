@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
+from .errors import EXIT_DISK_FULL, disk_full
 from .process import SPAWNED_AT, SUPERVISOR_PID, default_environment
 
 _TAIL_BYTES = 1500
@@ -77,6 +78,8 @@ class TrainerProcess:
                 hint="lower per_device_train_batch_size or max_seq_length; "
                 "`dmesg` on the worker's host has the kernel's word",
             )
+        if status == EXIT_DISK_FULL:
+            return disk_full(f"nothing more could be written to {self._log.parent}")
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         return JobFailure(
             category=ErrorCategory.INFRASTRUCTURE,

@@ -11,7 +11,7 @@ from tunesmith_schema import Adapter
 
 from ..deps import CallerDep, KeyRoute, ReaderDep, StateDep
 from ..services import adapters
-from .files import send_blob
+from .files import BINARY, send_blob
 
 router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)
 
@@ -21,7 +21,11 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
     return adapters.to_wire(adapters.retrieve(session, adapter_id))
 
 
-@router.get("/content")
+@router.get(
+    "/content",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-tar": {}}}},
+)
 def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: str) -> Response:
     """All files as an uncompressed tar: `curl ... | tar x` gives a folder that PEFT loads."""
     row = adapters.retrieve(session, adapter_id)
@@ -35,7 +39,7 @@ def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: 
     )
 
 
-@router.get("/content/{name}")
+@router.get("/content/{name}", response_class=StreamingResponse, responses=BINARY)
 def one_file(
     caller: CallerDep,
     state: StateDep,

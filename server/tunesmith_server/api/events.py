@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
-from tunesmith_schema import Checkpoint, MetricPoint, Page
+from tunesmith_schema import Checkpoint, Event, MetricPoint, Page
 
 from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
 from ..services import events, jobs
@@ -19,7 +19,11 @@ router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], ro
 _SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-@router.get("/events", response_model=None)
+@router.get(
+    "/events",
+    response_model=None,
+    responses={200: {"model": Page[Event], "content": {"text/event-stream": {}}}},
+)
 def list_events(
     caller: CallerDep,
     state: StateDep,

@@ -113,6 +113,15 @@ def file_content(
     return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
 
 
+@router.post("/files/{file_id}/validation/begin")
+def begin_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObject:
+    """A light worker is about to read the file; `status` says whether it still should."""
+    row = files.begin_reading(session, file_id)
+    session.flush()
+    jobs.file_validated(session, state.wake_ups, row)
+    return files.to_wire(row)
+
+
 @router.post("/files/{file_id}/validation")
 def validation(
     state: StateDep, session: SessionDep, file_id: str, body: FileValidation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, String, Text
+from sqlalchemy import JSON, BigInteger, Double, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..database import Base
@@ -25,3 +25,5 @@ class FileRow(Base):
     validation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """When a validation message was last sent; the janitor sends another after a while."""
+    readings: Mapped[int] = mapped_column(Integer, default=0)
+    """How often a light worker began to read it."""

@@ -15,6 +15,7 @@ from tunesmith_schema import (
     FilePurpose,
     FileValidation,
     Page,
+    RowProblem,
 )
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 
@@ -24,6 +25,9 @@ from ..models import FileRow, JobRow
 from ..queue import WakeUps
 from ..storage import Storage, hash_of
 from .paging import Order, fetch_page, unknown_cursor
+
+MOST_READINGS = 3
+"""Begun and never ended; a message that no worker took does not count."""
 
 
 def create(
@@ -55,6 +59,7 @@ def create(
         sha256=sha256,
         status="uploaded" if purpose == FilePurpose.FINE_TUNE else "processed",
         woken_at=now,
+        readings=0,
     )
     session.add(row)
     session.flush()
@@ -142,6 +147,24 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
     )
 
 
+def begin_reading(session: Session, file_id: str) -> FileRow:
+    """A light worker begins to read the file. One that ended every worker so far gets a verdict
+    instead: `status` is then `error`, and the worker leaves it."""
+    row = retrieve(session, file_id, lock=True)
+    if row.status != "uploaded":
+        return row
+    if row.readings < MOST_READINGS:
+        row.readings += 1
+        return row
+    problem = RowProblem(
+        row=0,
+        message=f"reading it ended the worker {row.readings} times: does it exhaust the memory of "
+        "the worker's host? Split it and upload the parts",
+    )
+    found = FileValidation(ok=False, problems=[problem], num_problems=1)
+    return record_validation(session, file_id, found)
+
+
 def record_validation(session: Session, file_id: str, found: FileValidation) -> FileRow:
     row = retrieve(session, file_id, lock=True)
     row.validation = found.model_dump(mode="json")
@@ -149,7 +172,9 @@ def record_validation(session: Session, file_id: str, found: FileValidation) -> 
     row.status_details = None
     if not found.ok:
         first = found.problems[0] if found.problems else None
-        what = f"row {first.row}: {first.message}" if first else "no usable rows"
+        what = "no usable rows"
+        if first:  # row 0: the file as a whole
+            what = f"row {first.row}: {first.message}" if first.row else first.message
         more = f" (and {found.num_problems - 1} more)" if found.num_problems > 1 else ""
         row.status_details = (what + more).replace("\0", "\ufffd")
     return row

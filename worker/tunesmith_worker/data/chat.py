@@ -89,9 +89,11 @@ class _Template:
         try:
             return self.text(count)
         except _REFUSALS as error:
+            roles = ", ".join(message["role"] for message in self._messages[:count][:8])
             raise DataError(
-                f"row {self._number}: the model's chat template refuses it: {error}",
-                hint="Change the row to what the model's template allows.",
+                f"row {self._number}: the model's chat template refuses it (roles {roles}): {error}",
+                hint="Change the row to what the model's template allows: most want user and "
+                "assistant in turn, after at most one system message.",
             ) from error
 
     def turn(self, index: int, whole: str, count: int) -> Span | None:

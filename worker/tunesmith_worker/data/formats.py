@@ -27,14 +27,23 @@ COLUMNS: Mapping[RowFormat, tuple[str, ...]] = MappingProxyType(
     }
 )
 """What a row of each format must have, in the order in which they are tried."""
+COLUMN_SETS = "; ".join("'" + "' + '".join(columns) + "'" for columns in COLUMNS.values())
+"""The same in words."""
 
 _ALPACA = "Below is an instruction that describes a task{more}. Write a response that "
 _ALPACA += "appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
 _ALPACA_INPUT = ", paired with an input that provides further context"
 
 
+MOST_WORDS = 500
+"""Characters of a complaint: it quotes the row, and a row may be huge."""
+
+
 class BadRow(ValueError):
     """What is wrong with one row, without its number."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what if len(what) <= MOST_WORDS else what[: MOST_WORDS - 3] + "...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +80,8 @@ def detect(value: Any) -> RowFormat:  # Any: one record of a file
         if all(value.get(column) is not None for column in columns):
             return format
     raise BadRow(
-        f"has the columns {', '.join(map(repr, list(value)[:8])) or '(none)'}: needs one of "
-        + "; ".join("'" + "' + '".join(columns) + "'" for columns in COLUMNS.values())
+        f"has the columns {', '.join(repr(name[:40]) for name in list(value)[:8]) or '(none)'}: "
+        f"needs one of {COLUMN_SETS}"
     )
 
 
@@ -190,6 +199,10 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
 
 
 def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
+    """Otherwise the order of the roles is the model's chat template to judge."""
+    first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
+    if first == "tool":
+        raise BadRow(f"{name} has a tool's answer before any assistant turn that could have asked")
     if not any(m.role == "assistant" and m.trained for m in messages):
         raise BadRow(f"{name} has no assistant turn to train on")
 

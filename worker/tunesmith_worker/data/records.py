@@ -1,6 +1,7 @@
 """A data file as numbered records: JSONL, JSON array, Parquet, CSV. Format by name, then content.
 
-Knows nothing of row formats. JSONL and Parquet are streamed.
+Of row formats it knows the columns' names, to tell a CSV header from data. All but a JSON array
+is streamed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .formats import COLUMN_SETS, COLUMNS
+from .parquet import Unreadable, read_parquet
+
 Value = Any  # Any: whatever JSON, Parquet or CSV holds
 
 _BOM = b"\xef\xbb\xbf"
+_NOT_TEXT = {
+    b"\xff\xfe": "is UTF-16 text: save it as UTF-8",
+    b"\xfe\xff": "is UTF-16 text: save it as UTF-8",
+    b"\x1f\x8b": "is compressed (gzip): unpack it first",
+    b"PK\x03\x04": "is a zip archive (or a spreadsheet): unpack it, or export it as CSV",
+    b"\x28\xb5\x2f\xfd": "is compressed (zstd): unpack it first",
+}
+"""How files begin that are often sent by mistake."""
+
+_TOO_DEEP = "not readable JSON: nested too deeply"
+_TOO_LONG_A_NUMBER = "not readable JSON: a number with more than 4,300 digits"
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,9 @@ class Record:
 def read_records(path: Path, filename: str) -> Iterator[Record]:
     """All records of `path`. `filename` is the name the user gave it, for its extension."""
     kind = _kind(path, Path(filename).suffix.lower())
-    if kind == "parquet":
+    if mistake := _mistake(path):
+        yield Record(1, problem=f"the file {mistake}")
+    elif kind == "parquet":
         yield from _parquet(path)
     elif kind in ("csv", "tsv"):
         yield from _csv(path, delimiter="," if kind == "csv" else "\t")
@@ -55,6 +72,12 @@ def _kind(path: Path, extension: str) -> str:
     return "csv" if b"," in start.split(b"\n")[0] else "jsonl"
 
 
+def _mistake(path: Path) -> str | None:
+    with path.open("rb") as file:
+        start = file.read(4)
+    return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
+
+
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -62,13 +85,15 @@ def _jsonl(path: Path) -> Iterator[Record]:
             if not line.strip():
                 continue
             try:
-                yield Record(number, json.loads(line.decode("utf-8")))
+                yield Record(number, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
             except UnicodeDecodeError as error:
                 yield Record(number, problem=f"not valid UTF-8 at byte {error.start + 1}")
             except json.JSONDecodeError as error:
                 yield Record(number, problem=f"not valid JSON at column {error.colno}: {error.msg}")
             except RecursionError:
-                yield Record(number, problem="not readable JSON: nested too deeply")
+                yield Record(number, problem=_TOO_DEEP)
+            except ValueError:  # Python refuses to turn thousands of digits into a number
+                yield Record(number, problem=_TOO_LONG_A_NUMBER)
 
 
 def _json_array(path: Path) -> Iterator[Record]:
@@ -82,26 +107,22 @@ def _json_array(path: Path) -> Iterator[Record]:
         yield Record(1, problem=f"the file is not a valid JSON array: {error.msg} at {where}")
         return
     except RecursionError:
-        yield Record(1, problem="not readable JSON: nested too deeply")
+        yield Record(1, problem=_TOO_DEEP)
+        return
+    except ValueError:
+        yield Record(1, problem=_TOO_LONG_A_NUMBER)
         return
     for number, value in enumerate(values, start=1):
         yield Record(number, value)
 
 
 def _parquet(path: Path) -> Iterator[Record]:
-    # Imported here: only Parquet files need it, and it takes 0.1 s.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Record(number, value)
-    except (pa.ArrowException, OSError) as error:
-        yield Record(number + 1, problem=f"not readable as Parquet: {error}")
+        for number, value in enumerate(read_parquet(path), start=1):
+            yield Record(number, value)
+    except Unreadable as error:
+        yield Record(number + 1, problem=str(error))
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
@@ -111,6 +132,9 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(rows, None)
+            if header and (missing := _no_header(header)):
+                yield Record(1, problem=missing)
+                return
             for number, cells in enumerate((row for row in rows if row), start=1):
                 if header is None or len(cells) != len(header):
                     expected = len(header or [])
@@ -122,3 +146,16 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
         yield Record(number + 1, problem=f"not valid UTF-8: {error.reason}")
     except csv.Error as error:
         yield Record(number + 1, problem=f"not valid CSV: {error}")
+
+
+def _no_header(header: list[str]) -> str | None:
+    """Why a first line cannot be the names of columns that a row format has."""
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        return f"the first line names the column {twice!r} twice"
+    if any(name in columns for name in header for columns in COLUMNS.values()):
+        return None
+    return (
+        f"the first line must name the columns, found "
+        f"{', '.join(repr(name[:40]) for name in header[:8])}: needs one of {COLUMN_SETS}"
+    )

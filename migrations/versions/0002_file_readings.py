@@ -1,0 +1,23 @@
+"""Files count how often a worker began to read them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("files") as batch_op:
+        batch_op.add_column(
+            sa.Column("readings", sa.Integer(), nullable=False, server_default=sa.text("0"))
+        )
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("files") as batch_op:
+        batch_op.drop_column("readings")

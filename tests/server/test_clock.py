@@ -1,0 +1,64 @@
+"""A host's clock that jumps: leases are judged by the database's clock, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from .actors import Server
+
+DAY = 24 * 3600.0
+
+
+def jump(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """This process's clock jumps; the database's does not."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+
+@pytest.mark.parametrize("seconds", [DAY, -DAY])
+def test_a_jump_of_the_servers_clock_takes_no_job_from_a_worker(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    jump(monkeypatch, seconds)
+    assert server.take_back() == 0
+    server.worker.report(claim)
+    assert server.take_back() == 0
+    assert server.job(job_id)["status"] == "running"
+    server.worker.succeed(claim)
+    assert server.job(job_id)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("seconds", [DAY, -DAY])
+def test_a_silent_worker_is_found_whatever_the_servers_clock_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    job_id = server.create_job(server.good_file())
+    server.worker.claim()
+    jump(monkeypatch, seconds)
+    server.age_lease(job_id)
+    assert server.take_back() == 1
+    assert server.job(job_id)["status"] == "queued"
+
+
+@pytest.mark.parametrize("seconds", [DAY, -DAY])
+def test_a_worker_stays_ready_whatever_the_servers_clock_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    assert server.worker.hello().status_code == 200
+    jump(monkeypatch, seconds)
+    assert server.anonymous.get("/readyz").status_code == 200
+
+
+def test_a_wake_up_is_sent_again_after_the_clock_was_set_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = server.upload()
+    job_id = server.create_job(server.good_file())
+    server.wake_ups.sent.clear()
+    jump(monkeypatch, -DAY)
+    server.janitor().round()
+    assert {subject for _, subject in server.wake_ups.sent} == {unread, job_id}
