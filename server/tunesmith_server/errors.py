@@ -202,8 +202,18 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
         type="invalid_request_error",
         param=param,
         code=code,
-        hint=None if len(errors) == 1 else f"{len(errors)} complaints in all; this is the first",
+        hint=_advice(first, loc, len(errors)),
     )
+
+
+def _advice(first: dict[str, Any], loc: list[str], complaints: int) -> str:
+    if first["type"] == "unknown_field":
+        return str(first["ctx"]["advice"])
+    if complaints > 1:
+        return f"{complaints} complaints in all; this is the first"
+    if loc[:1] == ["recipe"]:
+        return "docs/recipe.md has every field of the recipe with its bounds"
+    return "/docs has every field with its bounds"
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,85 @@ def test_a_missing_model(make_run: MakeRun, tmp_path: Path) -> None:
     assert found.code == ErrorCode.MODEL_NOT_FOUND
     assert found.category == ErrorCategory.USER
     assert "'acme/tiny'" in found.message
+    assert found.param == "model"
+    assert found.hint is not None
+    assert "hub id" in found.hint
+
+
+def test_a_model_folder_without_safetensors(make_run: MakeRun, tmp_path: Path) -> None:
+    from ..tiny_model import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "empty", weights=False)
+    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(model)))
+    assert (found.code, found.param) == (ErrorCode.MODEL_NOT_USABLE, "model")
+    assert "holds no *.safetensors" in found.message
+    assert found.hint is not None
+    assert "recipe.from_scratch=true" in found.hint
+
+
+def cut_off(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def of_another_shape(model: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"][:3].clone()
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_a_config_that_cannot_be(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"hidden_size": -1}))
+
+
+def with_an_empty_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_off, "SafetensorError"),
+        (of_another_shape, "model.norm.weight"),
+        (with_a_config_that_cannot_be, "hidden size (-1)"),
+        (with_an_empty_tokenizer, "KeyError: 'added_tokens'"),
+    ],
+)
+def test_a_broken_model_is_the_models_fault(
+    make_run: MakeRun, tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    from ..tiny_model import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "broken")
+    damage(model)
+    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(model)))
+    assert (found.code, found.category) == (ErrorCode.MODEL_NOT_USABLE, ErrorCategory.USER)
+    assert words in found.message
+    assert found.hint
+
+
+def test_a_disk_that_fills_while_a_model_is_loaded_is_not_the_models_fault(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunesmith_worker import model
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model.transformers.AutoTokenizer, "from_pretrained", full)
+    assert failure(make_run(QUESTIONS, recipe=FAST)).code == ErrorCode.DISK_FULL
+
+
+def test_rows_that_mask_every_label(make_run: MakeRun) -> None:
+    rows = [{"prompt": "word " * 300, "completion": "yes"}] * 4
+    found = failure(make_run(rows, recipe={**FAST, "overlong": "truncate", "max_seq_length": 64}))
+    assert (found.code, found.category) == (ErrorCode.NO_TRAINABLE_TOKENS, ErrorCategory.DATA)
+    assert "none of the 4 rows has a token to train on" in found.message
+    assert found.hint is not None
+    assert "recipe.assistant_only_loss=false" in found.hint
 
 
 def test_pickled_weights_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
@@ -103,12 +184,14 @@ def test_recipes_that_cannot_work(
     found = failure(make_run(QUESTIONS, recipe={**FAST, **recipe}))
     assert found.code == code
     assert words in found.message
+    assert found.hint
 
 
 def test_a_bad_row_is_named(make_run: MakeRun) -> None:
     found = failure(make_run([*QUESTIONS, {"question": "a", "answer": ""}], recipe=FAST))
     assert (found.code, found.category) == (ErrorCode.DATASET_INVALID, ErrorCategory.DATA)
     assert found.message == "train.jsonl, row 17: answer is empty"
+    assert found.hint == "Mend the row and upload the file again."
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in")

@@ -53,7 +53,7 @@ def failure_of(error: BaseException) -> JobFailure:
     """What to tell the user about `error`."""
     if isinstance(error, RunError):
         return error.failure
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         advice = "Use a smaller model, or recipe.precision='bf16' on a GPU."
         return _out_of_memory("before training", error, advice).failure
     if is_disk_full(error):
@@ -95,7 +95,7 @@ def naming_batch_size(batch_size: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         smaller = (
             f"Set recipe.per_device_train_batch_size to {batch_size // 2}, a"
@@ -106,7 +106,8 @@ def naming_batch_size(batch_size: int) -> Iterator[None]:
         raise _out_of_memory(f"at batch_size={batch_size}", error, advice) from error
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host's or the device's memory did not suffice."""
     # torch.OutOfMemoryError is a RuntimeError; a CPU allocation says "not enough memory".
     text = str(error).lower()
     return isinstance(error, MemoryError) or (

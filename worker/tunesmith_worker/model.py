@@ -14,7 +14,7 @@ import transformers
 
 from tunesmith_schema import ErrorCode, RunSpec
 
-from .errors import RunError
+from .errors import RunError, is_disk_full, is_out_of_memory
 from .plan import Device, LoadPlan
 
 Untyped = Any  # Any: transformers ships types too slow for mypy to read
@@ -48,7 +48,9 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
             spec.model_path, trust_remote_code=False
         )
         model = _model(spec, config, weights_dtype(spec, plan))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken model can raise anything
+        if isinstance(error, RunError) or is_out_of_memory(error) or is_disk_full(error):
+            raise
         raise _unusable(spec, error) from error
     if not tokenizer.is_fast:
         raise RunError(
@@ -83,6 +85,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
         output_loading_info=True,
     )
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
@@ -137,6 +140,8 @@ def _check_folder(spec: RunSpec) -> None:
 
 def _unusable(spec: RunSpec, error: Exception) -> RunError:
     text = str(error)
+    if not isinstance(error, OSError | ValueError):
+        text = f"{type(error).__name__}: {text}"  # "KeyError: 'added_tokens'" needs both
     if "is not a local folder and is not a valid model identifier" in text:
         return RunError(
             ErrorCode.MODEL_NOT_FOUND,

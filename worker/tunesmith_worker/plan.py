@@ -122,6 +122,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
             ErrorCode.RECIPE_INVALID,
             f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
             f"set it to {context} or less.",
+            hint="Or leave it at 'auto': the model's context, at most 2,048.",
             param="recipe.max_seq_length",
         )
     return DataPlan(
@@ -185,6 +186,7 @@ def _batch(
             ErrorCode.RECIPE_INVALID,
             f"hyperparameters.batch_size={batch} is not per_device_train_batch_size x "
             f"gradient_accumulation_steps ({rows} x {passes}): give one or the other.",
+            hint="Leave hyperparameters.batch_size out: the recipe's two fields say the same.",
             param="hyperparameters.batch_size",
         )
     source = (

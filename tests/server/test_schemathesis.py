@@ -1,0 +1,77 @@
+"""The API against its own OpenAPI document: schemathesis sends what a schema allows and forbids.
+
+No answer may be an unforeseen error or differ from what the document says.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunesmith_server.database import Database
+from tunesmith_server.settings import Settings
+
+from .actors import FakeWakeUps, Server, new_key, serving
+from .live import listening
+
+CONFIG = """
+[parameters]
+file_id = "{file}"
+job_id = "{job}"
+adapter_id = "{adapter}"
+name = "adapter_config.json"
+
+[[operations]]
+include-path = "/readyz"
+checks.not_a_server_error.enabled = false  # 503 without a worker, as documented
+
+[[operations]]
+include-name = "POST /v1/files"
+checks.negative_data_rejection.enabled = false  # a part of a form is text, whatever was meant
+"""
+
+
+@pytest.fixture
+def config(settings: Settings, wake_ups: FakeWakeUps, tmp_path: Path) -> Path:
+    """Names things that exist: a file, a job that succeeded, its adapter."""
+    with serving(settings, wake_ups) as server:
+        ids = _made(server)
+    path = tmp_path / "schemathesis.toml"
+    path.write_text(CONFIG.format(**ids))
+    return path
+
+
+def _made(server: Server) -> dict[str, str]:
+    file_id = server.good_file()
+    job_id = server.create_job(file_id, metadata={"team": "x"})
+    server.worker.succeed(server.worker.claim())
+    return {"file": file_id, "job": job_id, "adapter": server.job(job_id)["adapter_id"]}
+
+
+def test_every_answer_is_as_documented(
+    settings: Settings, wake_ups: FakeWakeUps, config: Path, tmp_path: Path
+) -> None:
+    from tunesmith_server.app import create_app
+
+    database = Database(settings.database_url)
+    key = new_key(database, "schemathesis")
+    database.dispose()
+    with listening(create_app(settings)) as url:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
+                *("run", f"{url}/openapi.json", "--header", f"Authorization: Bearer {key}"),
+                # A valid body may still name a file that does not exist.
+                *("--exclude-checks", "positive_data_acceptance"),
+                *("--phases", "examples,coverage,fuzzing", "--max-examples", "15"),
+                *("--max-time", "25", "--seed", "1", "--generation-deterministic"),
+                *("--no-color", "--warnings", "off"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
