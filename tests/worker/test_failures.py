@@ -125,12 +125,12 @@ def test_a_broken_model_is_the_models_fault(
 def test_a_disk_that_fills_while_a_model_is_loaded_is_not_the_models_fault(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunesmith_worker import model
+    import transformers
 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(model.transformers.AutoTokenizer, "from_pretrained", full)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", full)
     assert failure(make_run(QUESTIONS, recipe=FAST)).code == ErrorCode.DISK_FULL
 
 

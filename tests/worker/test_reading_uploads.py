@@ -11,7 +11,6 @@ import pytest
 
 from tunesmith_schema import FileObject, FileValidation
 from tunesmith_worker import tasks
-from tunesmith_worker.data import check
 from tunesmith_worker.data.check import ReaderKilled, check_upload
 from tunesmith_worker.server_api import ServerApi, ServerUnreachable
 
@@ -30,7 +29,7 @@ def a_reader_that(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\n{code}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(check.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
 def test_a_good_file_gets_its_verdict(upload: Path) -> None:

@@ -91,7 +91,8 @@ class _Template:
         except _REFUSALS as error:
             roles = ", ".join(message["role"] for message in self._messages[:count][:8])
             raise DataError(
-                f"row {self._number}: the model's chat template refuses it (roles {roles}): {error}",
+                f"row {self._number}: the model's chat template refuses it (roles {roles}): "
+                f"{error}",
                 hint="Change the row to what the model's template allows: most want user and "
                 "assistant in turn, after at most one system message.",
             ) from error
