@@ -133,7 +133,7 @@ def is_disk_full(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True
         text = str(error)  # the storage is written in Rust, which has errors of its own
-        if any(f"os error {number})" in text or f"code: {number}," in text for number in _NO_SPACE):
+        if any(f"os error {number})" in text for number in _NO_SPACE):
             return True
         if "database or disk is full" in text:
             return True

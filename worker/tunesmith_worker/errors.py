@@ -74,8 +74,6 @@ def is_disk_full(error: BaseException | None) -> bool:
         # Rust libraries (safetensors, tokenizers) raise errors of their own.
         if any(f"os error {number})" in str(error) for number in _NO_SPACE):
             return True
-        if any(f"code: {number}," in str(error) for number in _NO_SPACE):
-            return True
         error = error.__cause__
     return False
 
