@@ -52,7 +52,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with events.phase("import"), quick_imports():
         import transformers
 
-        from .adapters import attach_lora, save_trained
+        from .adapters import attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
@@ -64,6 +64,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         load_plan = plan_load(recipe, find_device(), choices)
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+        if full:
+            check_saving(run.root, model, base.tokenizer)
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)

@@ -58,5 +58,7 @@ def read_upload(api: ServerApi, file_id: str) -> None:
             message = f"the file could not be read: {type(error).__name__}: {error}"[:500]
             problem = RowProblem(row=0, message=message)
             found = FileValidation(ok=False, problems=[problem], num_problems=1)
+    for problem in found.problems:
+        problem.message = problem.message[:500]  # it may quote what the row holds
     log.info("%s: %d rows, %d problems", file.filename, found.rows, found.num_problems)
     api.send_validation(file_id, found)
