@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import timedelta
 
-from sqlalchemy import delete, exists, or_, select
+from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState
@@ -77,15 +77,13 @@ class Janitor(threading.Thread):
     def _wake_again(self, session: Session) -> None:
         now = time.time()
         before = now - WAKE_AGAIN_SECONDS
-        waiting_jobs = session.scalars(
-            select(JobRow)
-            .where(JobRow.state == JobState.QUEUED, JobRow.woken_at < before)
-            .order_by(JobRow.created_at)
-            .limit(MAX_WAKE_UPS)
-        )
-        for job in waiting_jobs:
-            job.woken_at = now
-            self._wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
+        # One message however many jobs wait: it wakes one worker, which goes on until none waits,
+        # and idle workers ask by themselves. Messages must not pile up while all are busy.
+        waiting = (JobRow.state == JobState.QUEUED, JobRow.woken_at < before)
+        job_id = session.scalar(select(JobRow.id).where(*waiting).order_by(JobRow.created_at))
+        if job_id is not None:
+            session.execute(update(JobRow).where(*waiting).values(woken_at=now))
+            self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
         unread_files = session.scalars(
             select(FileRow)
             .where(FileRow.status == "uploaded", FileRow.woken_at < before)

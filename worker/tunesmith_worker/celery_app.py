@@ -38,7 +38,6 @@ Queue = Literal["train", "light"]
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     """Serve one queue until SIGTERM; a job in progress is released."""
-    settings.check()
     for folder in ("runs", "models"):
         (settings.data_dir / folder).mkdir(parents=True, exist_ok=True)
         forget_unused(settings.data_dir / folder, KEEP_SECONDS)

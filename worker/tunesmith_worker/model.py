@@ -162,6 +162,9 @@ def _unusable(spec: RunSpec, error: Exception) -> RunError:
         hint="Code from a model's repository is never run: its architecture must be one that "
         "transformers has."
         if "trust_remote_code" in text
+        else "Can the worker's host reach the hub? If not, put the model into a folder below "
+        "TUNESMITH_MODEL_DIRS; a gated model needs HF_TOKEN in the worker's environment."
+        if not Path(spec.model_path).is_dir()
         else "Check that the folder has config.json, safetensors weights and a tokenizer.",
         param="model",
     )
