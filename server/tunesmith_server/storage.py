@@ -1,13 +1,19 @@
-"""File contents and adapters by sha256, on disk or S3 (obstore). Knows nothing of their meaning."""
+"""File contents and adapters by sha256, on disk or S3 (obstore). Knows nothing of their meaning.
+
+Parts of uploads that are still arriving lie beside them, under `parts/`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import IO
 
+from obstore import open_writer
 from obstore.store import ObjectStore, from_url
+
+_PIECE = 1024 * 1024
 
 
 class Storage:
@@ -23,12 +29,39 @@ class Storage:
         content.seek(0)
         self._store.put(_path(sha256), content)
 
+    def put_pieces(self, pieces: Iterable[bytes], sha256: str) -> None:
+        """`put` for content that is nowhere in one place; holds some 20 MB of it at a time."""
+        # A writer, since `put` pulls pieces inside its own runtime, where none can be fetched.
+        # Not a context manager: leaving that closes it, and what was cut off would be stored.
+        writer = open_writer(self._store, _path(sha256), buffer_size=8 * _PIECE, max_concurrency=2)
+        for piece in pieces:
+            writer.write(piece)
+        writer.close()
+
+    def put_part(self, content: IO[bytes], upload_id: str, part_id: str) -> None:
+        content.seek(0)
+        self._store.put(_part_path(upload_id, part_id), content)
+
+    def stream_part(self, upload_id: str, part_id: str) -> Iterator[bytes]:
+        """Raises FileNotFoundError when the part is gone."""
+        result = self._store.get(_part_path(upload_id, part_id))
+        return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
+
+    def delete_part(self, upload_id: str, part_id: str) -> None:
+        self._store.delete(_part_path(upload_id, part_id))
+
+    def delete_parts(self, upload_id: str) -> None:
+        """All parts of an upload; none is fine too."""
+        listed = self._store.list(f"parts/{upload_id}")
+        if paths := [meta["path"] for batch in listed for meta in batch]:
+            self._store.delete(paths)
+
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         """Bytes [start, end) in pieces. Raises FileNotFoundError when the blob is gone."""
         if start == end:
             return iter(())
         result = self._store.get(_path(sha256), options={"range": (start, end)})
-        return (bytes(piece) for piece in result.stream(min_chunk_size=1024 * 1024))
+        return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
 
     def size(self, sha256: str) -> int | None:
         """Bytes of a blob; None when it is not here."""
@@ -39,7 +72,10 @@ class Storage:
         return size
 
     def sweep(self, in_use: set[str], older_than: timedelta) -> int:
-        """Delete blobs nobody refers to, once they are old enough; gives how many."""
+        """Delete blobs and parts that nobody refers to, once they are old enough: how many.
+
+        `in_use` holds last names: the sha256 of a blob, the id of a part.
+        """
         limit = datetime.now(UTC) - older_than
         doomed = [
             meta["path"]
@@ -56,11 +92,15 @@ def _path(sha256: str) -> str:
     return f"{sha256[:2]}/{sha256}"
 
 
+def _part_path(upload_id: str, part_id: str) -> str:
+    return f"parts/{upload_id}/{part_id}"
+
+
 def hash_of(content: IO[bytes]) -> tuple[str, int]:
     """sha256 and size of a file object, read from its start in pieces."""
     content.seek(0)
     digest, size = hashlib.sha256(), 0
-    while piece := content.read(1024 * 1024):
+    while piece := content.read(_PIECE):
         digest.update(piece)
         size += len(piece)
     return digest.hexdigest(), size
