@@ -14,6 +14,9 @@ from obstore import open_writer
 from obstore.store import ObjectStore, from_url
 
 _PIECE = 1024 * 1024
+_CHUNK = 5 * _PIECE
+"""What goes to the store at once (S3 takes no smaller ones), and how many of them side by side."""
+_CHUNKS = 4
 
 
 class Storage:
@@ -27,20 +30,23 @@ class Storage:
     def put(self, content: IO[bytes], sha256: str) -> None:
         """Store `content`, read from its start. Always writes, so that its age starts anew."""
         content.seek(0)
-        self._store.put(_path(sha256), content)
+        self._store.put(_path(sha256), content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
     def put_pieces(self, pieces: Iterable[bytes], sha256: str) -> None:
-        """`put` for content that is nowhere in one place; holds some 20 MB of it at a time."""
+        """`put` for content that is nowhere in one place."""
         # A writer, since `put` pulls pieces inside its own runtime, where none can be fetched.
         # Not a context manager: leaving that closes it, and what was cut off would be stored.
-        writer = open_writer(self._store, _path(sha256), buffer_size=8 * _PIECE, max_concurrency=2)
+        writer = open_writer(
+            self._store, _path(sha256), buffer_size=_CHUNK, max_concurrency=_CHUNKS
+        )
         for piece in pieces:
             writer.write(piece)
         writer.close()
 
     def put_part(self, content: IO[bytes], upload_id: str, part_id: str) -> None:
         content.seek(0)
-        self._store.put(_part_path(upload_id, part_id), content)
+        path = _part_path(upload_id, part_id)
+        self._store.put(path, content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
     def stream_part(self, upload_id: str, part_id: str) -> Iterator[bytes]:
         """Raises FileNotFoundError when the part is gone."""

@@ -124,3 +124,18 @@ def test_parts_that_went_away_meanwhile_ask_for_another_try(server: Server) -> N
     reply = complete(server, upload_id, ids)
     assert (reply.status_code, reply.json()["error"]["retryable"]) == (503, True)
     assert reply.headers["retry-after"]
+
+
+def test_a_file_that_was_cut_off_is_not_stored(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload_id, ids = filled(server)
+    put_pieces = Storage.put_pieces
+
+    def lose_the_last(storage: Storage, pieces: Iterable[bytes], sha256: str) -> None:
+        storage.delete_part(upload_id, ids[-1])
+        put_pieces(storage, pieces, sha256)
+
+    monkeypatch.setattr(Storage, "put_pieces", lose_the_last)
+    assert complete(server, upload_id, ids).status_code == 503
+    assert len(blobs(server)) == 2, "the other parts"
