@@ -15,6 +15,11 @@ from .local_server import LocalServer, serving
 Tunesmith = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def server() -> Iterator[LocalServer]:
     with serving() as local:
