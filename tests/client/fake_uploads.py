@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from email import message_from_bytes
 from email.message import Message
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,9 @@ import httpx
 from .fakes import refusal
 
 Json = dict[str, Any]  # Any: JSON
+CONTENT = bytes(range(256)) * 5 + b"end"
+PARTS = 13
+"""What `CONTENT` has, at the 100 bytes a part that the fixtures set."""
 
 
 class FakeUploads:
@@ -48,6 +52,19 @@ class FakeUploads:
             return httpx.Response(200, json=part)
         return httpx.Response(200, json=self._complete(upload, json.loads(body)))
 
+    def break_at(self, number: int, name: str = "parts") -> None:
+        """The network goes away for good at this request."""
+
+        def refuse(asked: str, count: int) -> None:
+            if asked == name and count >= number:
+                raise httpx.ConnectError("gone")
+
+        self.before = refuse
+
+    def mend(self) -> None:
+        self.before = lambda name, number: None
+        self.asked.clear()
+
     def _create(self, body: Json) -> Json:
         upload = {**body, "id": f"upload-{len(self.uploads) + 1}", "object": "upload"}
         upload |= {"created_at": 1, "expires_at": 99_999_999_999, "status": "pending", "parts": []}
@@ -69,6 +86,11 @@ class FakeUploads:
         file |= {"filename": upload["filename"], "sha256": hashlib.sha256(whole).hexdigest()}
         upload |= {"status": "completed", "file": file}
         return upload
+
+
+def memories(tmp_path: Path) -> list[Path]:
+    """What the SDK remembers, in the tests' own cache."""
+    return list((tmp_path / "cache").rglob("*.json"))
 
 
 def _field(content_type: str, body: bytes) -> bytes:

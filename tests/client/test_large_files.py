@@ -1,4 +1,4 @@
-"""Large files travel in parts, survive interruptions, and are compared to the last byte."""
+"""Large files travel in parts, and are compared to the last byte."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import httpx
 import pytest
 
 from tunesmith import (
-    APIConnectionError,
-    BadRequestError,
     Client,
     InvalidArgumentError,
     UploadError,
@@ -21,49 +19,8 @@ from tunesmith import (
 )
 from tunesmith._upload_bar import UploadBar
 
-from .fake_uploads import FakeUploads
-from .fakes import client_of, refusal
-
-CONTENT = bytes(range(256)) * 5 + b"end"
-PARTS = 13
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeUploads:
-    monkeypatch.setattr(_files, "_PARTS_ABOVE", 200)
-    monkeypatch.setattr(_files, "_PART_SIZE", 100)
-    return FakeUploads()
-
-
-@pytest.fixture
-def client(fake: FakeUploads) -> Client:
-    return client_of(fake)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(CONTENT)
-    return path
-
-
-def memories(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "cache").rglob("*.json"))
-
-
-def break_at(fake: FakeUploads, number: int, name: str = "parts") -> None:
-    """The network goes away for good at this request."""
-
-    def refuse(asked: str, count: int) -> None:
-        if asked == name and count >= number:
-            raise httpx.ConnectError("gone")
-
-    fake.before = refuse
-
-
-def mend(fake: FakeUploads) -> None:
-    fake.before = lambda name, number: None
-    fake.asked.clear()
+from .fake_uploads import CONTENT, PARTS, FakeUploads, memories
+from .fakes import refusal
 
 
 def test_a_large_file_is_sent_in_parts(
@@ -125,111 +82,6 @@ def test_parts_that_never_arrive_whole_are_an_error(
     assert memories(tmp_path) == []
 
 
-def test_an_interrupted_upload_is_taken_up(
-    client: Client, fake: FakeUploads, path: Path, tmp_path: Path
-) -> None:
-    break_at(fake, 6)
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    mend(fake)
-    assert client.files.create(file=str(path)).sha256 == hashlib.sha256(CONTENT).hexdigest()
-    assert fake.asked == ["retrieve", *["parts"] * (PARTS - 5), "complete"]
-    assert memories(tmp_path) == []
-
-
-@pytest.mark.parametrize("what", ["content", "time", "purpose", "server"])
-def test_another_file_purpose_or_server_begins_anew(
-    client: Client, fake: FakeUploads, path: Path, what: str
-) -> None:
-    break_at(fake, 6)
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    mend(fake)
-    if what == "content":
-        told = path.stat()
-        path.write_bytes(CONTENT[:-1] + b"!")
-        os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
-    elif what == "time":
-        os.utime(path, (1, 1))
-    elif what == "server":
-        client = Client("http://other.test/v1", "sk", transport=httpx.MockTransport(fake))
-    file = client.files.create(file=path, purpose="evals" if what == "purpose" else "fine-tune")
-    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert fake.asked.count("create") == 1
-
-
-def test_a_part_of_the_file_that_changed_unseen_is_sent_anew(
-    client: Client, fake: FakeUploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Same path, size, time, begin and end: only the parts' hashes tell."""
-    path = tmp_path / "large"
-    path.write_bytes(os.urandom(300_000))
-    monkeypatch.setattr(_files, "_PART_SIZE", 100_000)
-    told = path.stat()
-    break_at(fake, 1, "complete")
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    mend(fake)
-    with path.open("r+b") as stream:
-        stream.seek(150_000)
-        stream.write(b"changed")
-    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
-    file = client.files.create(file=path)
-    assert fake.asked == ["retrieve", "parts", "complete"]
-    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize("status", ["expired", "cancelled", "gone", "closes"])
-def test_an_upload_that_is_over_is_begun_anew(
-    client: Client, fake: FakeUploads, path: Path, status: str
-) -> None:
-    break_at(fake, 6)
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    mend(fake)
-    if status == "gone":
-        fake.uploads.clear()
-    elif status == "closes":
-        closed = refusal(400, code="upload_closed")
-        fake.before = lambda name, number: closed if (name, number) == ("parts", 2) else None
-    else:
-        fake.uploads["upload-1"]["status"] = status
-    assert client.files.create(file=path).sha256 == hashlib.sha256(CONTENT).hexdigest()
-    assert fake.asked.count("create") == 1
-
-
-def test_a_completion_whose_reply_was_lost_is_found(
-    client: Client, fake: FakeUploads, path: Path, tmp_path: Path
-) -> None:
-    send = fake._complete
-
-    def lose(upload: dict[str, object], body: dict[str, object]) -> dict[str, object]:
-        send(upload, body)
-        break_at(fake, 1, "complete")
-        raise httpx.ReadError("gone")
-
-    fake._complete = lose  # type: ignore[method-assign]  # for this one test
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    mend(fake)
-    fake._complete = send  # type: ignore[method-assign]  # as it was
-    assert client.files.create(file=path).id == "file-1"
-    assert fake.asked == ["retrieve"]
-    assert memories(tmp_path) == []
-    client.files.create(file=path)
-    assert fake.asked[1] == "create", "once it is known to be over, asking again is a new upload"
-
-
-def test_a_refusal_is_told_and_not_taken_up(
-    client: Client, fake: FakeUploads, path: Path, tmp_path: Path
-) -> None:
-    wrong = refusal(400, code="upload_mismatch")
-    fake.before = lambda name, number: wrong if name == "complete" else None
-    with pytest.raises(BadRequestError):
-        client.files.create(file=path)
-    assert memories(tmp_path) == []
-
-
 def test_a_file_that_the_server_has_otherwise_is_an_error(
     client: Client, fake: FakeUploads, path: Path
 ) -> None:
@@ -255,31 +107,6 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(
     fake.before = shrink
     with pytest.raises(UploadError, match="shorter"):
         client.files.create(file=path)
-
-
-def test_without_a_cache_everything_but_the_resumption_works(
-    client: Client, fake: FakeUploads, path: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "cache").write_text("in the way")
-    assert client.files.create(file=path).id == "file-1"
-
-
-def test_the_memory_holds_no_secret_and_is_the_users_own(
-    client: Client, fake: FakeUploads, path: Path, tmp_path: Path
-) -> None:
-    break_at(fake, 6)
-    with pytest.raises(APIConnectionError):
-        client.files.create(file=path)
-    [memory] = memories(tmp_path)
-    assert memory.parent.stat().st_mode & 0o077 == 0
-    assert memory.read_text() == '{"upload_id": "upload-1", "expires_at": 99999999999}'
-    for nonsense in ("", "[]", '{"upload_id": 3}', "\udcff"):
-        memory.write_bytes(nonsense.encode(errors="surrogateescape"))
-        mend(fake)
-        break_at(fake, 1)
-        with pytest.raises(APIConnectionError):
-            client.files.create(file=path)
-        assert fake.asked[0] == "create"
 
 
 def test_what_no_server_takes_is_refused_before_the_network(
