@@ -72,12 +72,12 @@ class Janitor(threading.Thread):
     def _delete_parts(self) -> None:
         """From storage first, while no transaction is open; rows left by a crash say it again."""
         with self._database.read() as session:
-            over = upload_completion.with_leftovers(session)
-        for upload_id in over:
-            self._storage.delete_parts(upload_id)
-        if over:
+            part_ids = upload_completion.leftover_parts(session)
+        for part_id in part_ids:
+            self._storage.delete_part(part_id)
+        if part_ids:
             with self._database.write.begin() as session:
-                upload_completion.forget_parts(session, over)
+                upload_completion.forget_parts(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
         """Delete content that no file, adapter or upload refers to; gives how many blobs."""

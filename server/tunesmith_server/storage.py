@@ -5,10 +5,13 @@ Parts of uploads that are still arriving lie beside them, under `parts/`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit
 
 from obstore import open_writer
 from obstore.store import ObjectStore, from_url
@@ -26,6 +29,7 @@ class Storage:
         self._store: ObjectStore = (
             from_url(url, mkdir=True) if url.startswith("file://") else from_url(url)
         )
+        self._folder = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
 
     def put(self, content: IO[bytes], sha256: str) -> None:
         """Store `content`, read from its start. Always writes, so that its age starts anew."""
@@ -43,24 +47,20 @@ class Storage:
             writer.write(piece)
         writer.close()
 
-    def put_part(self, content: IO[bytes], upload_id: str, part_id: str) -> None:
+    def put_part(self, content: IO[bytes], part_id: str) -> None:
         content.seek(0)
-        path = _part_path(upload_id, part_id)
+        path = _part_path(part_id)
         self._store.put(path, content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
-    def stream_part(self, upload_id: str, part_id: str) -> Iterator[bytes]:
+    def stream_part(self, part_id: str) -> Iterator[bytes]:
         """Raises FileNotFoundError when the part is gone."""
-        result = self._store.get(_part_path(upload_id, part_id))
+        result = self._store.get(_part_path(part_id))
         return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
 
-    def delete_part(self, upload_id: str, part_id: str) -> None:
-        self._store.delete(_part_path(upload_id, part_id))
-
-    def delete_parts(self, upload_id: str) -> None:
-        """All parts of an upload; none is fine too."""
-        listed = self._store.list(f"parts/{upload_id}")
-        if paths := [meta["path"] for batch in listed for meta in batch]:
-            self._store.delete(paths)
+    def delete_part(self, part_id: str) -> None:
+        """Deleting what is gone already is harmless."""
+        with contextlib.suppress(FileNotFoundError):
+            self._store.delete(_part_path(part_id))
 
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         """Bytes [start, end) in pieces. Raises FileNotFoundError when the blob is gone."""
@@ -91,6 +91,11 @@ class Storage:
         ]
         if doomed:
             self._store.delete(doomed)
+        for path in self._folder.glob("*/*#*") if self._folder else ():
+            # What a killed process was writing: obstore's staging names, which it does not list.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < limit.timestamp():
+                    path.unlink()
         return len(doomed)
 
 
@@ -98,8 +103,8 @@ def _path(sha256: str) -> str:
     return f"{sha256[:2]}/{sha256}"
 
 
-def _part_path(upload_id: str, part_id: str) -> str:
-    return f"parts/{upload_id}/{part_id}"
+def _part_path(part_id: str) -> str:
+    return f"parts/{part_id}"
 
 
 def hash_of(content: IO[bytes]) -> tuple[str, int]:

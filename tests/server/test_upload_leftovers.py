@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import select, update
 
 from tunesmith_server.models import UploadPartRow, UploadRow
+from tunesmith_server.services import upload_completion
 from tunesmith_server.storage import Storage
 
 from .actors import Server
@@ -67,7 +68,7 @@ def test_an_upload_is_forgotten_a_day_after_its_expiry(server: Server) -> None:
 
 def test_the_sweep_leaves_parts_that_are_waited_for(server: Server) -> None:
     upload_id, ids = filled(server)
-    server.storage.put_part(io.BytesIO(b"lost"), upload_id, "part-of-a-crash")
+    server.storage.put_part(io.BytesIO(b"lost"), "part-of-a-crash")
     assert server.janitor().sweep(older_than=timedelta(seconds=-5)) == 1
     assert complete(server, upload_id, ids).status_code == 200
 
@@ -120,7 +121,7 @@ def test_a_completion_that_began_in_time_may_end_late(
 
 def test_parts_that_went_away_meanwhile_ask_for_another_try(server: Server) -> None:
     upload_id, ids = filled(server)
-    server.storage.delete_parts(upload_id)
+    server.storage.delete_part(ids[1])
     reply = complete(server, upload_id, ids)
     assert (reply.status_code, reply.json()["error"]["retryable"]) == (503, True)
     assert reply.headers["retry-after"]
@@ -133,9 +134,34 @@ def test_a_file_that_was_cut_off_is_not_stored(
     put_pieces = Storage.put_pieces
 
     def lose_the_last(storage: Storage, pieces: Iterable[bytes], sha256: str) -> None:
-        storage.delete_part(upload_id, ids[-1])
+        storage.delete_part(ids[-1])
         put_pieces(storage, pieces, sha256)
 
     monkeypatch.setattr(Storage, "put_pieces", lose_the_last)
     assert complete(server, upload_id, ids).status_code == 503
     assert len(blobs(server)) == 2, "the other parts"
+
+
+def test_what_a_killed_process_was_storing_is_swept(server: Server) -> None:
+    file_id = server.upload(b"kept\n")
+    [blob] = blobs(server)
+    (server.settings.data_dir / "blobs" / f"{blob}#1").write_bytes(b"ke")
+    janitor = server.janitor()
+    janitor.sweep()
+    assert len(blobs(server)) == 2, "it may be being written"
+    janitor.sweep(older_than=timedelta(seconds=-5))
+    assert blobs(server) == [blob]
+    assert server.user.get(f"/v1/files/{file_id}/content").content == b"kept\n"
+
+
+def test_very_many_parts_are_deleted_bit_by_bit(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_completion, "MAX_DELETED", 2)
+    upload_id, _ = filled(server)
+    server.user.post(f"/v1/uploads/{upload_id}/cancel")
+    janitor = server.janitor()
+    janitor.round()
+    assert part_rows(server) == len(blobs(server)) == 1
+    janitor.round()
+    assert part_rows(server) == len(blobs(server)) == 0

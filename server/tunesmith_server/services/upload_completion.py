@@ -24,6 +24,8 @@ from . import files, uploads
 EXPIRY_GRACE_SECONDS = 600.0
 """A completion that began in time may end after the expiry by as much."""
 FORGET_SECONDS = 24 * 3600.0
+MAX_DELETED = 1000
+"""Parts that one round of the janitor deletes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def assemble(storage: Storage, work: Assembly) -> Assembled:
 
 def _pieces(storage: Storage, work: Assembly) -> Iterator[bytes]:
     for part_id in work.part_ids:
-        yield from storage.stream_part(work.upload_id, part_id)
+        yield from storage.stream_part(part_id)
 
 
 def finish(
@@ -155,17 +157,18 @@ def expire(session: Session) -> None:
     )
 
 
-def with_leftovers(session: Session) -> list[str]:
-    """Uploads that are over and still have parts."""
+def leftover_parts(session: Session) -> list[str]:
+    """Parts of uploads that are over; some of them, when there are very many."""
     return list(
         session.scalars(
-            select(UploadRow.id)
+            select(UploadPartRow.id)
+            .join(UploadRow, UploadRow.id == UploadPartRow.upload_id)
             .where(UploadRow.status != UploadStatus.PENDING)
-            .where(UploadRow.id.in_(select(UploadPartRow.upload_id)))
+            .limit(MAX_DELETED)
         )
     )
 
 
-def forget_parts(session: Session, upload_ids: list[str]) -> None:
-    """To be called once the parts are gone from storage."""
-    session.execute(delete(UploadPartRow).where(UploadPartRow.upload_id.in_(upload_ids)))
+def forget_parts(session: Session, part_ids: list[str]) -> None:
+    """To be called once they are gone from storage."""
+    session.execute(delete(UploadPartRow).where(UploadPartRow.id.in_(part_ids)))

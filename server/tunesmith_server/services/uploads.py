@@ -109,12 +109,12 @@ def add_part(
     """Store the part, then its row. The same content again is the same part, so that sending it
     twice after a lost reply costs nothing."""
     part_id, part = new_id("part"), None
-    storage.put_part(content, upload_id, part_id)
+    storage.put_part(content, part_id)
     try:
         part = _record_part(session, upload_id, part_id, sha256, size)
     finally:
         if part is None or part.id != part_id:
-            storage.delete_part(upload_id, part_id)
+            storage.delete_part(part_id)
     return part
 
 
