@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunesmith_schema import MAX_PART_BYTES, MAX_UPLOAD_BYTES, Upload, UploadStatus
+from tunesmith_schema import (
+    MAX_PART_BYTES,
+    MAX_UPLOAD_BYTES,
+    MAX_UPLOAD_PARTS,
+    Upload,
+    UploadStatus,
+)
 
 from ._errors import BadRequestError, InvalidArgumentError, NotFoundError, UploadError
 from ._upload import Slice, Source
@@ -48,6 +54,10 @@ def send_in_parts(
         )
     if not 0 < part_size <= MAX_PART_BYTES:
         raise InvalidArgumentError(f"part_size must be 1-{MAX_PART_BYTES}, got {part_size}")
+    if size > MAX_UPLOAD_PARTS * part_size:
+        raise InvalidArgumentError(
+            f"part_size {part_size} makes more than {MAX_UPLOAD_PARTS:,} parts of {size:,} bytes"
+        )
     memory = source.path and UploadMemory(
         source.path, server, filename, mime_type, purpose, part_size
     )

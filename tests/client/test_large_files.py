@@ -112,12 +112,17 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(
 def test_what_no_server_takes_is_refused_before_the_network(
     client: Client, fake: FakeUploads, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_parts, "MAX_UPLOAD_BYTES", 1000)
+    monkeypatch.setattr(_parts, "MAX_UPLOAD_BYTES", 1200)
+    monkeypatch.setattr(_parts, "MAX_UPLOAD_PARTS", 10)
     with pytest.raises(InvalidArgumentError, match="1,283 bytes"):
         client.files.create(file=path)
     with pytest.raises(InvalidArgumentError, match="part_size"):
         client.uploads.upload_file_chunked(
             file=b"x", filename="a", mime_type="text/plain", purpose="evals", part_size=2**30
+        )
+    with pytest.raises(InvalidArgumentError, match="more than 10 parts"):
+        client.uploads.upload_file_chunked(
+            file=bytes(1_001), filename="a", mime_type="text/plain", purpose="evals", part_size=100
         )
     assert fake.asked == []
 
