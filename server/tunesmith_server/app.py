@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 
-from .api import adapters, events, files, health, internal, jobs, models
+from .api import adapters, events, files, health, internal, jobs, models, uploads
 from .database import Database
 from .deps import State
 from .errors import install_error_handlers
@@ -47,7 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
     app.include_router(health.router)
-    for router in (files.router, jobs.router, events.router, models.router, adapters.router):
-        app.include_router(router, prefix="/v1")
+    for api in (files, uploads, jobs, events, models, adapters):
+        app.include_router(api.router, prefix="/v1")
     app.include_router(internal.router, prefix="/internal")
     return app

@@ -1,7 +1,8 @@
 """The janitor: a thread in each API process that mends what crashes leave behind.
 
-Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files
-and content that nothing refers to. Every round is idempotent, so several may run.
+Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files,
+the parts of uploads that are over, and content that nothing refers to. Every round is idempotent,
+so several may run.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tunesmith_schema import JobState
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .database import Database, epoch_now
-from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, WorkerRow
+from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, UploadPartRow, WorkerRow
 from .queue import WakeUps
-from .services import leases
+from .services import leases, upload_completion
 from .settings import Settings
 from .storage import Storage
 
@@ -62,14 +63,27 @@ class Janitor(threading.Thread):
                 leases.take_back_expired(session, self._settings, self._wake_ups)
             self._wake_again(session)
             _forget_old(session)
+            upload_completion.expire(session)
+        self._delete_parts()
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_SECONDS
             self.sweep()
 
+    def _delete_parts(self) -> None:
+        """From storage first, while no transaction is open; rows left by a crash say it again."""
+        with self._database.read() as session:
+            part_ids = upload_completion.leftover_parts(session)
+        for part_id in part_ids:
+            self._storage.delete_part(part_id)
+        if part_ids:
+            with self._database.write.begin() as session:
+                upload_completion.forget_parts(session, part_ids)
+
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no file and no adapter refers to; gives how many blobs."""
+        """Delete content that no file, adapter or upload refers to; gives how many blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
+            in_use.update(session.scalars(select(UploadPartRow.id)))
             for stored in session.scalars(select(AdapterRow.files)):
                 in_use.update(file["sha256"] for file in stored)
         return self._storage.sweep(in_use, older_than)
