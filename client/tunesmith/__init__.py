@@ -11,6 +11,8 @@ from tunesmith_schema import (
     MetricPoint,
     Model,
     Recipe,
+    Upload,
+    UploadPart,
 )
 
 from ._client import Client
@@ -33,6 +35,7 @@ from ._errors import (
     RateLimitError,
     TunesmithError,
     UnprocessableEntityError,
+    UploadError,
     WaitTimeoutError,
 )
 from ._job import Job
@@ -71,6 +74,9 @@ __all__ = [
     "Recipe",
     "TunesmithError",
     "UnprocessableEntityError",
+    "Upload",
+    "UploadError",
+    "UploadPart",
     "WaitTimeoutError",
     "__version__",
 ]

@@ -37,7 +37,7 @@ def upload(
 ) -> None:
     """Upload a file."""
     with connected(ctx) as client:
-        file = client.files.create(file=path, purpose=purpose)
+        file = client.files.create(file=path, purpose=purpose, progress=True)
         if wait:
             file = client.files.wait_for_processing(file.id)
         _show(file, as_json)

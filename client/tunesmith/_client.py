@@ -14,6 +14,7 @@ from ._files import Files
 from ._http import Http
 from ._jobs import FineTuning, Jobs
 from ._models import Models
+from ._uploads import Uploads
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
@@ -43,7 +44,8 @@ class Client:
             max_retries=max_retries,
             transport=transport,
         )
-        self.files = Files(self._http)
+        self.uploads = Uploads(self._http)
+        self.files = Files(self._http, self.uploads)
         self.fine_tuning = FineTuning(Jobs(self._http, self.files))
         self.models = Models(self._http)
         self.adapters = Adapters(self._http)

@@ -18,6 +18,7 @@
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
 # ├── WaitTimeoutError (TimeoutError)
+# ├── UploadError (OSError)
 # └── DownloadError (OSError)
 
 from __future__ import annotations
@@ -145,6 +146,10 @@ class JobCancelledError(JobNotSucceededError):
 
 class WaitTimeoutError(TunesmithError, TimeoutError):
     """What was waited for took longer than `timeout`; it goes on."""
+
+
+class UploadError(TunesmithError, OSError):
+    """What arrived is not what was read: the file changed meanwhile, or was damaged on the way."""
 
 
 class DownloadError(TunesmithError, OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -14,21 +15,33 @@ from ._errors import InvalidArgumentError, WaitTimeoutError
 from ._http import Http, path_of
 from ._pages import Page, first_page
 from ._upload import FileSource, opened
+from ._uploads import Uploads
 
 Order = Literal["asc", "desc"]
 
+_PARTS_ABOVE = 64 * 1024**2
+"""Larger files travel in parts."""
+_PART_SIZE = 16 * 1024**2
+"""What is lost at most when the connection breaks."""
+_MIME_TYPE = "application/octet-stream"
 _FIRST_POLL = 0.25
 _SLOWEST_POLL = 5.0
 
 
 class Files:
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, uploads: Uploads) -> None:
         self._http = http
+        self._uploads = uploads
 
-    def create(self, *, file: FileSource, purpose: str = "fine-tune") -> FileObject:
+    def create(
+        self, *, file: FileSource, purpose: str = "fine-tune", progress: bool = False
+    ) -> FileObject:
         """Uploads a path, a `(name, bytes)` pair or a file open in binary mode, streamed.
 
-        A stream that cannot seek is not sent again once a part of it has left.
+        More than 64 MiB travel in parts. A path whose upload was interrupted is taken up where it
+        broke off, as long as the file is the same and the hour of the upload is not over.
+        `progress` shows a bar. A stream that cannot seek is not sent again once a part of it has
+        left.
         """
         purposes = [str(known) for known in wire.FilePurpose]
         if purpose not in purposes:
@@ -36,14 +49,27 @@ class Files:
                 f"purpose {purpose!r} is not one of {', '.join(purposes)}",
                 hint="a data set has the purpose 'fine-tune'",
             )
-        with opened(file) as upload:
-            return self._http.post(
-                FileObject,
-                "files",
-                data={"purpose": purpose},
-                files={"file": (upload.filename, upload.content, "application/octet-stream")},
-                can_repeat=upload.can_repeat,
-            )
+        with opened(file) as source:
+            size = source.size()
+            if progress and size is not None:
+                from ._upload_bar import UploadBar  # rich takes a while to import
+
+                bar = UploadBar(source.filename, size)
+            else:
+                bar = None
+            tell = bar.show if bar else None
+            with bar or nullcontext():
+                if size is not None and size > _PARTS_ABOVE:
+                    return self._uploads.send_file(
+                        source, purpose=purpose, part_size=_PART_SIZE, tell=tell
+                    )
+                return self._http.post(
+                    FileObject,
+                    "files",
+                    data={"purpose": purpose},
+                    files={"file": (source.filename, source.told(tell), _MIME_TYPE)},
+                    can_repeat=source.can_repeat,
+                )
 
     def list(
         self,

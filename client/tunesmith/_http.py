@@ -60,6 +60,14 @@ class Http:
     def close(self) -> None:
         self._client.close()
 
+    @property
+    def base_url(self) -> str:
+        return str(self._client.base_url)
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
     def get(self, model: type[M], path: str, params: Params | None = None) -> M:
         return parse(model, self.send("GET", path, params=params))
 
@@ -72,6 +80,7 @@ class Http:
         data: Mapping[str, str] | None = None,
         files: Mapping[str, Any] | None = None,  # Any: httpx's own file tuples
         idempotency_key: str | None = None,
+        read_timeout: float | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> M:
         """All tries carry one `Idempotency-Key`, so that a lost answer starts nothing twice."""
@@ -82,6 +91,7 @@ class Http:
             data=data,
             files=files,
             headers={"Idempotency-Key": idempotency_key or str(uuid.uuid4())},
+            read_timeout=read_timeout,
             can_repeat=can_repeat,
         )
         return parse(model, response)

@@ -34,6 +34,8 @@ class ErrorCode(StrEnum):
     RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
     FILE_IN_USE = "file_in_use"
+    UPLOAD_CLOSED = "upload_closed"
+    UPLOAD_MISMATCH = "upload_mismatch"
     INVALID_TRAINING_FILE = "invalid_training_file"
     INVALID_VALIDATION_FILE = "invalid_validation_file"
     MODEL_NOT_FOUND = "model_not_found"

@@ -94,10 +94,8 @@ class JobCreate(Request):
     """Id of an uploaded file."""
     validation_file: Text | None = None
     """Id of an uploaded file; gives `valid_loss`."""
-    suffix: str | None = Field(
-        default=None, min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$"
-    )
-    """Goes into the tuned model's name."""
+    suffix: Text | None = Field(default=None, min_length=1, max_length=64)
+    """Goes into the tuned model's name; what a name cannot hold becomes a hyphen."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seeds weights, shuffling and dropout; drawn and shown when not given."""
     metadata: dict[Text, Text] | None = None

@@ -82,7 +82,8 @@ class Recipe(Request):
     eval_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two evaluations of the validation file. `"auto"`: ten in a run."""
     save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, none for full tuning."""
+    """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, at most ten
+    in a run; none for full tuning."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
 

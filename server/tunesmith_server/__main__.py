@@ -6,9 +6,13 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from . import migrate
 from .database import Database
@@ -29,12 +33,16 @@ def main(argv: list[str] | None = None) -> int:
         for name in ("data_dir", "host", "port")
         if (value := getattr(arguments, name, None)) is not None
     }
-    settings = Settings(**given)
+    os.umask(0o077)  # keys, data and adapters are their owner's alone
     try:
-        return int(arguments.run(settings, arguments) or 0)
-    except (StartError, ServiceError) as error:
+        return int(arguments.run(Settings(**given), arguments) or 0)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        sys.stderr.write(f"error: TUNESMITH_{name}={first['input']!r}: {first['msg']}\n")
+    except (StartError, ServiceError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return 1
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         _data_dir(verb)
         verb.add_argument("--host", help="address to listen on (127.0.0.1)")
         verb.add_argument("--port", type=int, help="port to listen on (8000)")
-    everything.set_defaults(run=lambda settings, arguments: serve(settings))
+    everything.set_defaults(run=lambda settings, arguments: serve(settings, as_json=arguments.json))
     alone.set_defaults(run=_api)
 
     schema = verbs.add_parser("migrate", help="bring the database schema up to date")
@@ -67,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     revoke.set_defaults(run=_revoke_key)
     for verb in (create, listing, revoke):
         _data_dir(verb)
+    for verb in (everything, alone, schema, create, listing, revoke):
         verb.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -86,6 +95,12 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
+    # Uploads are spooled beside where they end up: /tmp is small on many hosts.
+    spool = settings.data_dir / "tmp"
+    spool.mkdir(exist_ok=True)
+    tempfile.tempdir = str(spool)
+    url = f"http://{settings.host}:{settings.port}/v1"
+    _print(arguments, {"event": "starting", "base_url": url}, f"listening on {url}")
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -105,7 +120,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
 def _migrate(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     migrate.upgrade(settings.database_url)
-    sys.stdout.write("the database schema is current\n")
+    _print(arguments, {"schema": "current"}, "the database schema is current")
 
 
 def _database(settings: Settings) -> Database:
@@ -152,6 +167,7 @@ def _revoke_key(settings: Settings, arguments: argparse.Namespace) -> None:
 
 def _print(arguments: argparse.Namespace, document: object, text: str) -> None:
     sys.stdout.write((json.dumps(document) if arguments.json else text) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

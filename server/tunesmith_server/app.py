@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
 
-from .api import adapters, events, files, health, internal, jobs, models
+from .api import adapters, events, files, health, internal, jobs, models, uploads
 from .database import Database
 from .deps import State
 from .errors import REFUSALS, install_error_handlers
@@ -50,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
-    for router in (files.router, jobs.router, events.router, models.router, adapters.router):
-        app.include_router(router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
+    for api in (files, uploads, jobs, events, models, adapters):
+        app.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     app.include_router(internal.router, prefix="/internal")
     return app

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -42,14 +43,17 @@ class StartError(Exception):
     """`serve` cannot start; the message says why and what to do."""
 
 
-def serve(settings: Settings) -> None:
-    """Run until SIGINT or SIGTERM. Raises StartError before anything was started."""
+def serve(settings: Settings, *, as_json: bool = False) -> None:
+    """Run until SIGINT or SIGTERM; `as_json`: say what happens as one JSON object a line.
+
+    Raises StartError before anything was started.
+    """
     settings.prepare()
     with _lock(settings.data_dir):
-        _serve(settings)
+        _serve(settings, _Voice(as_json))
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, voice: _Voice) -> None:
     settings.port = _free_port(settings.host, settings.port)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
@@ -70,8 +74,12 @@ def _serve(settings: Settings) -> None:
     url = f"http://{_reachable(settings.host)}:{settings.port}"
     started, announced, warned = time.monotonic(), False, False
     try:
-        _say(f"data directory  {settings.data_dir}")
-        _say(f"admin API key   {key_file}")
+        voice.say(
+            f"data directory  {settings.data_dir}\nadmin API key   {key_file}",
+            event="starting",
+            data_dir=str(settings.data_dir),
+            api_key_file=str(key_file),
+        )
         for child in children:
             child.start()
         while not stopping:
@@ -79,15 +87,17 @@ def _serve(settings: Settings) -> None:
                 child.tend()
             if not announced and _ready(url):
                 announced = True
-                _say(f"ready           {url}/v1  ({time.monotonic() - started:.1f} s)")
+                seconds = round(time.monotonic() - started, 1)
+                text = f"ready           {url}/v1  ({seconds} s)"
+                voice.say(text, event="ready", base_url=f"{url}/v1", seconds=seconds)
             if not announced and not warned and time.monotonic() - started > SLOW_SECONDS:
                 warned = True
                 log.warning("still not ready: the logs are in %s", settings.data_dir / "logs")
             time.sleep(0.2)
-        _say("stopping: a job in progress goes back to the queue")
+        voice.say("stopping: a job in progress goes back to the queue", event="stopping")
     finally:
         stop_all(children)
-    _say("stopped")
+    voice.say("stopped", event="stopped")
 
 
 def _children(settings: Settings) -> list[Child]:
@@ -113,12 +123,15 @@ def _children(settings: Settings) -> list[Child]:
                 Child(
                     name="broker",
                     command=broker.command,
-                    env=dict(os.environ),
+                    env={key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
                     log_file=logs / "broker.log",
                 )
             )
         else:
             log.warning("no valkey-server or redis-server here: using polled files as broker")
+    # Workers speak HTTP: they get no way to the database or the storage.
+    kept_back = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
+    worker_env = {key: value for key, value in env.items() if key not in kept_back}
     python = [sys.executable, "-m"]
     for name, command in (
         ("api", [*python, "tunesmith_server", "api"]),
@@ -129,7 +142,7 @@ def _children(settings: Settings) -> list[Child]:
             Child(
                 name=name,
                 command=command,
-                env=env,
+                env=env if name == "api" else worker_env,
                 log_file=logs / f"{name}.log",
                 leaves_first=name != "api",
             )
@@ -187,7 +200,13 @@ def _ready(url: str) -> bool:
         return False
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever read our output has left; we have not
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+@dataclass(frozen=True)
+class _Voice:
+    """What `serve` says on standard output: lines for people, or JSON for programs."""
+
+    as_json: bool
+
+    def say(self, text: str, **fields: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # whoever read our output has left; we have not
+            sys.stdout.write((json.dumps(fields) if self.as_json else text) + "\n")
+            sys.stdout.flush()

@@ -1,7 +1,8 @@
 """The janitor: a thread in each API process that mends what crashes leave behind.
 
-Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files
-and content that nothing refers to. Every round is idempotent, so several may run.
+Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files,
+the parts of uploads that are over, and content that nothing refers to. Every round is idempotent,
+so several may run.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import threading
 import time
 from datetime import timedelta
 
-from sqlalchemy import delete, exists, or_, select
+from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .database import Database, epoch_now
-from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, WorkerRow
+from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, UploadPartRow, WorkerRow
 from .queue import WakeUps
-from .services import leases
+from .services import leases, upload_completion
 from .settings import Settings
 from .storage import Storage
 
@@ -62,14 +63,27 @@ class Janitor(threading.Thread):
                 leases.take_back_expired(session, self._settings, self._wake_ups)
             self._wake_again(session)
             _forget_old(session)
+            upload_completion.expire(session)
+        self._delete_parts()
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_SECONDS
             self.sweep()
 
+    def _delete_parts(self) -> None:
+        """From storage first, while no transaction is open; rows left by a crash say it again."""
+        with self._database.read() as session:
+            part_ids = upload_completion.leftover_parts(session)
+        for part_id in part_ids:
+            self._storage.delete_part(part_id)
+        if part_ids:
+            with self._database.write.begin() as session:
+                upload_completion.forget_parts(session, part_ids)
+
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no file and no adapter refers to; gives how many blobs."""
+        """Delete content that no file, adapter or upload refers to; gives how many blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
+            in_use.update(session.scalars(select(UploadPartRow.id)))
             for stored in session.scalars(select(AdapterRow.files)):
                 in_use.update(file["sha256"] for file in stored)
         return self._storage.sweep(in_use, older_than)
@@ -77,19 +91,17 @@ class Janitor(threading.Thread):
     def _wake_again(self, session: Session) -> None:
         now = time.time()
         before, ahead = now - WAKE_AGAIN_SECONDS, now + WAKE_AGAIN_SECONDS
-        # A wake-up of the future was sent before the clock was set back.
-        waiting_jobs = session.scalars(
-            select(JobRow)
-            .where(
-                JobRow.state == JobState.QUEUED,
-                or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
-            )
-            .order_by(JobRow.created_at)
-            .limit(MAX_WAKE_UPS)
+        # One message however many jobs wait: it wakes one worker, which goes on until none waits,
+        # and idle workers ask by themselves. Messages must not pile up while all are busy. A
+        # wake-up of the future was sent before the clock was set back.
+        waiting = (
+            JobRow.state == JobState.QUEUED,
+            or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
         )
-        for job in waiting_jobs:
-            job.woken_at = now
-            self._wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
+        job_id = session.scalar(select(JobRow.id).where(*waiting).order_by(JobRow.created_at))
+        if job_id is not None:
+            session.execute(update(JobRow).where(*waiting).values(woken_at=now))
+            self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
         unread_files = session.scalars(
             select(FileRow)
             .where(

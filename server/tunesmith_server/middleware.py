@@ -10,13 +10,16 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tunesmith_schema import ErrorCode
+from tunesmith_schema import MAX_PART_BYTES, ErrorCode
 
 from .errors import TooLarge, service_error_response, unforeseen_response
 
 log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+_PARTS = re.compile(r"^/v1/uploads/[^/]+/parts$")
+_WRAPPING = 64 * 1024
+"""What multipart adds to a file."""
 JSON_BYTES = 4 * 1024 * 1024
 """Largest body of a request that is not an upload."""
 
@@ -26,7 +29,7 @@ class RequestEnvelope:
 
     def __init__(self, app: ASGIApp, *, max_upload_bytes: int) -> None:
         self._app = app
-        self._max_upload_bytes = max_upload_bytes + 64 * 1024  # the multipart wrapping
+        self._max_upload_bytes = max_upload_bytes + _WRAPPING
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,6 +82,8 @@ class RequestEnvelope:
     def _limit(self, path: str) -> int | None:
         if path.startswith("/internal/") and "/blobs/" in path:
             return None  # weights: as large as they are, from an authenticated worker
+        if _PARTS.match(path):
+            return MAX_PART_BYTES + _WRAPPING
         return self._max_upload_bytes if path == "/v1/files" else JSON_BYTES
 
 
@@ -86,5 +91,6 @@ def _too_large(got: int, limit: int) -> TooLarge:
     return TooLarge(
         ErrorCode.REQUEST_TOO_LARGE,
         f"the body has at least {got:,} bytes; the limit here is {limit:,}",
-        hint="split the file, or raise TUNESMITH_MAX_FILE_BYTES",
+        hint="send a large file in parts of at most 64 MiB (/v1/uploads; our SDK does so by itself)"
+        ", or raise TUNESMITH_MAX_FILE_BYTES",
     )

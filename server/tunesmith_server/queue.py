@@ -22,6 +22,9 @@ from tunesmith_schema.queue import (
 
 log = logging.getLogger(__name__)
 
+EXPIRES_SECONDS = 3600.0
+"""A worker that was busy for longer asks the server by itself; old wake-ups are thrown away."""
+
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
@@ -43,7 +46,12 @@ class WakeUps:
         """Send now; a broker that is away costs a log line, not an error."""
         try:
             self._celery.send_task(
-                task, args=[subject_id], queue=_QUEUES[task], retry=False, ignore_result=True
+                task,
+                args=[subject_id],
+                queue=_QUEUES[task],
+                retry=False,
+                ignore_result=True,
+                expires=EXPIRES_SECONDS,
             )
         except Exception as error:  # any transport's own error: the janitor is the recovery
             log.warning("wake-up %s for %s not sent: %s", task, subject_id, error)

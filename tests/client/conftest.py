@@ -1,4 +1,4 @@
-"""Fixtures of the CLI tests: a local server, and the command run against it."""
+"""Fixtures: a local server and the command run against it; a fake /v1/uploads and its client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tunesmith import Client, _files
 from tunesmith.cli import app
 
+from .fake_uploads import CONTENT, FakeUploads
+from .fakes import client_of
 from .local_server import LocalServer, serving
 
 Tunesmith = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -28,3 +36,22 @@ def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TUNESMITH_BASE_URL", server.url)
     monkeypatch.setenv("TUNESMITH_API_KEY", "sk-env")
     return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeUploads:
+    monkeypatch.setattr(_files, "_PARTS_ABOVE", 200)
+    monkeypatch.setattr(_files, "_PART_SIZE", 100)
+    return FakeUploads()
+
+
+@pytest.fixture
+def client(fake: FakeUploads) -> Client:
+    return client_of(fake)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(CONTENT)
+    return path

@@ -91,6 +91,8 @@ class Server:
         return self.user.post("/v1/fine_tuning/jobs", content=json.dumps(body), headers=headers)
 
     def create_job(self, training_file: str, /, **body: Any) -> str:
+        """A job, made while a worker with the usual base model is up."""
+        assert self.worker.hello().status_code == 200
         reply = self.create_reply(training_file, **body)
         assert reply.status_code == 200, reply.text
         return str(reply.json()["id"])

@@ -40,6 +40,11 @@ def test_the_table_of_routes_is_the_whole_api(server: Server) -> None:
     for path in (
         "/v1/files",
         "/v1/files/0/content",
+        "/v1/uploads",
+        "/v1/uploads/0",
+        "/v1/uploads/0/parts",
+        "/v1/uploads/0/complete",
+        "/v1/uploads/0/cancel",
         "/v1/fine_tuning/jobs",
         "/v1/fine_tuning/jobs/0/cancel",
         "/v1/fine_tuning/jobs/0/events",

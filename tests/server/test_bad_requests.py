@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "a body over the limit": (
         upload(b"x" * 200_000), 413, "request_too_large", None, "the limit here is 165,536",
-        "split the file",
+        "in parts",
     ),
     "a file with a bad row": (
         lambda server: server.create_reply(server.bad_file()), 400, "invalid_training_file",

@@ -91,7 +91,7 @@ def test_a_second_validation_does_not_queue_a_job_twice(server: Server) -> None:
         ({"recpie": {}}, "recpie"),
         ({"method": {"type": "dpo"}}, "method.type"),
         ({"method": {"type": "supervised", "dpo": {}}}, "method.dpo"),
-        ({"suffix": "a/b"}, "suffix"),
+        ({"suffix": "x" * 65}, "suffix"),
         ({"seed": -1}, "seed"),
         ({"metadata": {"team": 5}}, "metadata.team"),
     ],

@@ -15,6 +15,7 @@ from tunesmith_server.models import ApiKeyRow
 from tunesmith_server.settings import Settings
 
 from .actors import FakeWakeUps, serving
+from .test_uploads import filled
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def test_down_and_up_again_with_rows_inside(settings: Settings, wake_ups: FakeWa
     with serving(settings, wake_ups) as server:
         server.create_job(server.good_file(), headers={"idempotency-key": "k"})
         server.worker.succeed(server.worker.claim())
+        filled(server)
     migrate.downgrade(settings.database_url, "base")
     assert tables(settings.database_url) == set()
     migrate.upgrade(settings.database_url)

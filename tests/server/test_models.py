@@ -143,3 +143,20 @@ def test_a_mistyped_model_gets_the_right_one_offered(server: Server) -> None:
 def test_an_unknown_tuned_model_is_refused(server: Server) -> None:
     error = server.create_reply(server.good_file(), model="ft:a:b::c").json()["error"]
     assert error["code"] == "model_not_found"
+
+
+def test_a_suffix_may_be_any_text_and_the_name_stays_plain(server: Server) -> None:
+    server.create_job(server.good_file(), suffix="My run: take 2/3")
+    claim = server.worker.claim()
+    server.worker.succeed(claim)
+    job = server.job(claim["job_id"])
+    assert job["suffix"] == "My run: take 2/3"
+    assert job["fine_tuned_model"].startswith("ft:tiny-llama:default:My-run-take-2-3:")
+
+
+def test_a_job_that_no_worker_can_serve_says_so(server: Server) -> None:
+    reply = server.create_reply(server.good_file())
+    assert "no train worker that is up has the base model 'tiny-llama'" in str(
+        server.messages(reply.json()["id"])
+    )
+    assert "no train worker" not in str(server.messages(server.create_job(server.good_file())))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -160,3 +162,39 @@ def test_a_permanent_conflict_is_not_retried(client: OpenAI, server: Server) -> 
     with pytest.raises(openai.ConflictError) as busy:
         patient.files.delete(file_id)
     assert busy.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
+def test_a_file_in_parts(client: OpenAI, server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROWS * 1000)
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    upload = client.uploads.upload_file_chunked(
+        file=path, mime_type="text/jsonl", purpose="fine-tune", part_size=20_000, md5=md5
+    )
+    assert (upload.status, upload.object) == ("completed", "upload")
+    assert upload.file
+    assert client.files.content(upload.file.id).read() == path.read_bytes()
+    server.validate(upload.file.id)
+    in_memory = client.uploads.upload_file_chunked(
+        file=ROWS, filename="a", bytes=len(ROWS), mime_type="text/jsonl", purpose="assistants"
+    )
+    assert in_memory.file
+    assert in_memory.file.status == "processed"
+
+
+def test_an_upload_step_by_step(client: OpenAI) -> None:
+    upload = client.uploads.create(
+        bytes=4,
+        filename="a.jsonl",
+        mime_type="text/jsonl",
+        purpose="fine-tune",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    part = client.uploads.parts.create(upload.id, data=b"rows")
+    assert (part.object, part.upload_id) == ("upload.part", upload.id)
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.uploads.complete(upload.id, part_ids=[part.id, part.id])
+    assert wrong.value.code == "upload_mismatch"
+    assert client.uploads.cancel(upload.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError, match="cancelled"):
+        client.uploads.parts.create(upload.id, data=b"rows")

@@ -8,7 +8,7 @@ import pytest
 
 from tunesmith_schema import ErrorCode
 from tunesmith_worker.data.chat import RenderedRow, render
-from tunesmith_worker.data.formats import Message, Row, detect, parse
+from tunesmith_worker.data.formats import BadRow, Message, Row, detect, parse
 from tunesmith_worker.errors import DataError
 
 from ..tiny_model import CHATML, make_tiny_tokenizer
@@ -168,3 +168,34 @@ def test_single_turn_rows_are_chat_only_when_the_model_knows_chat(
         (example,) = render(tokenizer_for(template), row, assistant_only=True).examples
         assert example.text.startswith(prompt + answer)
         assert example.spans == ((len(prompt), len(prompt + answer)),)
+
+
+@pytest.mark.parametrize("template", [CHATML, templates.LLAMA3, templates.GENERATION])
+def test_a_conversation_may_begin_with_the_assistant(template: str) -> None:
+    row = chat(("assistant", "Welcome"), ("user", "Hi"), ("assistant", "Five"))
+    rendered = render(tokenizer_for(template), row, assistant_only=True)
+    assert rendered.turns_left_out == 0
+    spans = [text for example in trained(rendered) for text in example]
+    assert [text.split("<")[0] for text in spans] == ["Welcome", "Five"]
+
+
+def test_arguments_of_a_tool_call_reach_the_template_as_an_object() -> None:
+    call = {
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+    }
+    value = {
+        "messages": [
+            {"role": "developer", "content": "Be brief"},
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "tool_calls": [call]},
+        ]
+    }
+    messages = parse(1, value, detect(value)).messages
+    assert messages is not None
+    assert messages[0].role == "system"
+    (seen,) = messages[2].for_template()["tool_calls"]
+    assert seen["function"] == {"name": "weather", "arguments": {"city": "Paris"}}
+    call["function"]["arguments"] = '{"city": '  # type: ignore[index]  # a dict of dicts
+    with pytest.raises(BadRow, match=r"tool_calls\[0\].function.arguments is not JSON"):
+        parse(1, value, detect(value))

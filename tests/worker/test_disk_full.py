@@ -26,8 +26,8 @@ from tunesmith_schema import (
     Report,
     ReportReply,
 )
+from tunesmith_worker import held_job
 from tunesmith_worker import run as run_module
-from tunesmith_worker import supervise as supervise_module
 from tunesmith_worker.errors import EXIT_DISK_FULL, failure_of
 from tunesmith_worker.folders import write_json
 from tunesmith_worker.run import main
@@ -181,8 +181,8 @@ def test_a_disk_full_while_stopping_the_trainer_does_not_hide_the_failure(
     def broken(self: object) -> Outcome:
         raise NO_SPACE
 
-    monkeypatch.setattr(supervise_module, "write_json", full_for_control)
-    monkeypatch.setattr(supervise_module._Job, "watch", broken)
+    monkeypatch.setattr(held_job, "write_json", full_for_control)
+    monkeypatch.setattr(held_job.HeldJob, "watch", broken)
     api = FakeApi()
     assert supervise(settings(tmp_path, "import time; time.sleep(60)"), api, "w", never)
     assert api.outcome is not None

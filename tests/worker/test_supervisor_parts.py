@@ -15,7 +15,7 @@ from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, StoredFile
 from tunesmith_worker import base_models
 from tunesmith_worker.event_feed import EventFeed
 from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import forget_old_runs
+from tunesmith_worker.folders import forget_unused
 from tunesmith_worker.settings import WorkerSettings
 from tunesmith_worker.trainer_process import TrainerProcess, trainer_environment
 
@@ -176,10 +176,14 @@ def test_a_worker_without_broker_or_token_refuses_to_start(tmp_path: Path) -> No
         WorkerSettings(data_dir=tmp_path, broker_url="memory://").check()
 
 
-def test_old_runs_are_removed_and_recent_ones_kept(tmp_path: Path) -> None:
-    for job, age in (("ftjob-old", 3600), ("ftjob-new", 0)):
+def test_old_runs_are_removed_and_those_still_written_to_kept(tmp_path: Path) -> None:
+    past = time.time() - 3600
+    for job in ("ftjob-old", "ftjob-long"):
         attempt = tmp_path / job / "attempt-1"
         attempt.mkdir(parents=True)
-        os.utime(attempt, (time.time() - age, time.time() - age))
-    forget_old_runs(tmp_path, older_than=600)
-    assert [folder.name for folder in tmp_path.iterdir()] == ["ftjob-new"]
+        (attempt / "events.jsonl").touch()
+        for path in (attempt / "events.jsonl", attempt, tmp_path / job):
+            os.utime(path, (past, past))
+    os.utime(tmp_path / "ftjob-long" / "attempt-1" / "events.jsonl")
+    forget_unused(tmp_path, older_than=600)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["ftjob-long"]

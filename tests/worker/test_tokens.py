@@ -156,3 +156,17 @@ def test_everything_is_trained_when_asked() -> None:
     data = tokenized(tokenizer, QA, assistant_only_loss=False)
     assert data.dataset[0]["labels"][1:] == data.dataset[0]["input_ids"][1:]
     assert data.counts.trained_tokens == data.counts.tokens - 1
+
+
+def test_text_and_chat_completions_in_one_file_keep_their_own_endings() -> None:
+    plain: dict[str, Any] = {"prompt": "One ", "completion": "two"}
+    chat: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": "One"}],
+        "completion": [{"role": "assistant", "content": "two"}],
+    }
+    tokenizer = make_tiny_tokenizer()
+    data = tokenized(tokenizer, plain, chat, chat, plain).dataset
+    texts = [tokenizer.decode(ids) for ids in data["input_ids"]]
+    as_text = "One two<|im_end|>"
+    as_chat = "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
+    assert texts == [as_text, as_chat, as_chat, as_text]

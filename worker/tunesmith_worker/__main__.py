@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
 import sys
 
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
@@ -15,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tunesmith", description="Tunesmith's worker commands.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     worker = verbs.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
+    worker.add_argument("--json", action="store_true", help="say what starts as JSON")
     worker.add_argument("--queue", choices=(TRAIN_QUEUE, LIGHT_QUEUE), default=TRAIN_QUEUE)
     verbs.add_parser("demo", help="make and tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
@@ -30,9 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from .celery_app import run_worker
 
+    os.umask(0o077)  # data and adapters are their owner's alone
     try:
-        run_worker(WorkerSettings(), arguments.queue)
-    except ValueError as error:
+        settings = WorkerSettings()
+        settings.check()
+        said = {"event": "starting", "queue": arguments.queue, "server_url": settings.server_url}
+        text = f"serving queue {arguments.queue} for {settings.server_url}"
+        sys.stdout.write((json.dumps(said) if arguments.json else text) + "\n")
+        sys.stdout.flush()
+        run_worker(settings, arguments.queue)
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0

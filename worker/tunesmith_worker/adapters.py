@@ -6,6 +6,7 @@ safetensors and JSON only. Knows nothing of where the files go next.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,23 @@ def save_trained(
             _save_lora(folder, model, base_name)
         else:
             model.save_pretrained(folder, safe_serialization=True)
-            tokenizer.save_pretrained(folder)
+            _save_tokenizer(folder, tokenizer)
         _save_probe(folder, model, probe_ids)
+
+
+def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
+    """Save everything but the weights once before training, so that what cannot be saved is known
+    in the first minute and not after the last."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        model.config.save_pretrained(scratch)
+        model.generation_config.save_pretrained(scratch)
+        _save_tokenizer(Path(scratch), tokenizer)
+
+
+def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
+    # Several chat templates would become a folder of files: they stay in tokenizer_config.json.
+    several = isinstance(tokenizer.chat_template, dict)
+    tokenizer.save_pretrained(folder, save_jinja_files=not several)
 
 
 def _save_lora(folder: Path, model: Untyped, base_name: str) -> None:

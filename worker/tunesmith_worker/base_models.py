@@ -22,6 +22,9 @@ def names(settings: WorkerSettings) -> list[str]:
 def resolve(settings: WorkerSettings, name: str) -> str:
     """The folder that `name` means below an allowed directory, else `name` itself: a hub id."""
     for directory in settings.base_model_folders():
+        # A direct child may be a link: who made it there allowed where it leads.
+        if name == Path(name).name and (directory / name / "config.json").is_file():
+            return str(directory / name)
         path: Path = (directory / name).resolve()
         if path.is_relative_to(directory) and (path / "config.json").is_file():
             return str(path)

@@ -48,6 +48,8 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._step_ended = time.perf_counter()
         self._control.step_ended(state.global_step)
+        if state.global_step == state.max_steps and args.eval_strategy != "no":
+            control.should_evaluate = True  # the model that is kept is the one to be judged
         if self._save_steps and state.global_step % self._save_steps == 0:
             control.should_save = True
         if self._control.stop_requested and state.global_step < state.max_steps:

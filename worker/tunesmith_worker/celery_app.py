@@ -23,25 +23,24 @@ from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_
 
 from . import base_models, tasks
 from .devices import describe_device
-from .folders import forget_old_runs
+from .folders import forget_unused
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
-KEEP_RUNS_SECONDS = 14 * 24 * 3600.0
-"""Run directories older than this are removed when a worker starts."""
+KEEP_SECONDS = 14 * 24 * 3600.0
+"""Run directories and cached base models unused for so long go when a worker starts."""
 
 Queue = Literal["train", "light"]
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     """Serve one queue until SIGTERM; a job in progress is released."""
-    settings.check()
     for folder in ("runs", "models"):
         (settings.data_dir / folder).mkdir(parents=True, exist_ok=True)
-    forget_old_runs(settings.data_dir / "runs", KEEP_RUNS_SECONDS)
+        forget_unused(settings.data_dir / folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     # Made before the pool forks, so that parent and child share it.
     stopping = multiprocessing.get_context("fork").Event()

@@ -65,6 +65,10 @@ class EventFeed:
             if needs_upload(event):
                 event.files = []
 
+    def clear(self) -> None:
+        """Give up on what is not stored yet."""
+        self._pending.clear()
+
     def __len__(self) -> int:
         return len(self._pending)
 

@@ -88,13 +88,13 @@ def remove_unfinished(root: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def forget_old_runs(runs: Path, older_than: float) -> None:
-    """Remove run directories (`runs/JOB`) whose newest attempt is older, in seconds."""
+def forget_unused(folders: Path, older_than: float) -> None:
+    """Remove folders in which nothing has changed for that many seconds."""
     limit = time.time() - older_than
-    for folder in runs.iterdir():
-        attempts = [attempt.stat().st_mtime for attempt in folder.iterdir()]
-        if max(attempts, default=0.0) < limit:
-            shutil.rmtree(folder)
+    for folder in folders.iterdir():
+        times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
+        if max(times) < limit:
+            shutil.rmtree(folder, ignore_errors=True)  # another worker may be at it too
 
 
 def _sync_folder(path: Path) -> None:

@@ -36,7 +36,9 @@ def find_device() -> Device:
     if not torch.cuda.is_available():
         return Device(name="cpu", is_gpu=False, has_bf16=False)
     return Device(
-        name=torch.cuda.get_device_name(), is_gpu=True, has_bf16=torch.cuda.is_bf16_supported()
+        name=torch.cuda.get_device_name(),
+        is_gpu=True,
+        has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
     )
 
 
@@ -62,7 +64,17 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
         # Any token will do, as padding is masked by position and never by its id.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    _mend_generation_config(model)
     return Base(model=model, tokenizer=tokenizer, context=context)
+
+
+def _mend_generation_config(model: Untyped) -> None:
+    """Several released models (Llama 2) come with a temperature but without `do_sample`, which
+    transformers loads with a warning and then refuses to save."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True
 
 
 def weights_dtype(spec: RunSpec, plan: LoadPlan) -> torch.dtype:
@@ -155,6 +167,9 @@ def _unusable(spec: RunSpec, error: Exception) -> RunError:
         hint="Code from a model's repository is never run: its architecture must be one that "
         "transformers has."
         if "trust_remote_code" in text
+        else "Can the worker's host reach the hub? If not, put the model into a folder below "
+        "TUNESMITH_MODEL_DIRS; a gated model needs HF_TOKEN in the worker's environment."
+        if not Path(spec.model_path).is_dir()
         else "Check that the folder has config.json, safetensors weights and a tokenizer.",
         param="model",
     )

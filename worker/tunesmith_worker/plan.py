@@ -169,7 +169,7 @@ def plan_train(
         total_steps=total,
         logging_steps=recipe.logging_steps,
         eval_steps=_eval_steps(recipe, total, choices) if has_validation else None,
-        save_steps=_save_steps(recipe, steps_per_epoch, choices),
+        save_steps=_save_steps(recipe, steps_per_epoch, total, choices),
     )
 
 
@@ -253,7 +253,13 @@ def _eval_steps(recipe: Recipe, total: int, choices: Choices) -> int:
     )
 
 
-def _save_steps(recipe: Recipe, steps_per_epoch: int, choices: Choices) -> int | None:
+def _save_steps(recipe: Recipe, steps_per_epoch: int, total: int, choices: Choices) -> int | None:
     if recipe.tuning == "full":
         return choices.settle("save_steps", recipe.save_steps, None, "none: full weights are large")
-    return choices.settle("save_steps", recipe.save_steps, steps_per_epoch, "one an epoch")
+    tenth = math.ceil(total / 10)
+    return choices.settle(
+        "save_steps",
+        recipe.save_steps,
+        max(steps_per_epoch, tenth),
+        "one an epoch, at most ten in a run",
+    )

@@ -30,13 +30,16 @@ def die_with_supervisor() -> None:
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:
-    """Set the threads that suit a CPU, unless the operator has said otherwise.
+    """Threads that suit a CPU, unless the operator has said otherwise, and one GPU.
 
     Two busy-waiting OpenMP threads on two shared cores are up to ten times slower than one.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
+    # With several cards in sight the Trainer would spread each batch over all of them, and batch
+    # size and number of epochs would no longer mean what the recipe says: one worker, one card.
+    env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A pure function of its run directory: it holds no credentials and knows no serve
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -58,7 +59,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with events.phase("import"), quick_imports():
         import transformers
 
-        from .adapters import attach_lora, save_trained
+        from .adapters import attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
@@ -70,6 +71,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         load_plan = plan_load(recipe, find_device(), choices)
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+        if full:
+            check_saving(run.root, model, base.tokenizer)
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)
@@ -192,6 +195,11 @@ def _read(
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m tunesmith_worker.run RUN_DIR")
-    sys.exit(main(Path(sys.argv[1])))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.exit("usage: tunesmith run RUN_DIR [--json]")
+    status = main(Path(arguments[0]))
+    if "--json" in sys.argv:
+        result = (Path(arguments[0]) / "result.json").read_text(encoding="utf-8")
+        sys.stdout.write(json.dumps(json.loads(result)) + "\n")
+    sys.exit(status)

@@ -31,6 +31,10 @@ class ServerUnreachable(Exception):
     """No answer, or one that says 'later'. Asking again may help."""
 
 
+class ServerFault(ServerUnreachable):
+    """The server answered that it could not (5xx). Asking for ever does not help."""
+
+
 class FencedOut(Exception):
     """The job is no longer ours."""
 
@@ -114,7 +118,7 @@ class ServerApi:
         self._send("POST", f"/files/{file_id}/validation", json=body)
 
     def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
-        part = target.with_name(f".{target.name}.part")
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
         digest = hashlib.sha256()
         try:
             with self._http.stream("GET", url, params=params) as reply, part.open("wb") as file:
@@ -151,7 +155,9 @@ def _check(reply: httpx.Response) -> None:
     said = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
     if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in said):
         raise FencedOut(said)
-    if reply.status_code >= 500 or reply.status_code in (408, 429):
+    if reply.status_code >= 500 and reply.status_code != 503:
+        raise ServerFault(said)
+    if reply.status_code in (408, 429, 503):
         raise ServerUnreachable(said)
     raise ServerRefused(said)
 

@@ -20,6 +20,7 @@ from .errors import EXIT_DISK_FULL, disk_full
 from .process import SPAWNED_AT, SUPERVISOR_PID, default_environment
 
 _TAIL_BYTES = 1500
+_SECRETS = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
 
 
 class TrainerProcess:
@@ -94,8 +95,8 @@ class TrainerProcess:
 
 
 def trainer_environment() -> dict[str, str]:
-    """The worker's environment without our settings, and with threads that suit a CPU."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")}
+    """The worker's environment without our settings and without keys to anybody's cloud."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(_SECRETS)}
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
     env[SUPERVISOR_PID] = str(os.getpid())

@@ -6,6 +6,7 @@ from .event import EventRow, MetricRow
 from .file import FileRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
+from .upload import UploadPartRow, UploadRow
 from .worker import WorkerRow
 
 __all__ = [
@@ -17,5 +18,7 @@ __all__ = [
     "IdempotencyRow",
     "JobRow",
     "MetricRow",
+    "UploadPartRow",
+    "UploadRow",
     "WorkerRow",
 ]

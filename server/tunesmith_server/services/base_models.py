@@ -16,10 +16,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Model
+from tunesmith_schema.queue import TRAIN_QUEUE
 
+from ..database import epoch_now
 from ..errors import BadRequest, NotFound
 from ..models import AdapterRow, WorkerRow
 from ..settings import Settings
+from .workers import READY_SECONDS
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -45,10 +48,15 @@ def folders(settings: Settings) -> dict[str, Path]:
 
 def names(session: Session, settings: Settings) -> list[str]:
     """Names of base models here and on the workers."""
-    known = set(folders(settings))
-    for models in session.scalars(select(WorkerRow.models)):
-        known.update(models)
-    return sorted(known)
+    return sorted(set(folders(settings)) | on_workers(session))
+
+
+def on_workers(session: Session) -> set[str]:
+    """Names of base models on the hosts of live train workers."""
+    live = select(WorkerRow.models).where(
+        WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > epoch_now() - READY_SECONDS
+    )
+    return {name for models in session.scalars(live) for name in models}
 
 
 def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
@@ -72,6 +80,16 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
         else f"base models here: {', '.join(known)}"
         if known
         else "no base models here: set TUNESMITH_MODEL_DIRS, or give a hub id such as org/name",
+    )
+
+
+def why_it_waits(session: Session, base: BaseChoice) -> str | None:
+    """A warning when no worker that is up could serve a job on `base`."""
+    if base.adapter_id or "/" in base.name or base.name in on_workers(session):
+        return None
+    return (
+        f"no train worker that is up has the base model {base.name!r}, so the job waits: start one "
+        "whose TUNESMITH_MODEL_DIRS has that folder"
     )
 
 
@@ -110,7 +128,8 @@ def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) 
     """`ft:BASE:PROJECT:SUFFIX:ID`, BASE without slashes or host paths."""
     base = model.split(":")[1] if model.startswith("ft:") else model.rstrip("/").rsplit("/", 1)[-1]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", base)[:100]
-    return f"ft:{base}:{settings.project}:{suffix or ''}:{job_id.removeprefix('ftjob-')[:10]}"
+    suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "")
+    return f"ft:{base}:{settings.project}:{suffix}:{job_id.removeprefix('ftjob-')[:10]}"
 
 
 def list_models(session: Session, settings: Settings) -> list[Model]:

@@ -48,12 +48,30 @@ def create(
             hint="was the right path given?",
         )  # fmt: skip
     storage.put(content, sha256)
+    row = record(
+        session, wake_ups, filename=filename, purpose=purpose, sha256=sha256, size=size,
+        expires_in=expires_in,
+    )  # fmt: skip
+    return to_wire(row)
+
+
+def record(
+    session: Session,
+    wake_ups: WakeUps,
+    *,
+    filename: str,
+    purpose: FilePurpose,
+    sha256: str,
+    size: int,
+    expires_in: int | None,
+) -> FileRow:
+    """The row of content that is stored already; see `create`."""
     now = time.time()
     row = FileRow(
         id=new_id("file"),
         created_at=now,
         expires_at=now + expires_in if expires_in else None,
-        filename=_plain_name(filename),
+        filename=plain_name(filename),
         purpose=purpose,
         bytes=size,
         sha256=sha256,
@@ -65,10 +83,10 @@ def create(
     session.flush()
     if row.status == "uploaded":
         wake_ups.send_after_commit(session, VALIDATE_FILE_TASK, row.id)
-    return to_wire(row)
+    return row
 
 
-def _plain_name(filename: str) -> str:
+def plain_name(filename: str) -> str:
     """The last part of a client's path, without what a terminal or file system would obey."""
     last = filename.replace("\\", "/").rsplit("/", 1)[-1]
     plain = "".join(letter for letter in last if letter.isprintable()).strip()[:255]

@@ -107,7 +107,7 @@ class _Template:
         end-of-turn token.
         """
         try:
-            prompt = self.text(index, prompt=True)
+            prompt = self.text(index, prompt=True) if index else self._opening(whole)
             if not whole.startswith(prompt):  # e.g. it opens a think block that history lacks
                 before = self.text(index)
                 if not whole.startswith(before):
@@ -119,6 +119,18 @@ class _Template:
         if not whole.startswith(upto) or len(upto) < len(prompt):
             return None
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
+
+    def _opening(self, whole: str) -> str:
+        """What precedes a conversation's first turn when that is the assistant's. Templates refuse
+        to render no message at all, so what asks for an answer is taken from where it shows: after
+        the first message."""
+        one, asked = self.text(1), self.text(1, prompt=True)
+        ask = asked[len(one) :] if asked.startswith(one) else ""
+        start = whole.find(ask) + len(ask)
+        content = str(self._messages[0].get("content") or "").strip()
+        if not ask or ask not in whole or not whole[start:].lstrip().startswith(content):
+            raise ValueError("the first turn cannot be told from what precedes it")
+        return whole[:start]
 
     def marked_turns(self, count: int) -> list[Span]:
         """The spans that the template itself marks with {% generation %}, in order."""

@@ -5,6 +5,7 @@ Knows neither files nor tokenizers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -151,12 +152,16 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
     if not isinstance(item, dict):
         raise BadRow(f"{where} is a {type(item).__name__}, must be an object with role and content")
     role = item.get("role")
+    if role == "developer":  # OpenAI's newer word; templates know the older one
+        role = "system"
     if role not in ROLES:
         raise BadRow(f"{where}.role is {role!r}: must be one of {', '.join(ROLES)}")
     content = _content(where, item.get("content"))
     # Parquet fills columns that other rows have with nulls: they mean nothing.
     known = ("role", "content", "weight")
     extra = {k: v for k, v in item.items() if k not in known and v is not None}
+    if "tool_calls" in extra:
+        extra["tool_calls"] = _tool_calls(f"{where}.tool_calls", extra["tool_calls"])
     if role == "assistant" and not content and not extra.get("tool_calls"):
         raise BadRow(f"{where}.content is empty: an assistant turn needs text or tool_calls")
     if content is None and role != "assistant":
@@ -165,6 +170,27 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
     if weight not in (None, 0, 1):
         raise BadRow(f"{where}.weight is {weight!r}: must be 0 or 1")
     return Message(role=role, content=content, trained=weight != 0, extra=extra)
+
+
+def _tool_calls(where: str, calls: Any) -> list[Any]:  # Any: JSON
+    """OpenAI writes a call's arguments as JSON text; templates want the object, and would encode
+    the text a second time."""
+    if not isinstance(calls, list):
+        raise BadRow(f"{where} is a {type(calls).__name__}, must be a list")
+    parsed = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise BadRow(f"{where}[{i}] has no function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError as error:
+                raise BadRow(f"{where}[{i}].function.arguments is not JSON: {error}") from None
+            call = {**call, "function": {**function, "arguments": arguments}}
+        parsed.append(call)
+    return parsed
 
 
 def _content(where: str, value: Any) -> str | None:  # Any: JSON

@@ -76,15 +76,21 @@ def _examples(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
 ) -> Iterator[Example]:
     rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
-    flat = [example for row in rendered for example in row.examples]
-    is_chat = rendered[0].is_chat  # a file has one format, so all of its rows agree
-    encoded = iter(_encode(flat, tokenizer, is_chat=is_chat))
+    # prompt/completion rows may be text here and messages there: each kind is encoded its own way.
+    encoded = {
+        is_chat: _encode(
+            [example for row in rendered if row.is_chat == is_chat for example in row.examples],
+            tokenizer,
+            is_chat=is_chat,
+        )
+        for is_chat in (True, False)
+    }
     for row in rendered:
         counts.turns_left_out += row.turns_left_out
         too_long = counts.examples_too_long
         own = [
             example
-            for ids, labels in islice(encoded, len(row.examples))
+            for ids, labels in islice(encoded[row.is_chat], len(row.examples))
             if (example := _fit(ids, labels, row, plan, name, counts)) is not None
         ]
         if own:

@@ -1,0 +1,123 @@
+"""`client.uploads`: large files in parts, in the shape of the openai client's."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from tunesmith_schema import FileObject, Upload, UploadPart
+
+from ._errors import InvalidArgumentError, UploadError
+from ._http import Http, path_of
+from ._parts import Tell, send_in_parts
+from ._upload import Slice, Source, opened
+
+_COMPLETE_TIMEOUT = 600.0
+"""The server reads and writes all of the file before it answers."""
+_PART_SIZE = 64 * 1024**2
+
+
+class Uploads:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self.parts = Parts(http)
+
+    def create(
+        self,
+        *,
+        bytes: int,
+        filename: str,
+        mime_type: str,
+        purpose: str,
+        expires_after: Mapping[str, Any] | None = None,  # Any: JSON
+    ) -> Upload:
+        """Announces a file; parts are taken for one hour."""
+        body = {"bytes": bytes, "filename": filename, "mime_type": mime_type, "purpose": purpose}
+        if expires_after is not None:
+            body["expires_after"] = dict(expires_after)
+        return self._http.post(Upload, "uploads", json=body)
+
+    def retrieve(self, upload_id: str) -> Upload:
+        """The upload with the `parts` that have arrived."""
+        return self._http.get(Upload, path_of("uploads", upload_id))
+
+    def complete(
+        self, upload_id: str, *, part_ids: Sequence[str], md5: str | None = None
+    ) -> Upload:
+        """Makes the file of the parts, in this order; asking twice is harmless."""
+        body = {"part_ids": [*part_ids]} | ({"md5": md5} if md5 is not None else {})
+        return self._http.post(
+            Upload,
+            path_of("uploads", upload_id, "complete"),
+            json=body,
+            read_timeout=max(self._http.timeout, _COMPLETE_TIMEOUT),
+        )
+
+    def cancel(self, upload_id: str) -> Upload:
+        return self._http.post(Upload, path_of("uploads", upload_id, "cancel"))
+
+    def upload_file_chunked(
+        self,
+        *,
+        file: str | os.PathLike[str] | builtins.bytes,
+        mime_type: str,
+        purpose: str,
+        filename: str | None = None,
+        bytes: int | None = None,
+        part_size: int | None = None,
+        md5: str | None = None,
+    ) -> Upload:
+        """Create, all parts, complete. An interrupted call for a path is taken up by the next."""
+        if isinstance(file, builtins.bytes):
+            if filename is None:
+                raise InvalidArgumentError("filename is needed for a file in memory")
+            given = opened((filename, file))
+        else:
+            given = opened(file)
+        with given as source:
+            size = source.size()
+            if bytes is not None and bytes != size:
+                raise InvalidArgumentError(f"bytes is {bytes}, but the file has {size}")
+            return send_in_parts(
+                self,
+                source,
+                filename=filename or source.filename,
+                mime_type=mime_type,
+                purpose=purpose,
+                part_size=part_size or _PART_SIZE,
+                md5=md5,
+                server=self._http.base_url,
+            )
+
+    def send_file(
+        self, source: Source, *, purpose: str, part_size: int, tell: Tell | None
+    ) -> FileObject:
+        """What `client.files.create` does with a large file."""
+        upload = send_in_parts(
+            self,
+            source,
+            filename=source.filename,
+            mime_type="application/octet-stream",
+            purpose=purpose,
+            part_size=part_size,
+            tell=tell,
+            server=self._http.base_url,
+        )
+        if upload.file is None:
+            raise UploadError(f"{upload.id} was completed, and its file deleted meanwhile")
+        return upload.file
+
+
+class Parts:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def create(self, upload_id: str, *, data: bytes | IO[bytes] | Slice) -> UploadPart:
+        """Sends at most 64 MiB."""
+        return self._http.post(
+            UploadPart,
+            path_of("uploads", upload_id, "parts"),
+            files={"data": ("part", data, "application/octet-stream")},
+        )

@@ -1,0 +1,60 @@
+"""/v1/uploads: OpenAI's resource for large files, and a GET of ours to go on with one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, File, UploadFile
+
+from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
+
+from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
+from ..services import upload_completion, uploads
+from ..storage import hash_of
+
+router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=KeyRoute)
+
+
+@router.post("")
+def create(caller: CallerDep, session: SessionDep, body: UploadCreate) -> Upload:
+    return uploads.create(session, body)
+
+
+@router.get("/{upload_id}")
+def retrieve(caller: CallerDep, session: ReaderDep, upload_id: str) -> Upload:
+    return uploads.show(session, upload_id)
+
+
+@router.post("/{upload_id}/parts")
+def create_part(
+    caller: CallerDep,
+    state: StateDep,
+    session: SessionDep,
+    upload_id: str,
+    data: Annotated[UploadFile, File()],
+) -> UploadPart:
+    """The parser has spooled the part to disk; `session` is not begun before it is stored."""
+    sha256, size = hash_of(data.file)
+    with state.database.read() as reader:
+        twin = uploads.find_part(reader, upload_id, sha256, size)
+    if twin:
+        return uploads.part_to_wire(twin)
+    return uploads.add_part(session, state.storage, upload_id, data.file, sha256=sha256, size=size)
+
+
+@router.post("/{upload_id}/complete")
+def complete(
+    caller: CallerDep, state: StateDep, session: SessionDep, upload_id: str, body: UploadComplete
+) -> Upload:
+    """Takes seconds per GB; `session` is not begun before the content is stored."""
+    with state.database.read() as reader:
+        work = upload_completion.plan(reader, upload_id, body)
+    if isinstance(work, Upload):
+        return work
+    content = upload_completion.assemble(state.storage, work)
+    return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
+
+
+@router.post("/{upload_id}/cancel")
+def cancel(caller: CallerDep, session: SessionDep, upload_id: str) -> Upload:
+    return uploads.cancel(session, upload_id)

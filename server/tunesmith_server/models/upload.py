@@ -1,0 +1,38 @@
+"""Uploads in parts. The parts lie in storage under their upload until it is over."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ..database import Base
+
+
+class UploadRow(Base):
+    __tablename__ = "uploads"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    expires_at: Mapped[float] = mapped_column(Double, index=True)
+    status: Mapped[str] = mapped_column(String(16))
+    """A `pending` one past `expires_at` is expired, whether or not the janitor has said so."""
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    filename: Mapped[str] = mapped_column(String(255))
+    mime_type: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[str] = mapped_column(String(32))
+    file_seconds: Mapped[int | None] = mapped_column(Integer)
+    """How long the file is to stay once it exists."""
+    part_ids: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """What it was completed with, so that asking again gets the same answer."""
+    file_id: Mapped[str | None] = mapped_column(String(40))
+
+
+class UploadPartRow(Base):
+    __tablename__ = "upload_parts"
+    __table_args__ = (UniqueConstraint("upload_id", "sha256"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    upload_id: Mapped[str] = mapped_column(ForeignKey("uploads.id"))
+    created_at: Mapped[float] = mapped_column(Double)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))

@@ -1,0 +1,186 @@
+"""Uploads in parts: announced, filled, given up. How parts become a file: upload_completion.py.
+
+Whatever takes long (hashing, storing) happens while no transaction is open, so that a large upload
+holds up nobody; what was true before it is therefore looked at again, under a lock, after it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import IO
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    MAX_PART_BYTES,
+    MAX_UPLOAD_PARTS,
+    UPLOAD_SECONDS,
+    ErrorCode,
+    Upload,
+    UploadCreate,
+    UploadPart,
+    UploadStatus,
+)
+
+from ..database import new_id
+from ..errors import BadRequest, NotFound
+from ..models import FileRow, UploadPartRow, UploadRow
+from ..storage import Storage
+from . import files
+
+
+def create(session: Session, body: UploadCreate) -> Upload:
+    now = time.time()
+    row = UploadRow(
+        id=new_id("upload"),
+        created_at=now,
+        expires_at=now + UPLOAD_SECONDS,
+        status=UploadStatus.PENDING,
+        bytes=body.bytes,
+        filename=files.plain_name(body.filename),
+        mime_type=body.mime_type,
+        purpose=body.purpose,
+        file_seconds=body.expires_after and body.expires_after.seconds,
+    )
+    session.add(row)
+    session.flush()
+    return to_wire(session, row)
+
+
+def retrieve(session: Session, upload_id: str, *, lock: bool = False) -> UploadRow:
+    row = session.get(UploadRow, upload_id, with_for_update=lock or None)
+    if row is None:
+        raise NotFound(
+            ErrorCode.NOT_FOUND, f"no upload {upload_id!r}",
+            hint="begin one with POST /v1/uploads; it is forgotten a day after it expired",
+        )  # fmt: skip
+    return row
+
+
+def show(session: Session, upload_id: str) -> Upload:
+    """The upload with the parts that have arrived, so that its sender can go on with it."""
+    row = retrieve(session, upload_id)
+    parts = session.scalars(
+        select(UploadPartRow)
+        .where(UploadPartRow.upload_id == upload_id)
+        .order_by(UploadPartRow.created_at, UploadPartRow.id)
+    )
+    wire = to_wire(session, row)
+    wire.parts = [part_to_wire(part) for part in parts]
+    return wire
+
+
+def cancel(session: Session, upload_id: str) -> Upload:
+    """Cancelling twice is harmless. The janitor deletes what had arrived."""
+    row = retrieve(session, upload_id, lock=True)
+    if row.status != UploadStatus.CANCELLED:
+        check_open(row)
+        row.status = UploadStatus.CANCELLED
+    return to_wire(session, row)
+
+
+def find_part(session: Session, upload_id: str, sha256: str, size: int) -> UploadPartRow | None:
+    """The part with this content, if it has arrived before. Refuses what cannot be taken."""
+    row = retrieve(session, upload_id)
+    check_open(row)
+    if not 0 < size <= min(MAX_PART_BYTES, row.bytes):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"data: a part of {size:,} bytes in an upload of {row.bytes:,}",
+            param="data", hint=f"a part has 1 to {MAX_PART_BYTES:,} bytes, and no more than all",
+        )  # fmt: skip
+    return session.scalar(
+        select(UploadPartRow).where(
+            UploadPartRow.upload_id == upload_id, UploadPartRow.sha256 == sha256
+        )
+    )
+
+
+def add_part(
+    session: Session,
+    storage: Storage,
+    upload_id: str,
+    content: IO[bytes],
+    *,
+    sha256: str,
+    size: int,
+) -> UploadPart:
+    """Store the part, then its row. The same content again is the same part, so that sending it
+    twice after a lost reply costs nothing."""
+    part_id, part = new_id("part"), None
+    storage.put_part(content, part_id)
+    try:
+        part = _record_part(session, upload_id, part_id, sha256, size)
+    finally:
+        if part is None or part.id != part_id:
+            storage.delete_part(part_id)
+    return part
+
+
+def _record_part(
+    session: Session, upload_id: str, part_id: str, sha256: str, size: int
+) -> UploadPart:
+    row = retrieve(session, upload_id, lock=True)
+    if twin := find_part(session, upload_id, sha256, size):
+        return part_to_wire(twin)
+    count, received = session.execute(
+        select(func.count(), func.coalesce(func.sum(UploadPartRow.bytes), 0)).where(
+            UploadPartRow.upload_id == upload_id
+        )
+    ).one()
+    if count >= MAX_UPLOAD_PARTS or received + size > 2 * row.bytes:
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"upload {upload_id!r} has received {count:,} parts with {received:,} bytes already, "
+            f"for a file of {row.bytes:,} bytes",
+            param="data", hint="GET /v1/uploads/ID lists them: complete it, or begin another",
+        )  # fmt: skip
+    part = UploadPartRow(
+        id=part_id, upload_id=upload_id, created_at=time.time(), bytes=size, sha256=sha256
+    )
+    session.add(part)
+    session.flush()
+    return part_to_wire(part)
+
+
+def status_of(row: UploadRow) -> UploadStatus:
+    if row.status == UploadStatus.PENDING and row.expires_at <= time.time():
+        return UploadStatus.EXPIRED
+    return UploadStatus(row.status)
+
+
+def check_open(row: UploadRow) -> None:
+    if status_of(row) is not UploadStatus.PENDING:
+        raise closed(row)
+
+
+def closed(row: UploadRow) -> BadRequest:
+    return BadRequest(
+        ErrorCode.UPLOAD_CLOSED, f"upload {row.id!r} is {status_of(row)}",
+        hint="begin another with POST /v1/uploads",
+    )  # fmt: skip
+
+
+def to_wire(session: Session, row: UploadRow) -> Upload:
+    file = session.get(FileRow, row.file_id) if row.file_id else None
+    return Upload(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=int(row.created_at),
+        expires_at=int(row.expires_at),
+        filename=row.filename,
+        purpose=row.purpose,
+        status=status_of(row),
+        file=files.to_wire(file) if file else None,
+    )
+
+
+def part_to_wire(row: UploadPartRow) -> UploadPart:
+    return UploadPart(
+        id=row.id,
+        created_at=int(row.created_at),
+        upload_id=row.upload_id,
+        bytes=row.bytes,
+        sha256=row.sha256,
+    )

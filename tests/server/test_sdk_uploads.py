@@ -1,0 +1,82 @@
+"""Our own client against the app over HTTP: a large file, interrupted and taken up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tunesmith import APIConnectionError, Client, _files
+from tunesmith_schema.queue import VALIDATE_FILE_TASK
+
+from .actors import ROWS, Server
+from .live import listening
+from .test_uploads import blobs
+
+
+class Breaking(httpx.HTTPTransport):
+    """A network that goes away once so many parts have passed."""
+
+    parts_left = 1_000
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/parts"):
+            self.parts_left -= 1
+            if self.parts_left < 0:
+                raise httpx.ConnectError("gone")
+        return super().handle_request(request)
+
+
+@pytest.fixture
+def network() -> Breaking:
+    return Breaking()
+
+
+@pytest.fixture
+def client(
+    server: Server, network: Breaking, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Client]:
+    monkeypatch.setattr(_files, "_PARTS_ABOVE", 100_000)
+    monkeypatch.setattr(_files, "_PART_SIZE", 30_000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    key = server.user.headers["authorization"].removeprefix("Bearer ")
+    with (
+        listening(server.app) as url,
+        Client(f"{url}/v1", key, transport=network, max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_an_interrupted_upload_is_taken_up_and_stored_once(
+    client: Client, server: Server, network: Breaking, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(b"%06d " % number + ROWS for number in range(2_000)))
+    network.parts_left = 4
+    with pytest.raises(APIConnectionError):
+        client.files.create(file=path)
+    needed = -(-path.stat().st_size // 30_000)
+    network.parts_left = needed - 4
+    file = client.files.create(file=path)
+    assert network.parts_left == 0
+    assert client.files.content(file.id) == path.read_bytes()
+    assert server.wake_ups.sent == [(VALIDATE_FILE_TASK, file.id)]
+    server.janitor().round()
+    network.parts_left = 100
+    again = client.uploads.upload_file_chunked(
+        file=path.read_bytes(), filename="a", mime_type="text/jsonl", purpose="assistants"
+    )
+    assert again.file
+    assert again.file.sha256 == file.sha256
+    server.janitor().round()
+    assert len(blobs(server)) == 1
+
+
+def test_a_download_gives_back_what_was_sent_in_parts(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROWS * 3_000)
+    file = client.files.create(file=path)
+    client.files.download(file.id, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()

@@ -1,0 +1,232 @@
+"""The supervisor against a server that is away, refuses, or wants the job stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith_schema import (
+    Claim,
+    ClaimedFile,
+    Control,
+    Hyperparameters,
+    Recipe,
+    Report,
+    ReportReply,
+    StoredFile,
+)
+from tunesmith_worker import held_job
+from tunesmith_worker.inputs import fetch_inputs
+from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
+from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervise import supervise
+
+DATA = b'{"text": "hello"}\n'
+EVENT = (
+    '{{"source_seq": {seq}, "created_at": 1.0, "kind": "{kind}", "message": "m", "data": {data}}}'
+)
+SAVED = EVENT.format(seq=50, kind="checkpoint", data='{"step": 1, "directory": "checkpoints/s1"}')
+
+TRAINER = """
+import json, pathlib, signal, sys, time
+root = pathlib.Path(sys.argv[-1])
+def say(line):
+    with (root / "events.jsonl").open("a") as file:
+        file.write(line + "\\n")
+def save(folder):
+    (root / folder).mkdir(parents=True)
+    (root / folder / "weights.safetensors").write_bytes(b"w")
+def end(outcome):
+    (root / "result.json").write_text(json.dumps(
+        {"outcome": outcome, "kind": "lora", "directory": "adapter", "step": 3}))
+"""
+
+
+class FakeApi(ServerApi):
+    """Answers in memory; what a test plants goes wrong."""
+
+    def __init__(self, base_files: list[StoredFile] | None = None) -> None:
+        self.reports: list[Report] = []
+        self.control = Control.CONTINUE
+        self.on_report: Callable[[Report], None] = lambda report: None
+        self.on_put: Callable[[Path], None] = lambda path: None
+        self.puts = 0
+        self.base_files = base_files
+
+    def claim(self, worker_id: str) -> Claim:
+        digest = hashlib.sha256(DATA).hexdigest()
+        return Claim(
+            job_id="ftjob-1", attempt=1, fence=1, lease_seconds=8.0, queued_seconds=0.0,
+            model="tiny", base_files=self.base_files, recipe=Recipe(), seed=0,
+            hyperparameters=Hyperparameters(),
+            training_file=ClaimedFile(file_id="f", filename="a.jsonl", bytes=1, sha256=digest),
+        )  # fmt: skip
+
+    def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
+        self.on_report(report)
+        self.reports.append(report)
+        seq = max((e.source_seq for r in self.reports for e in r.events), default=0)
+        return ReportReply(control=self.control, accepted_seq=seq, lease_seconds=8.0)
+
+    def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
+        self.puts += 1
+        self.on_put(path)
+        return StoredFile(name=path.name, bytes=1, sha256="0" * 64)
+
+    def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
+        target.write_bytes(DATA)
+
+    def fetch_base_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
+        target.write_bytes(b"x" * file.bytes)
+
+    @property
+    def outcome(self) -> Any:
+        return self.reports[-1].outcome
+
+    @property
+    def messages(self) -> list[str]:
+        return [event.message for report in self.reports for event in report.events]
+
+
+Run = Callable[..., FakeApi]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Supervises one job whose trainer is the given program."""
+    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.05)
+
+    def supervised(
+        api: FakeApi, program: str, stopping: Callable[[], bool] = lambda: False
+    ) -> FakeApi:
+        python = tmp_path / "python"
+        python.write_text(f"#!{sys.executable}\n{TRAINER}\n{program}\n")
+        python.chmod(0o755)
+        settings = WorkerSettings(data_dir=tmp_path / "data", trainer_python=str(python))
+        assert supervise(settings, api, "worker-1", stopping)
+        return api
+
+    return supervised
+
+
+def test_what_the_trainer_made_is_stored_and_reported(run: Run) -> None:
+    api = run(
+        FakeApi(), f"save('checkpoints/s1'); say('{SAVED}'); save('adapter'); end('succeeded')"
+    )
+    assert api.outcome.state == "succeeded"
+    assert [file.name for file in api.outcome.files] == ["weights.safetensors"]
+    assert api.puts == 2
+
+
+def test_a_checkpoint_that_cannot_be_stored_does_not_cost_the_run(run: Run) -> None:
+    def refuse(path: Path) -> None:
+        if "checkpoints" in path.parts:
+            raise ServerRefused("no room for checkpoints")
+
+    api = FakeApi()
+    api.on_put = refuse
+    run(api, f"save('checkpoints/s1'); say('{SAVED}'); save('adapter'); end('succeeded')")
+    assert api.outcome.state == "succeeded"
+    assert any("could not be stored: no room for checkpoints" in text for text in api.messages)
+
+
+def test_storage_that_stays_broken_fails_the_job_with_its_words(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        raise ServerFault("PUT: internal error: OSError")
+
+    monkeypatch.setattr(held_job, "MAX_DELAY_SECONDS", 0.05)
+    api = FakeApi()
+    api.on_put = broken
+    run(api, "save('adapter'); end('succeeded')")
+    assert api.outcome.state == "failed"
+    assert "internal error: OSError" in api.outcome.error.message
+    assert api.puts == held_job.MAX_FAULTS
+
+
+def test_a_report_that_is_refused_fails_the_job_at_once(run: Run) -> None:
+    def refuse(report: Report) -> None:
+        if any(event.source_seq == 50 for event in report.events):
+            raise ServerRefused("event 50 makes no sense")
+
+    api = FakeApi()
+    api.on_report = refuse
+    line = EVENT.format(seq=50, kind="message", data="{}")
+    run(api, f"say('{line}'); time.sleep(30)")
+    assert api.outcome.state == "failed"
+    assert "event 50 makes no sense" in api.outcome.error.message
+
+
+def test_a_run_that_finishes_while_its_worker_leaves_is_kept(run: Run) -> None:
+    stop = threading.Event()
+    api = FakeApi()
+    api.on_put = lambda path: stop.set()
+    run(api, "save('adapter'); end('succeeded')", stopping=stop.is_set)
+    assert api.outcome.state == "succeeded"
+
+
+def test_a_leaving_worker_releases_an_unfinished_job(run: Run) -> None:
+    stop = threading.Event()
+    api = FakeApi()
+    api.on_report = lambda report: stop.set()
+    program = (
+        "def leave(*_): end('stopped'); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, leave); time.sleep(30)"
+    )
+    run(api, program, stopping=stop.is_set)
+    assert api.outcome.state == "released"
+
+
+def test_a_cancelled_trainer_is_gone_and_nothing_is_stored(run: Run) -> None:
+    api = FakeApi()
+    api.control = Control.CANCEL
+    run(api, "save('adapter'); time.sleep(30)")
+    assert api.outcome.state == "cancelled"
+    assert api.puts == 0
+
+
+def test_a_server_that_is_away_is_asked_at_the_usual_pace(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.5)
+    tries = []
+
+    def away(report: Report) -> None:
+        tries.append(report)
+        if len(tries) < 4:
+            raise ServerUnreachable("connection refused")
+
+    api = FakeApi()
+    api.on_report = away
+    run(api, "time.sleep(1.2); save('adapter'); end('succeeded')")
+    assert api.outcome.state == "succeeded"
+    assert len(tries) < 10
+
+
+def test_two_workers_that_fetch_one_base_model_get_it_whole(tmp_path: Path) -> None:
+    files = [StoredFile(name="model.safetensors", bytes=1 << 20, sha256="0" * 64)]
+    api = FakeApi(files)
+    settings = WorkerSettings(data_dir=tmp_path)
+    found: list[str] = []
+
+    def fetch(root: Path) -> None:
+        (root / "data").mkdir(parents=True)
+        spec = fetch_inputs(settings, api, api.claim("w"), root, lambda call: call())
+        found.append(spec.model_path)
+
+    threads = [threading.Thread(target=fetch, args=(tmp_path / str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    (folder,) = set(found)
+    assert (Path(folder) / "model.safetensors").stat().st_size == 1 << 20
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [Path(folder).name]
