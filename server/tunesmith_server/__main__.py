@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import migrate
 from .database import Database
-from .embedded import StartError, serve
+from .embedded import StartError, check_parts, serve
 from .errors import ServiceError
 from .services import keys
 from .settings import Settings
@@ -84,6 +84,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
+    check_parts(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
     app = create_app(settings)

@@ -20,6 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from obstore.exceptions import BaseError
+from sqlalchemy.exc import SQLAlchemyError
+
 from . import migrate
 from .broker import embedded_broker, find_server
 from .children import Child, stop_all
@@ -27,6 +30,7 @@ from .database import Database
 from .security import new_key
 from .services import keys
 from .settings import Settings, read_or_write_secret
+from .storage import Storage, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ def serve(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     settings.port = _free_port(settings.host, settings.port)
+    check_parts(settings)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
     _admin_key(settings, key_file)
@@ -88,6 +93,24 @@ def _serve(settings: Settings) -> None:
     finally:
         stop_all(children)
     _say("stopped")
+
+
+def check_parts(settings: Settings) -> None:
+    """Raises StartError when the database or the storage cannot be used."""
+    try:
+        database = Database(settings.database_url)
+        try:
+            with database.engine.connect():
+                """It answers."""
+        finally:
+            database.dispose()
+    except (SQLAlchemyError, ImportError) as error:
+        said = str(error).splitlines()[0]
+        raise StartError(f"TUNESMITH_DATABASE_URL: {said}") from error
+    try:
+        Storage(settings.storage_url).check()
+    except (StorageUnavailable, BaseError, ValueError) as error:
+        raise StartError(f"TUNESMITH_STORAGE_URL: {str(error).splitlines()[0]}") from error
 
 
 def _children(settings: Settings) -> list[Child]:
@@ -129,12 +152,20 @@ def _children(settings: Settings) -> list[Child]:
             Child(
                 name=name,
                 command=command,
-                env=env,
+                env=env if name == "api" else _without_secrets(env),
                 log_file=logs / f"{name}.log",
                 leaves_first=name != "api",
             )
         )
     return children
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    """For workers, and through them for trainers: what opens the database and the store is the
+    API's alone."""
+    ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
+    stores = ("AWS_", "AZURE_", "GOOGLE_")
+    return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
 
 
 def _admin_key(settings: Settings, key_file: Path) -> None:
