@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from . import migrate
 from .database import Database
-from .embedded import StartError, serve
+from .embedded import StartError, check_parts, serve
 from .errors import ServiceError
 from .services import keys
 from .settings import Settings
@@ -93,6 +93,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
+    check_parts(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
     # Uploads are spooled beside where they end up: /tmp is small on many hosts.

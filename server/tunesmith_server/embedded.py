@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from obstore.exceptions import BaseError
+from sqlalchemy.exc import SQLAlchemyError
+
 from . import migrate
 from .broker import embedded_broker, find_server
 from .children import Child, stop_all
@@ -28,6 +31,7 @@ from .database import Database
 from .security import new_key
 from .services import keys
 from .settings import Settings, read_or_write_secret
+from .storage import Storage, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
 
 def _serve(settings: Settings, voice: _Voice) -> None:
     settings.port = _free_port(settings.host, settings.port)
+    check_parts(settings)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
     _admin_key(settings, key_file)
@@ -100,6 +105,24 @@ def _serve(settings: Settings, voice: _Voice) -> None:
     voice.say("stopped", event="stopped")
 
 
+def check_parts(settings: Settings) -> None:
+    """Raises StartError when the database or the storage cannot be used."""
+    try:
+        database = Database(settings.database_url)
+        try:
+            with database.engine.connect():
+                """It answers."""
+        finally:
+            database.dispose()
+    except (SQLAlchemyError, ImportError) as error:
+        said = str(error).splitlines()[0]
+        raise StartError(f"TUNESMITH_DATABASE_URL: {said}") from error
+    try:
+        Storage(settings.storage_url).check()
+    except (StorageUnavailable, BaseError, ValueError) as error:
+        raise StartError(f"TUNESMITH_STORAGE_URL: {str(error).splitlines()[0]}") from error
+
+
 def _children(settings: Settings) -> list[Child]:
     """In order of start; `broker` first."""
     logs = settings.data_dir / "logs"
@@ -129,9 +152,6 @@ def _children(settings: Settings) -> list[Child]:
             )
         else:
             log.warning("no valkey-server or redis-server here: using polled files as broker")
-    # Workers speak HTTP: they get no way to the database or the storage.
-    kept_back = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
-    worker_env = {key: value for key, value in env.items() if key not in kept_back}
     python = [sys.executable, "-m"]
     for name, command in (
         ("api", [*python, "tunesmith_server", "api"]),
@@ -142,12 +162,20 @@ def _children(settings: Settings) -> list[Child]:
             Child(
                 name=name,
                 command=command,
-                env=env if name == "api" else worker_env,
+                env=env if name == "api" else _without_secrets(env),
                 log_file=logs / f"{name}.log",
                 leaves_first=name != "api",
             )
         )
     return children
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    """For workers, and through them for trainers: what opens the database and the store is the
+    API's alone."""
+    ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
+    stores = ("AWS_", "AZURE_", "GOOGLE_")
+    return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
 
 
 def _admin_key(settings: Settings, key_file: Path) -> None:

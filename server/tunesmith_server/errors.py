@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
 
+from .storage import StorageUnavailable
+
 log = logging.getLogger(__name__)
 
 
@@ -232,6 +234,17 @@ def install_error_handlers(app: FastAPI) -> None:
             "a value in the request cannot be looked up or stored",
             hint="is there a NUL character, or a number or text that is far too long?",
         )
+        return service_error_response(request, refusal)
+
+    @app.exception_handler(StorageUnavailable)
+    async def _no_storage(request: Request, error: StorageUnavailable) -> JSONResponse:
+        if is_disk_full(error):
+            return _disk_full_response(request, error)
+        log.error("storage: %s", error)
+        refusal = Unavailable(
+            ErrorCode.UNAVAILABLE, "the storage did not do what was asked of it",
+            hint="the server's log says why; the same request may succeed in a moment",
+        )  # fmt: skip
         return service_error_response(request, refusal)
 
     @app.exception_handler(HTTPException)

@@ -8,8 +8,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import func, select
 
 from .database import Database
+
+_LOCK = 0x74756E65
+"""Several hosts may start at once: one migrates, the others wait and find it done."""
 
 
 def _config() -> Config:
@@ -38,6 +42,8 @@ def _run(url: str, revision: str, *, up: bool) -> None:
     config = _config()
     try:
         with database.engine.begin() as connection:
+            if connection.dialect.name == "postgresql":  # SQLite's writers queue up anyway
+                connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
             config.attributes["connection"] = connection
             (command.upgrade if up else command.downgrade)(config, revision)
     finally:

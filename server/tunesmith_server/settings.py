@@ -28,6 +28,9 @@ class Settings(BaseSettings):
     """Celery broker URL; empty: the embedded broker of `tunesmith serve`."""
     storage_url: str = ""
     """obstore URL for file contents and adapters; empty: `blobs/` in the data directory."""
+    presigned_seconds: int = Field(default=0, ge=0, le=604_800)
+    """How long a link to the store is valid, to which downloads are redirected; 0: the API sends
+    the bytes itself, as it always does from a local directory."""
     worker_token: SecretStr = SecretStr("")
     """What workers present under `/internal`; empty: `worker-token` in the data directory."""
     model_dirs: str = ""

@@ -1,6 +1,7 @@
 """File contents and adapters by sha256, on disk or S3 (obstore). Knows nothing of their meaning.
 
-Parts of uploads that are still arriving lie beside them, under `parts/`.
+Parts of uploads that are still arriving lie beside them, under `parts/`. Credentials and endpoint
+of a store come from the variables that its own tools read (AWS_*).
 """
 
 from __future__ import annotations
@@ -8,13 +9,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+import obstore
 from obstore import open_writer
-from obstore.store import ObjectStore, from_url
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
+
+_CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
+    "connect_timeout": timedelta(seconds=5),
+    "read_timeout": timedelta(seconds=60),
+    # By default a transfer is cut after 30 s, however well it goes.
+    "timeout": timedelta(days=1),
+    # Whoever names an endpoint as http:// wants it: no second variable that says so again.
+    "allow_http": True,
+}
+_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
+_CHECK = "0" * 64
+
+
+class StorageUnavailable(Exception):
+    """The store refused, or did not answer."""
+
 
 _PIECE = 1024 * 1024
 _CHUNK = 5 * _PIECE
@@ -26,35 +47,47 @@ class Storage:
     """Content-addressed blobs at `ab/abcd...`. Writing the same content twice is harmless."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._store: ObjectStore = (
-            from_url(url, mkdir=True) if url.startswith("file://") else from_url(url)
+            from_url(url, mkdir=True)
+            if url.startswith("file://")
+            else from_url(url, client_options=_CLIENT, retry_config=_RETRIES)
         )
         self._folder = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
+
+    def check(self) -> None:
+        """Raises StorageUnavailable when nothing can be written here."""
+        self.put(BytesIO(), _CHECK)
+        self._store.delete(_path(_CHECK))
 
     def put(self, content: IO[bytes], sha256: str) -> None:
         """Store `content`, read from its start. Always writes, so that its age starts anew."""
         content.seek(0)
-        self._store.put(_path(sha256), content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
+        with self._answering():
+            self._store.put(_path(sha256), content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
     def put_pieces(self, pieces: Iterable[bytes], sha256: str) -> None:
         """`put` for content that is nowhere in one place."""
         # A writer, since `put` pulls pieces inside its own runtime, where none can be fetched.
         # Not a context manager: leaving that closes it, and what was cut off would be stored.
-        writer = open_writer(
-            self._store, _path(sha256), buffer_size=_CHUNK, max_concurrency=_CHUNKS
-        )
-        for piece in pieces:
-            writer.write(piece)
-        writer.close()
+        with self._answering(missing_is_ours=False):
+            writer = open_writer(
+                self._store, _path(sha256), buffer_size=_CHUNK, max_concurrency=_CHUNKS
+            )
+            for piece in pieces:
+                writer.write(piece)
+            writer.close()
 
     def put_part(self, content: IO[bytes], part_id: str) -> None:
         content.seek(0)
         path = _part_path(part_id)
-        self._store.put(path, content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
+        with self._answering():
+            self._store.put(path, content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
     def stream_part(self, part_id: str) -> Iterator[bytes]:
         """Raises FileNotFoundError when the part is gone."""
-        result = self._store.get(_part_path(part_id))
+        with self._answering(missing_is_ours=False):
+            result = self._store.get(_part_path(part_id))
         return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
 
     def delete_part(self, part_id: str) -> None:
@@ -66,16 +99,37 @@ class Storage:
         """Bytes [start, end) in pieces. Raises FileNotFoundError when the blob is gone."""
         if start == end:
             return iter(())
-        result = self._store.get(_path(sha256), options={"range": (start, end)})
+        with self._answering(missing_is_ours=False):
+            result = self._store.get(_path(sha256), options={"range": (start, end)})
         return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
 
     def size(self, sha256: str) -> int | None:
         """Bytes of a blob; None when it is not here."""
         try:
-            size: int = self._store.head(_path(sha256))["size"]
+            with self._answering(missing_is_ours=False):
+                size: int = self._store.head(_path(sha256))["size"]
         except FileNotFoundError:
             return None
         return size
+
+    def link(self, sha256: str, seconds: int) -> str | None:
+        """A presigned URL that gives the blob to whoever has it; None: this store cannot sign."""
+        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
+            return None
+        with self._answering():
+            return obstore.sign(self._store, "GET", _path(sha256), timedelta(seconds=seconds))
+
+    @contextmanager
+    def _answering(self, missing_is_ours: bool = True) -> Iterator[None]:
+        """The store's own errors as ours. A write that finds nothing found no bucket."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if not missing_is_ours:
+                raise
+            raise StorageUnavailable(f"{self._url}: {_first_line(error)}") from error
+        except (BaseError, OSError) as error:
+            raise StorageUnavailable(f"{self._url}: {_first_line(error)}") from error
 
     def sweep(self, in_use: set[str], older_than: timedelta) -> int:
         """Delete blobs and parts that nobody refers to, once they are old enough: how many.
@@ -97,6 +151,10 @@ class Storage:
                 if path.stat().st_mtime < limit.timestamp():
                     path.unlink()
         return len(doomed)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _path(sha256: str) -> str:

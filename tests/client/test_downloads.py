@@ -129,6 +129,27 @@ def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert asked == [None, "bytes=3000-"]
 
 
+def test_a_download_from_the_store_is_resumed_through_a_new_link(tmp_path: Path) -> None:
+    weights = FILES["adapter_model.safetensors"]
+    script = Script(
+        httpx.Response(307, headers={"location": "https://bucket.test/w?first"}),
+        httpx.Response(200, stream=Breaking(weights[:3000])),
+        httpx.Response(307, headers={"location": "https://bucket.test/w?second"}),
+        httpx.Response(206, content=weights[3000:], headers={"content-range": "bytes 3000-6999/7"}),
+    )
+
+    def weights_or_bucket(request: httpx.Request) -> httpx.Response:
+        elsewhere = request.url.host == "bucket.test"
+        return script(request) if elsewhere else Store(script)(request)
+
+    client_of(weights_or_bucket).adapters.download("adp-1", tmp_path / "adapter")
+    assert contents(tmp_path / "adapter") == FILES
+    asked = [(request.url.host, request.headers.get("range")) for request in script.requests]
+    assert asked[1::2] == [("bucket.test", None), ("bucket.test", "bytes=3000-")]
+    keys = ["authorization" in request.headers for request in script.requests]
+    assert keys == [True, False, True, False]
+
+
 def test_a_server_that_ignores_range_is_read_from_the_start(tmp_path: Path) -> None:
     weights = FILES["adapter_model.safetensors"]
     client, _ = broken_off(

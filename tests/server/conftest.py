@@ -1,7 +1,7 @@
 """Fixtures of the server tests: the whole app over a fresh, migrated database.
 
-SQLite by default; the same tests run on PostgreSQL with TUNESMITH_TEST_DATABASE_URL, whose
-database they empty.
+Every test that touches the database runs twice, on SQLite and on PostgreSQL (`tests/conftest.py`);
+`pytest -k sqlite` or `-k postgresql` runs one half.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from tunesmith_schema import JobState
 from tunesmith_server import migrate
-from tunesmith_server.database import Base, Database
 from tunesmith_server.settings import Settings
 
+from ..stacks import S3, PostgreSQL
 from .actors import FakeWakeUps, Server, serving
 
 BASE_MODEL = "tiny-llama"
+DATABASES = ("sqlite", "postgresql")
 
 
 @pytest.fixture(autouse=True)
@@ -32,34 +32,53 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
-    """A migrated SQLite file to copy, or the URL of a migrated PostgreSQL database."""
-    if url := os.environ.get("TUNESMITH_TEST_DATABASE_URL"):
-        migrate.upgrade(url)
-        return url
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database to copy."""
     file = tmp_path_factory.mktemp("migrated") / "tunesmith.db"
     migrate.upgrade(f"sqlite:///{file}")
     return file
 
 
-@pytest.fixture
-def database_url(migrated: Path | str, tmp_path: Path) -> str:
-    """A database with the schema and no rows."""
-    if isinstance(migrated, Path):
-        copy = tmp_path / "data" / "tunesmith.db"
-        copy.parent.mkdir(mode=0o700, exist_ok=True)
-        shutil.copy(migrated, copy)
-        return f"sqlite:///{copy}"
-    database = Database(migrated)
-    with database.engine.begin() as connection:
-        tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
-        connection.execute(text(f"TRUNCATE {tables}"))
-    database.dispose()
-    return migrated
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database with the schema and no rows, of either kind."""
+    if request.param == "postgresql":
+        postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+        url = postgresql.new_migrated_database()
+        yield url
+        postgresql.drop(url)
+        return
+    copy = tmp_path / "data" / "tunesmith.db"
+    copy.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(request.getfixturevalue("migrated_file"), copy)
+    yield f"sqlite:///{copy}"
+
+
+@pytest.fixture(params=DATABASES)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database with nothing in it, of either kind."""
+    if request.param == "postgresql":
+        postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+        url = postgresql.new_database()
+        yield url
+        postgresql.drop(url)
+        return
+    yield f"sqlite:///{tmp_path / 'fresh.db'}"
 
 
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path) -> Settings:
+def storage_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where contents go: a local directory, or `parametrize(..., ["s3"], indirect=True)`."""
+    if getattr(request, "param", "local") == "local":
+        return ""
+    s3: S3 = request.getfixturevalue("s3")
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3.new_url()
+
+
+@pytest.fixture
+def settings(database_url: str, storage_url: str, tmp_path: Path) -> Settings:
     """One base model on the host; the janitor moves only when a test tells it to."""
     folder = tmp_path / "models" / BASE_MODEL
     folder.mkdir(parents=True)
@@ -67,6 +86,7 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
     return Settings(
         data_dir=tmp_path / "data",
         database_url=database_url,
+        storage_url=storage_url,
         broker_url="memory://",
         model_dirs=str(tmp_path / "models"),
         janitor_seconds=3600,

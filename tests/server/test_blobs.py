@@ -9,6 +9,8 @@ import pytest
 
 from .actors import Server
 
+pytestmark = pytest.mark.parametrize("storage_url", ["local", "s3"], indirect=True)
+
 
 @pytest.fixture
 def claim(server: Server) -> dict[str, Any]:
@@ -17,8 +19,7 @@ def claim(server: Server) -> dict[str, Any]:
 
 
 def stored(server: Server, content: bytes) -> bool:
-    sha256 = hashlib.sha256(content).hexdigest()
-    return (server.settings.data_dir / "blobs" / sha256[:2] / sha256).exists()
+    return server.storage.size(hashlib.sha256(content).hexdigest()) is not None
 
 
 def test_a_blob_is_stored_under_its_hash(server: Server, claim: dict[str, Any]) -> None:

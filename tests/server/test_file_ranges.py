@@ -6,6 +6,8 @@ import pytest
 
 from .actors import Server
 
+pytestmark = pytest.mark.parametrize("storage_url", ["local", "s3"], indirect=True)
+
 CONTENT = bytes(range(256)) * 10  # 2,560 bytes
 
 

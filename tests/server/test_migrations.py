@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -16,11 +16,6 @@ from tunesmith_server.settings import Settings
 
 from .actors import FakeWakeUps, serving
 from .test_uploads import filled
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'fresh.db'}"
 
 
 def tables(url: str) -> set[str]:
@@ -38,22 +33,27 @@ def test_models_and_migrations_agree(database_url: str) -> None:
     database.dispose()
 
 
-def test_a_fresh_database_is_not_current_and_a_migrated_one_is(url: str) -> None:
-    assert not migrate.is_current(url)
-    migrate.upgrade(url)
-    assert migrate.is_current(url)
-    assert tables(url) == set(Base.metadata.tables)
+def test_a_fresh_database_is_not_current_and_a_migrated_one_is(empty_url: str) -> None:
+    assert not migrate.is_current(empty_url)
+    migrate.upgrade(empty_url)
+    assert migrate.is_current(empty_url)
+    assert tables(empty_url) == set(Base.metadata.tables)
 
 
-def test_migrating_twice_is_harmless(url: str) -> None:
-    migrate.upgrade(url)
-    migrate.upgrade(url)
-    assert migrate.is_current(url)
+def test_migrating_twice_is_harmless(empty_url: str) -> None:
+    migrate.upgrade(empty_url)
+    migrate.upgrade(empty_url)
+    assert migrate.is_current(empty_url)
+
+
+def test_several_hosts_may_migrate_at_once(empty_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(migrate.upgrade, empty_url) for _ in range(4)]:
+            done.result(timeout=60)
+    assert migrate.is_current(empty_url)
 
 
 def test_down_and_up_again_with_rows_inside(settings: Settings, wake_ups: FakeWakeUps) -> None:
-    if not settings.database_url.startswith("sqlite"):
-        pytest.skip("the shared database stays as it is")
     with serving(settings, wake_ups) as server:
         server.create_job(server.good_file(), headers={"idempotency-key": "k"})
         server.worker.succeed(server.worker.claim())
@@ -65,10 +65,10 @@ def test_down_and_up_again_with_rows_inside(settings: Settings, wake_ups: FakeWa
         assert server.user.json("/v1/files")["data"] == []
 
 
-def test_a_failed_migration_changes_nothing(url: str) -> None:
+def test_a_failed_migration_changes_nothing(empty_url: str) -> None:
     with pytest.raises(Exception, match="none"):
-        migrate.upgrade(url, "none")
-    assert tables(url) == set()
+        migrate.upgrade(empty_url, "none")
+    assert tables(empty_url) == set()
 
 
 def test_rows_survive_an_upgrade_that_has_nothing_to_do(database_url: str) -> None:

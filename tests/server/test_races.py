@@ -14,6 +14,7 @@ from tunesmith_schema import JobCreate
 from tunesmith_server.database import Database
 from tunesmith_server.services import jobs
 
+from ..stacks import PostgreSQL
 from .actors import Server
 
 T = TypeVar("T")
@@ -66,12 +67,21 @@ def test_readers_do_not_wait_for_a_writer(server: Server) -> None:
         assert time.monotonic() - started < 2
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_sqlite_keeps_a_write_ahead_log_and_checks_references(database_url: str) -> None:
     database = Database(database_url)
-    if database.engine.dialect.name != "sqlite":
-        pytest.skip("SQLite only")
     with database.read() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
         assert session.scalar(text("PRAGMA busy_timeout")) == 15000
     database.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_postgresql_that_hung_up_on_everybody_is_connected_again(
+    server: Server, postgresql: PostgreSQL
+) -> None:
+    job_id = server.create_job(server.good_file())
+    assert postgresql.hang_up(server.settings.database_url) >= 1
+    assert server.job(job_id)["state"] == "queued"
+    assert server.worker.claim()["job_id"] == job_id

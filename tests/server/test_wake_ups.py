@@ -23,10 +23,15 @@ from tunesmith_server.queue import WakeUps
 from .actors import FakeWakeUps, Server
 
 
-@pytest.fixture(params=["memory://", "filesystem"])
+@pytest.fixture(params=["memory", "filesystem", "redis"])
 def broker_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        url: str = request.getfixturevalue("redis_url")
+        for queue in (TRAIN_QUEUE, LIGHT_QUEUE):
+            received(url, queue)  # what others left there
+        return url
     (tmp_path / "control").mkdir()
-    return f"filesystem://{tmp_path}" if request.param == "filesystem" else str(request.param)
+    return f"filesystem://{tmp_path}" if request.param == "filesystem" else "memory://"
 
 
 @pytest.fixture

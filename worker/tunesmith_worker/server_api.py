@@ -155,10 +155,10 @@ def _check(reply: httpx.Response) -> None:
     said = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
     if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in said):
         raise FencedOut(said)
-    if reply.status_code >= 500 and reply.status_code != 503:
-        raise ServerFault(said)
-    if reply.status_code in (408, 429, 503):
+    if reply.status_code in (408, 429, 503, 507):  # busy, or full until somebody frees space
         raise ServerUnreachable(said)
+    if reply.status_code >= 500:
+        raise ServerFault(said)
     raise ServerRefused(said)
 
 

@@ -11,7 +11,7 @@ from tunesmith_schema import Adapter
 
 from ..deps import CallerDep, KeyRoute, ReaderDep, StateDep
 from ..services import adapters
-from .files import BINARY, send_blob
+from .files import BINARY, hand_out_blob
 
 router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)
 
@@ -49,4 +49,4 @@ def one_file(
     range: Annotated[str | None, Header()] = None,
 ) -> Response:
     file = adapters.find_file(adapters.retrieve(session, adapter_id), name)
-    return send_blob(state.storage, file.sha256, file.bytes, file.name, range)
+    return hand_out_blob(state, file.sha256, file.bytes, file.name, range)

