@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check format serve clean
+.PHONY: setup demo test test-stacks check format serve clean
 
 setup: $(READY)
 
@@ -22,7 +22,10 @@ serve: setup
 	$(BIN)/tunesmith serve
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stacks"
+
+test-stacks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stacks
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -14,6 +14,20 @@ import pytest
 
 from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
 
+STACKS = {"postgresql", "redis", "redis_url", "s3"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs more than SQLite, the embedded broker and a local directory: `make test`
+    leaves it to `make test-stacks`, CI runs both."""
+    for item in items:
+        asked: set[str] = set(getattr(item, "fixturenames", ()))
+        if callspec := getattr(item, "callspec", None):
+            asked |= {str(value) for value in callspec.params.values()}
+        if asked & STACKS:
+            item.add_marker(pytest.mark.stacks)
+
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
