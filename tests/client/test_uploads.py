@@ -119,9 +119,9 @@ def test_text_mode_and_unknown_purposes_are_refused_before_the_network(tmp_path:
     script = Script(APIConnectionError("must not be asked"))
     files = client_of(script).files
     with pytest.raises(InvalidArgumentError, match="text mode"):
-        files.create(file=io.StringIO("x"))  # type: ignore[arg-type]
+        files.create(file=io.StringIO("x"))  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgumentError, match="cannot be read"):
-        files.create(file=7)  # type: ignore[arg-type]
+        files.create(file=7)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgumentError, match="'finetune' is not one of"):
         files.create(file=("a", b""), purpose="finetune")
     with pytest.raises(FileNotFoundError):

@@ -53,7 +53,7 @@ def test_a_queued_job_is_cancelled_at_once_and_never_starts(
 
 
 def test_the_first_step_comes_soon_after_the_request(client: tunesmith.Client, rows: Path) -> None:
-    """The bar is 9 s on an idle machine (docs/benchmarks.md); this trips on twice that."""
+    """The bar is 9 s on an idle machine; this trips on twice that."""
     file = client.files.create(file=rows)
     client.files.wait_for_processing(file.id, timeout=30)
     asked = time.time()

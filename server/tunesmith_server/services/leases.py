@@ -173,7 +173,7 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
             model=f"{_tuned_name(settings, job)}:ckpt-step-{step}",
             kind=job.recipe["tuning"],
             step=step,
-            metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]
+            metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
             files=event.files,
         )
         data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
