@@ -1,0 +1,166 @@
+"""`read_rows` of head_rows.py as one Triton kernel: one program reads a row of logits twice.
+
+Imported where a tensor takes the Triton path only, so that the package works without triton. The
+first pass folds vocabulary blocks into the running statistics of logsumexp, the second overwrites
+them; in between the row is in the second-level cache. Formulas and names: head_rows.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tunesmith_kernels.head_rows import LogitTransform, RowStatistics
+
+__all__ = ["launch"]
+
+_MASKED = tl.constexpr(-1e30)
+_MOST_COLUMNS = 4096
+
+
+def launch(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    transform: LogitTransform,
+    out: RowStatistics,
+    *,
+    gradient: bool,
+    spread: torch.Tensor | None,
+) -> None:
+    """See `read_rows`; logits [n, V] with contiguous columns, any of bf16, fp16, fp32."""
+    rows, vocabulary = logits.shape
+    if rows == 0:
+        return
+    block = min(_MOST_COLUMNS, triton.next_power_of_2(vocabulary))
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # torch's
+        _row_kernel[(rows,)](
+            logits,
+            logits.stride(0),
+            targets,
+            targets.stride(0),
+            out.target,
+            out.max_other,
+            out.sum_other,
+            out.mean_other,
+            None if out.is_top1 is None else out.is_top1.view(torch.uint8),
+            spread,
+            0 if spread is None else spread.stride(0),
+            vocabulary,
+            transform.gain,
+            transform.logit_scale,
+            transform.softcap or 1.0,
+            transform.temperature,
+            HAS_SOFTCAP=transform.softcap is not None,
+            HAS_ENTROPY=out.mean_other is not None,
+            HAS_TOP1=out.is_top1 is not None,
+            HAS_GRADIENT=gradient,
+            HAS_SPREAD=spread is not None,
+            BLOCK=block,
+            num_warps=8 if block >= 2048 else 4,
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _tanh(x: Any) -> Any:
+    """(1 - e^-2|x|) / (1 + e^-2|x|), which cancels near 0: there the series, to 1e-8."""
+    square = x * x
+    inner = -0.05396825 + square * 0.021869488
+    series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    return tl.where(square < 0.0625, series, tl.where(x < 0.0, -large, large))
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _transform(
+    y: Any, gain: Any, scale: Any, softcap: Any, temperature: Any, HAS_SOFTCAP: tl.constexpr
+) -> Any:
+    if HAS_SOFTCAP:
+        return _tanh(y * scale / softcap) * softcap / temperature
+    return y * gain
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _row_kernel(
+    logits: Any,
+    logits_stride: Any,
+    targets: Any,
+    targets_stride: Any,
+    target_out: Any,
+    max_out: Any,
+    sum_out: Any,
+    mean_out: Any,
+    top1_out: Any,
+    spread: Any,
+    spread_stride: Any,
+    vocabulary: Any,
+    gain: Any,
+    scale: Any,
+    softcap: Any,
+    temperature: Any,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
+    HAS_TOP1: tl.constexpr,
+    HAS_GRADIENT: tl.constexpr,
+    HAS_SPREAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * logits_stride
+    t = tl.load(targets + row * targets_stride)
+    # a target outside the vocabulary reads nothing and gives NaN
+    inside = (t >= 0) & (t < vocabulary)
+    y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
+    z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
+
+    columns = tl.arange(0, BLOCK)
+    largest = tl.full((), _MASKED, tl.float32)
+    before = tl.full((), _MASKED, tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    moment = tl.full((), 0.0, tl.float32)  # sum of exp(z - largest) (z - largest)
+    for start in range(0, vocabulary, BLOCK):
+        j = start + columns
+        other = (j < vocabulary) & (j != t)
+        y = tl.load(base + j, mask=other, other=0.0).to(tl.float32)
+        z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
+        z = tl.where(other, z, _MASKED)
+        if HAS_TOP1:
+            before = tl.maximum(before, tl.max(tl.where(j < t, z, _MASKED), axis=0))
+        new_largest = tl.maximum(largest, tl.max(z, axis=0))
+        shift = largest - new_largest
+        rescale = tl.exp(shift)
+        z = z - new_largest
+        e = tl.where(other, tl.exp(z), 0.0)
+        if HAS_ENTROPY:
+            moment = rescale * (moment + shift * total) + tl.sum(e * z, axis=0)
+        total = rescale * total + tl.sum(e, axis=0)
+        largest = new_largest
+    total = tl.where(total == 0.0, 1.0, total)  # a vocabulary of one
+    mean = moment / total
+    tl.store(target_out + row, z_t)
+    tl.store(max_out + row, largest)
+    tl.store(sum_out + row, total)
+    if HAS_ENTROPY:
+        tl.store(mean_out + row, mean)
+    if HAS_TOP1:
+        tl.store(top1_out + row, ((z_t > before) & (z_t >= largest)).to(tl.uint8))
+
+    if HAS_GRADIENT:
+        for start in range(0, vocabulary, BLOCK):
+            j = start + columns
+            inside_row = j < vocabulary
+            y = tl.load(base + j, mask=inside_row, other=0.0).to(tl.float32)
+            z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
+            other = inside_row & (j != t)
+            above = tl.where(other, z - largest, 0.0)
+            pull = tl.where(other, tl.exp(above) / total, 0.0)
+            if HAS_SOFTCAP:
+                tanh = z * temperature / softcap
+                pull = pull * (1.0 - tanh * tanh)
+            if HAS_SPREAD:
+                away = (pull * (above - mean)).to(spread.dtype.element_ty)
+                tl.store(spread + row * spread_stride + j, away, mask=inside_row)
+            tl.store(base + j, pull.to(logits.dtype.element_ty), mask=inside_row)

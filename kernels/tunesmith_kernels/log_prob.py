@@ -1,0 +1,398 @@
+"""Log-probabilities of given tokens under a language-model head, without the [N, V] logits.
+
+For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (see head_rows.py):
+    log p_i = z_{t_i} - logsumexp_j z_j
+    d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
+    d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
+Rows are scored in chunks whose logits fit a byte budget. Each chunk's logits are turned into
+gradients while they are there: backward only scales d log p / d h, [N, H], by the upstream
+gradient, which is exact for any upstream. The head's gradient needs the upstream weights u_i: the
+sum for u_i = 1 is taken along and used when they turn out equal (a mean or sum over tokens); else
+backward computes the logits once more. Idea: arXiv 2411.09009 (never hold the logits), gradient
+in forward as in Liger's kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from tunesmith_kernels.head_rows import (
+    LogitTransform,
+    RowStatistics,
+    read_rows,
+    statistics_dtype,
+)
+
+__all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
+
+# Measured (docs/log.md): a core's GEMMs gain nothing above 256 rows; a GPU's want thousands.
+_MOST_ROWS = {"cpu": 256}
+_MOST_ROWS_ELSEWHERE = 4096
+_BYTES = {"cpu": 256 << 20}
+_BYTES_ELSEWHERE = 2 << 30
+_WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient added at a time
+
+
+class TokenLogProbs(NamedTuple):
+    """Per scored row; fp32 (fp64 for fp64 input)."""
+
+    log_probs: torch.Tensor  # [N]
+    entropy: torch.Tensor | None  # [N], in nats
+    is_top1: torch.Tensor | None  # [N] bool: the target is the argmax (the first of equals)
+
+
+def token_log_probs_reference(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+) -> TokenLogProbs:
+    """The same numbers from full logits, in fp32 after the projection."""
+    logits = linear(hidden, weight, bias)
+    logits = logits.to(statistics_dtype(logits.dtype)) * logit_scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_p = torch.log_softmax(logits / temperature, -1)
+    return TokenLogProbs(
+        log_p.gather(1, targets[:, None])[:, 0],
+        -(log_p.exp() * log_p).sum(-1),
+        logits.argmax(-1) == targets,
+    )
+
+
+def token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    entropy: bool | Literal["grad"] = False,
+    top1: bool = False,
+    byte_budget: int | None = None,
+) -> TokenLogProbs:
+    """log p(target) of each row; hidden [N, H], weight [V, H], bias [V] or None, targets [N] int64.
+
+    Differentiable in hidden, weight and bias through `log_probs`, and through `entropy` with
+    entropy="grad". The projection runs in the autocast dtype, without autocast in hidden's dtype.
+    N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
+
+    byte_budget: bytes of logits held at a time, None for 256 MiB on a CPU and 2 GiB elsewhere;
+    one row of logits is always held. Raises ValueError for shapes, dtypes or targets that do not
+    fit.
+    """
+    _check(hidden, weight, bias, targets, byte_budget)
+    kind = hidden.device.type
+    recorded = torch.is_grad_enabled()
+    call = _Call(
+        transform=LogitTransform(temperature=temperature, softcap=softcap, logit_scale=logit_scale),
+        dtype=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype,
+        byte_budget=byte_budget or _BYTES.get(kind, _BYTES_ELSEWHERE),
+        most_rows=_MOST_ROWS.get(kind, _MOST_ROWS_ELSEWHERE),
+        entropy=bool(entropy),
+        entropy_gradient=entropy == "grad",
+        top1=top1,
+        hidden_gradient=recorded and hidden.requires_grad,
+        weight_gradient=recorded and weight.requires_grad,
+        bias_gradient=recorded and bias is not None and bias.requires_grad,
+    )
+    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call)  # type: ignore[no-untyped-call]  # torch's
+    return TokenLogProbs(*scored)
+
+
+def _check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    byte_budget: int | None,
+) -> None:
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            "hidden must be [N, H] and weight [V, H], "
+            f"got {list(hidden.shape)} and {list(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [{weight.shape[0]}], got {list(bias.shape)}")
+    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be [{hidden.shape[0]}] int64, got {list(targets.shape)} {targets.dtype}"
+        )
+    if byte_budget is not None and byte_budget < 1:
+        raise ValueError(f"byte_budget must be at least 1, got {byte_budget}")
+    # elsewhere this would wait for the device; there such a row's log-probability is NaN
+    if targets.device.type == "cpu" and len(targets):
+        low, high = (int(bound) for bound in targets.aminmax())
+        if low < 0 or high >= weight.shape[0]:
+            raise ValueError(
+                f"targets must be in [0, {weight.shape[0]}), got {low if low < 0 else high}; "
+                "drop the rows without a label"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What one call is to compute, and how."""
+
+    transform: LogitTransform
+    dtype: torch.dtype
+    byte_budget: int
+    most_rows: int
+    entropy: bool
+    entropy_gradient: bool
+    top1: bool
+    hidden_gradient: bool
+    weight_gradient: bool
+    bias_gradient: bool
+
+    @property
+    def head_gradient(self) -> bool:
+        return self.weight_gradient or self.bias_gradient
+
+    def statistics(self, rows: int, like: torch.Tensor) -> RowStatistics:
+        return RowStatistics.empty(
+            rows,
+            like=like,
+            dtype=statistics_dtype(self.dtype),
+            entropy=self.entropy,
+            top1=self.top1,
+        )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some rows: their logits overwritten as `read_rows` says."""
+
+    rows: slice
+    hidden: torch.Tensor  # [n, H]
+    targets: torch.Tensor  # [n]
+    pull: torch.Tensor  # [n, V] f_j q_j
+    spread: torch.Tensor | None  # [n, V] f_j q_j (z_j - mu)
+    statistics: RowStatistics
+    call: _Call
+
+    def other_probs(self) -> torch.Tensor:
+        """g Q, [n, 1]."""
+        d = self.statistics.distance()[:, None]
+        return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
+
+    def target_slope(self) -> torch.Tensor:
+        """f_t, [n, 1]."""
+        return self.call.transform.slope_(self.statistics.target[:, None].clone())
+
+    def entropy_share(self) -> torch.Tensor:
+        """p_t (z_t - mu), [n, 1]: how far d log p_t / d y goes into -dH / d y."""
+        p = torch.sigmoid(-self.statistics.distance())
+        share = p * self.statistics.target_above_mean()
+        return share.to(self.statistics.target.dtype)[:, None]
+
+
+def _chunks(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    statistics: RowStatistics,
+    call: _Call,
+) -> Iterator[_Chunk]:
+    """Chunks of equal size (a last short one would read the whole weight for a few rows)."""
+    count, vocabulary = len(hidden), len(weight)
+    buffers = 2 if call.entropy_gradient else 1
+    most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
+    parts = -(-count // max(1, min(most, call.most_rows)))
+    rows = -(-count // max(1, parts))
+    logits = hidden.new_empty((rows, vocabulary), dtype=call.dtype)
+    spread = torch.empty_like(logits) if call.entropy_gradient else None
+    for start in range(0, count, max(1, rows)):
+        part = slice(start, min(start + rows, count))
+        h, z = hidden[part].to(call.dtype), logits[: part.stop - start]
+        if bias is None:
+            torch.mm(h, weight.t(), out=z)
+        else:
+            torch.addmm(bias, h, weight.t(), out=z)
+        s = None if spread is None else spread[: part.stop - start]
+        gradient = call.hidden_gradient or call.head_gradient
+        read_rows(z, targets[part], call.transform, statistics[part], gradient=gradient, spread=s)
+        yield _Chunk(part, h, targets[part], z, s, statistics[part], call)
+
+
+def _hidden_gradients(
+    chunk: _Chunk, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d log p / d h and dH / d h, [n, H] each."""
+    factor = chunk.other_probs()
+    at_target = weight[chunk.targets].to(factor.dtype).mul_(chunk.target_slope())
+    unit = at_target.sub_(torch.mm(chunk.pull, weight)).mul_(factor)
+    if chunk.spread is None:
+        return unit, None
+    away = torch.mm(chunk.spread, weight).to(factor.dtype).mul_(factor)
+    return unit, away.addcmul_(unit, chunk.entropy_share()).neg_()
+
+
+class _HeadGradient:
+    """Sums of d / d weight and d / d bias over rows, in the statistics' dtype."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: _Call) -> None:
+        dtype = statistics_dtype(call.dtype)
+        self.weight = torch.zeros_like(weight, dtype=dtype) if call.weight_gradient else None
+        self.bias = (
+            torch.zeros_like(bias, dtype=dtype) if call.bias_gradient and bias is not None else None
+        )
+
+    def add(self, chunk: _Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
+        """The chunk's rows by upstream weights of log_probs and entropy, [n, 1] each."""
+        factor = chunk.other_probs()
+        if entropy is not None:
+            assert chunk.spread is not None
+            log_prob = log_prob - entropy * chunk.entropy_share()
+            self._subtract(chunk, chunk.spread, entropy * factor)
+        by_row = log_prob * factor
+        at_target = by_row * chunk.target_slope()
+        if self.weight is not None:
+            self.weight.index_add_(0, chunk.targets, at_target * chunk.hidden)
+        if self.bias is not None:
+            self.bias.index_add_(0, chunk.targets, at_target[:, 0])
+        self._subtract(chunk, chunk.pull, by_row)
+
+    def _subtract(self, chunk: _Chunk, pull: torch.Tensor, by_row: torch.Tensor) -> None:
+        if self.bias is not None:
+            self.bias.sub_(torch.mv(pull.t(), by_row[:, 0].to(pull.dtype)))
+        if self.weight is None:
+            return
+        pushed = (-by_row * chunk.hidden).to(pull.dtype)
+        if pull.dtype == self.weight.dtype:
+            self.weight.addmm_(pull.t(), pushed)
+        elif pull.is_cuda:
+            torch.addmm(self.weight, pull.t(), pushed, out_dtype=self.weight.dtype, out=self.weight)
+        else:
+            for start in range(0, len(self.weight), _WEIGHT_BLOCK):
+                block = slice(start, start + _WEIGHT_BLOCK)
+                self.weight[block].add_(torch.mm(pull[:, block].t(), pushed))
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch types no context
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        call: _Call,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        ctx.set_materialize_grads(False)
+        statistics = call.statistics(len(hidden), hidden)
+        unit = torch.empty_like(hidden) if call.hidden_gradient else None
+        unit_entropy = (
+            torch.empty_like(hidden) if call.hidden_gradient and call.entropy_gradient else None
+        )
+        head = _HeadGradient(weight, bias, call)
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast = weight.to(call.dtype)
+            cast_bias = None if bias is None else bias.to(call.dtype)
+            for chunk in _chunks(hidden, cast, cast_bias, targets, statistics, call):
+                if unit is not None:
+                    log_prob_part, entropy_part = _hidden_gradients(chunk, cast)
+                    unit[chunk.rows] = log_prob_part
+                    if unit_entropy is not None and entropy_part is not None:
+                        unit_entropy[chunk.rows] = entropy_part
+                if call.head_gradient:
+                    head.add(chunk, torch.ones_like(chunk.statistics.target)[:, None], None)
+            dtype = statistics_dtype(call.dtype)
+            log_probs = statistics.log_probs().to(dtype)
+            entropy = statistics.entropy().to(dtype) if call.entropy else None
+        again = (hidden, weight, bias, targets) if call.head_gradient else (None,) * 4
+        ctx.save_for_backward(unit, unit_entropy, head.weight, head.bias, *again)
+        ctx.call = call
+        fixed = [statistics.is_top1, None if call.entropy_gradient else entropy]
+        ctx.mark_non_differentiable(*(output for output in fixed if output is not None))
+        return log_probs, entropy, statistics.is_top1
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # torch types no context
+        by_log_prob: torch.Tensor | None,
+        by_entropy: torch.Tensor | None,
+        _: None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        unit, unit_entropy, weight_sum, bias_sum, hidden, weight, bias, targets = ctx.saved_tensors
+        grad_hidden = _scaled_rows(unit, by_log_prob, unit_entropy, by_entropy)
+        if weight_sum is None and bias_sum is None:
+            return grad_hidden, None, None, None, None
+        if by_entropy is not None or by_log_prob is None or not _all_equal(by_log_prob):
+            sums = _head_gradient_again(
+                hidden, weight, bias, targets, by_log_prob, by_entropy, ctx.call
+            )
+            weight_sum, bias_sum, by_log_prob = sums.weight, sums.bias, None
+        grad_weight = _scaled_sum(weight_sum, by_log_prob, weight)
+        return grad_hidden, grad_weight, _scaled_sum(bias_sum, by_log_prob, bias), None, None
+
+
+def _scaled_rows(
+    unit: torch.Tensor | None,
+    by_log_prob: torch.Tensor | None,
+    unit_entropy: torch.Tensor | None,
+    by_entropy: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The gradient of hidden from its parts per row, [N, H]."""
+    parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
+    terms = [
+        part * upstream[:, None]
+        for part, upstream in parts
+        if part is not None and upstream is not None
+    ]
+    return sum(terms[1:], terms[0]).to(unit.dtype) if unit is not None and terms else None
+
+
+def _all_equal(upstream: torch.Tensor) -> bool:
+    """Asked with a trainable head only; a sum's or a mean's gradient answers without its values."""
+    return upstream.stride(0) == 0 or len(upstream) < 2 or bool((upstream == upstream[0]).all())
+
+
+def _scaled_sum(
+    total: torch.Tensor | None, upstream: torch.Tensor | None, like: torch.Tensor | None
+) -> torch.Tensor | None:
+    if total is None or like is None:
+        return None
+    if upstream is None or len(upstream) == 0:
+        return total.to(like.dtype)
+    # not in place: a second backward over a retained graph reads the sum again
+    return torch.mul(total, upstream[0], out=torch.empty_like(like))
+
+
+def _head_gradient_again(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    by_log_prob: torch.Tensor | None,
+    by_entropy: torch.Tensor | None,
+    call: _Call,
+) -> _HeadGradient:
+    """The head's gradient for rows of unequal weights, from the logits once more."""
+    asked = by_entropy is not None
+    call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
+    sums = _HeadGradient(weight, bias, call)
+    statistics = call.statistics(len(hidden), hidden)
+    if by_log_prob is None:
+        by_log_prob = torch.zeros_like(statistics.target)
+    with torch.autocast(hidden.device.type, enabled=False):
+        cast = weight.to(call.dtype)
+        cast_bias = None if bias is None else bias.to(call.dtype)
+        for chunk in _chunks(hidden, cast, cast_bias, targets, statistics, call):
+            entropy = None if by_entropy is None else by_entropy[chunk.rows, None]
+            sums.add(chunk, by_log_prob[chunk.rows, None], entropy)
+    return sums
