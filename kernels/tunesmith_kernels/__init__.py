@@ -1,7 +1,6 @@
-"""Triton kernels with their plain-torch references, one file per operation.
+"""Fused operations: plain-torch references, fast CPU paths and Triton kernels, a file each.
 
-Knows torch and triton, nothing of ours. No operation is fused yet: until the first one lands, the
-trainer runs transformers' own modules, which stay the reference that every kernel is held to.
+Knows torch and triton, nothing of ours. Importing it imports neither an operation nor triton.
 """
 
 __all__: list[str] = []

@@ -1,0 +1,183 @@
+"""The gated activation of an MLP (SwiGLU, GEGLU), and its gradient.
+
+    out = act(gate) up,    gate_up = [gate | up]
+
+    d_up = d_out act(gate)         d_gate = d_out up act'(gate)
+
+    silu        act(g) = g sigmoid(g)
+    gelu        act(g) = g Phi(g),                    Phi the normal distribution function
+    gelu_tanh   act(g) = g sigmoid(2 z),              z = sqrt(2/pi) (g + 0.044715 g^3)
+
+(sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
+https://arxiv.org/abs/2002.05202. All in fp32 inside: stock transformers rounds act(gate) to the
+tensor's dtype before it multiplies, we round once. Shapes: T rows, I the intermediate size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from .dispatch import uses_triton
+from .tiles import row_tiles, rows_per_tile, wide
+
+__all__ = ["Activation", "gated", "gated_backward", "gated_forward", "gated_reference"]
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""silu: SwiGLU. gelu: GEGLU by the error function. gelu_tanh: GEGLU by its tanh approximation
+(transformers' "gelu_pytorch_tanh")."""
+
+
+def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """gate_up [T, 2I] -> [T, I], rounded once."""
+    gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, -1)
+    if activation == "silu":
+        activated = F.silu(gate)
+    else:
+        activated = F.gelu(gate, approximate="none" if activation == "gelu" else "tanh")
+    return (activated * up).to(gate_up.dtype)
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """gate_up [T, 2I] -> [T, I]. Differentiable once; saves gate_up alone.
+
+    Raises ValueError for an odd or missing second dimension, or an activation not in `Activation`.
+    """
+    _check(gate_up, activation)
+    out: torch.Tensor = _Gated.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        gate_up, activation
+    )
+    return out
+
+
+def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """gate_up [T, 2I], rows may lie apart -> [T, I]."""
+    _check(gate_up, activation)
+    gate_up = _last_contiguous(gate_up)
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(num_rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    if uses_triton(gate_up):
+        from .gated_activation_triton import launch_forward
+
+        launch_forward(gate_up, out, activation)
+    else:
+        _forward_cpu(gate_up, out, activation)
+    return out
+
+
+def gated_backward(
+    gate_up: torch.Tensor, d_out: torch.Tensor, activation: Activation, *, in_place: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [T, I] again, d_gate_up [T, 2I]) from gate_up [T, 2I] and d_out [T, I], in one pass.
+
+    `in_place` writes d_gate_up over gate_up and out over d_out and allocates no result; the caller
+    gives both up. Their last dimension must be contiguous then (ValueError).
+    """
+    _check(gate_up, activation)
+    if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
+        raise ValueError(
+            f"d_out must be [T, I] for gate_up [T, 2I], of the same dtype; got {list(d_out.shape)} "
+            f"{d_out.dtype} and {list(gate_up.shape)} {gate_up.dtype}"
+        )
+    if not in_place:
+        gate_up, d_out = _last_contiguous(gate_up), _last_contiguous(d_out)
+        out = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+        d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+    elif _last_contiguous(gate_up) is gate_up and _last_contiguous(d_out) is d_out:
+        out, d_gate_up = d_out, gate_up
+    else:
+        raise ValueError("in_place needs gate_up and d_out with a contiguous last dimension")
+    if uses_triton(gate_up):
+        from .gated_activation_triton import launch_backward
+
+        launch_backward(gate_up, d_out, out, d_gate_up, activation)
+    else:
+        _backward_cpu(gate_up, d_out, out, d_gate_up, activation)
+    return out, d_gate_up
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        ctx.activation = activation
+        return gated_forward(gate_up, activation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gate_up,) = ctx.saved_tensors
+        return gated_backward(gate_up, d_out, ctx.activation)[1], None
+
+
+def _check(gate_up: torch.Tensor, activation: Activation) -> None:
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], got {list(gate_up.shape)}")
+    if activation not in get_args(Activation):
+        raise ValueError(f"activation must be one of {get_args(Activation)}, got {activation!r}")
+
+
+def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _activate(gate: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
+    if activation == "silu":
+        torch.ops.aten.silu.out(gate, out=out)
+        return
+    approximate = "none" if activation == "gelu" else "tanh"
+    torch.ops.aten.gelu.out(gate, approximate=approximate, out=out)
+
+
+def _activate_backward(
+    d_activated: torch.Tensor, gate: torch.Tensor, activation: Activation, out: torch.Tensor
+) -> None:
+    if activation == "silu":
+        torch.ops.aten.silu_backward.grad_input(d_activated, gate, grad_input=out)
+        return
+    approximate = "none" if activation == "gelu" else "tanh"
+    torch.ops.aten.gelu_backward.grad_input(
+        d_activated, gate, approximate=approximate, grad_input=out
+    )
+
+
+def _forward_cpu(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation) -> None:
+    num_rows, size = out.shape
+    scratch = out.new_empty((2, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
+    for tile in row_tiles(num_rows, size):
+        gate, up = gate_up[tile, :size], gate_up[tile, size:]
+        gate_wide, activated = scratch[:, : gate.shape[0]]
+        if gate.dtype != scratch.dtype:
+            gate = gate_wide.copy_(gate)
+        _activate(gate, activation, activated)
+        if out.dtype == scratch.dtype:
+            torch.mul(activated, up, out=out[tile])
+        else:
+            out[tile] = activated.mul_(up)
+
+
+def _backward_cpu(
+    gate_up: torch.Tensor,
+    d_out: torch.Tensor,
+    out: torch.Tensor,
+    d_gate_up: torch.Tensor,
+    activation: Activation,
+) -> None:
+    """out and d_gate_up may be d_out and gate_up: a tile is read before it is written."""
+    num_rows, size = d_out.shape
+    scratch = out.new_empty((5, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
+    for tile in row_tiles(num_rows, size):
+        gate, up, d = gate_up[tile, :size], gate_up[tile, size:], d_out[tile]
+        gate_wide, up_wide, d_wide, activated, product = scratch[:, : d.shape[0]]
+        if d.dtype != scratch.dtype:
+            gate, up, d = gate_wide.copy_(gate), up_wide.copy_(up), d_wide.copy_(d)
+        _activate(gate, activation, activated)
+        torch.mul(d, up, out=product)
+        _activate_backward(product, gate, activation, product)
+        d_gate_up[tile, :size] = product
+        torch.mul(activated, up, out=product)
+        d_gate_up[tile, size:] = activated.mul_(d)
+        out[tile] = product

@@ -1,0 +1,111 @@
+"""Triton kernels of gated_activation.py: one pass forward, one pass backward, in place if asked.
+
+Knows what has been checked there; rows may lie apart, the last dimension is contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from .dispatch import on_device_of
+
+__all__ = ["launch_backward", "launch_forward"]
+
+
+BLOCK = 1024  # elements of a row that one program takes
+
+
+@triton.jit
+@no_type_check
+def _activation_and_slope(gate, ACTIVATION: tl.constexpr):
+    """act(gate) and act'(gate) of a fp32 block."""
+    if ACTIVATION == "silu":
+        s = tl.sigmoid(gate)
+        return gate * s, s * (1.0 + gate * (1.0 - s))
+    if ACTIVATION == "gelu":
+        phi = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+        return gate * phi, phi + gate * 0.3989422804014327 * tl.exp(-0.5 * gate * gate)
+    s = tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate))
+    slope = 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
+    return gate * s, s + gate * s * (1.0 - s) * slope
+
+
+@triton.jit
+@no_type_check
+def _forward_kernel(gate_up, out, size, gate_up_row, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    gate = tl.load(gate_up + row * gate_up_row + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * gate_up_row + size + columns, mask=mask, other=0.0).to(tl.float32)
+    activated, _ = _activation_and_slope(gate, ACTIVATION)
+    tl.store(out + row * size + columns, activated * up, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _backward_kernel(
+    gate_up,
+    d_out,
+    out,
+    d_gate_up,
+    size,
+    gate_up_row,
+    d_out_row,
+    out_row,
+    d_gate_up_row,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program reads all that it needs of its cells before it writes: in place is safe."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    gate = tl.load(gate_up + row * gate_up_row + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * gate_up_row + size + columns, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(d_out + row * d_out_row + columns, mask=mask, other=0.0).to(tl.float32)
+    activated, slope = _activation_and_slope(gate, ACTIVATION)
+    tl.store(out + row * out_row + columns, activated * up, mask=mask)
+    tl.store(d_gate_up + row * d_gate_up_row + columns, d * up * slope, mask=mask)
+    tl.store(d_gate_up + row * d_gate_up_row + size + columns, d * activated, mask=mask)
+
+
+def launch_forward(gate_up: torch.Tensor, out: torch.Tensor, activation: str) -> None:
+    num_rows, size = out.shape
+    if out.numel() == 0:
+        return
+    with on_device_of(gate_up):
+        _forward_kernel[(num_rows, triton.cdiv(size, BLOCK))](
+            gate_up, out, size, gate_up.stride(0), ACTIVATION=activation, BLOCK=BLOCK, num_warps=4
+        )
+
+
+def launch_backward(
+    gate_up: torch.Tensor,
+    d_out: torch.Tensor,
+    out: torch.Tensor,
+    d_gate_up: torch.Tensor,
+    activation: str,
+) -> None:
+    num_rows, size = out.shape
+    if out.numel() == 0:
+        return
+    with on_device_of(gate_up):
+        _backward_kernel[(num_rows, triton.cdiv(size, BLOCK))](
+            gate_up,
+            d_out,
+            out,
+            d_gate_up,
+            size,
+            gate_up.stride(0),
+            d_out.stride(0),
+            out.stride(0),
+            d_gate_up.stride(0),
+            ACTIVATION=activation,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )

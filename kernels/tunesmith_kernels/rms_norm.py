@@ -1,0 +1,248 @@
+"""RMSNorm in the three roundings of transformers' models, and its gradient.
+
+    r = 1 / sqrt(mean(x^2) + eps)          per row, fp32
+    LLAMA   y = w * cast(x r)              Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite
+    GEMMA   y = cast(x r (1 + w))          Gemma 1-3
+    OLMO    y = cast(w x r)                OLMo 2
+
+with g = w dy (GEMMA: (1 + w) dy):
+
+    dx = r (g - x r mean(g x r))           dw = sum over rows of dy x r
+
+Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467.
+A row of zeros gives zeros, and gradients of at most 1 / sqrt(eps) times dy. Shapes: H is the
+normalised size, x is [..., H]; rows may lie apart (heads inside a wider buffer), the last dimension
+is contiguous or copied. Backward saves r alone: y is rebuilt by `rms_norm_apply`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .dispatch import uses_triton
+from .tiles import row_tiles, rows_per_tile, wide
+
+__all__ = [
+    "NormKind",
+    "rms_norm",
+    "rms_norm_apply",
+    "rms_norm_backward",
+    "rms_norm_forward",
+    "rms_norm_reference",
+]
+
+
+class NormKind(StrEnum):
+    LLAMA = "llama"
+    """x r is rounded to x's dtype, then multiplied by w: y has the wider dtype of x and w."""
+    GEMMA = "gemma"
+    """The weight counts from 1, the product is taken in fp32: y has x's dtype."""
+    OLMO = "olmo"
+    """The product is taken in fp32: y has x's dtype."""
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
+) -> torch.Tensor:
+    """The module of transformers, line by line. x [..., H], weight [H] -> y [..., H]."""
+    x_wide = x.to(wide(x.dtype))
+    normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)
+    if kind is NormKind.LLAMA:
+        return weight * normed.to(x.dtype)
+    if kind is NormKind.GEMMA:
+        return (normed * (1.0 + weight.to(wide(weight.dtype)))).to(x.dtype)
+    return (weight * normed).to(x.dtype)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
+) -> torch.Tensor:
+    """x [..., H], weight [H] -> y [..., H]. Differentiable once, in x and weight.
+
+    Raises ValueError when weight is not one value for each of x's last dimension.
+    """
+    _check(x, weight)
+    y: torch.Tensor = _RMSNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x, weight, eps, kind
+    )
+    return y
+
+
+def rms_norm_forward(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., H], weight [H] -> y [..., H], and r [..., 1] in fp32 (float64 for float64)."""
+    _check(x, weight)
+    rows = _rows(x)
+    y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
+    rstd = torch.empty((*rows.shape[:2], 1), dtype=wide(x.dtype), device=x.device)
+    if uses_triton(x):
+        from .rms_norm_triton import launch_forward
+
+        launch_forward(rows, weight, y, rstd, kind.value, eps=eps)
+    else:
+        _forward_cpu(rows, weight, y, rstd, kind, eps=eps)
+    return y.view(x.shape), rstd.view(*x.shape[:-1], 1)
+
+
+def rms_norm_apply(
+    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, kind: NormKind
+) -> torch.Tensor:
+    """y [..., H] again, bit for bit, from x [..., H], weight [H] and forward's rstd [..., 1]."""
+    _check(x, weight)
+    rows = _rows(x)
+    y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
+    rstd = rstd.reshape(*rows.shape[:2], 1)
+    if uses_triton(x):
+        from .rms_norm_triton import launch_forward
+
+        launch_forward(rows, weight, y, rstd, kind.value, eps=None)
+    else:
+        _forward_cpu(rows, weight, y, rstd, kind, eps=None)
+    return y.view(x.shape)
+
+
+def rms_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    kind: NormKind,
+    *,
+    weight_grad: bool,
+    residual_grad: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """dx [..., H] in x's dtype, and dweight [H] in weight's where asked for.
+
+    dy and residual_grad are [..., H] of any float dtype; residual_grad (the gradient that goes
+    round the norm) is added to dx before it is rounded.
+    """
+    _check(x, weight)
+    rows = _rows(x)
+    dy = _last_contiguous(dy).reshape(rows.shape)
+    rstd = rstd.reshape(*rows.shape[:2], 1)
+    if residual_grad is not None:
+        residual_grad = _last_contiguous(residual_grad).reshape(rows.shape)
+    dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    if uses_triton(x):
+        from .rms_norm_triton import launch_backward
+
+        dweight = launch_backward(
+            dy, rows, weight, rstd, kind.value, dx, residual_grad, weight_grad
+        )
+    else:
+        dweight = _backward_cpu(dy, rows, weight, rstd, kind, dx, residual_grad, weight_grad)
+    return dx.view(x.shape), None if dweight is None else dweight.to(weight.dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind
+    ) -> torch.Tensor:
+        y, rstd = rms_norm_forward(x, weight, eps, kind)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.kind = kind
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, rstd = ctx.saved_tensors
+        dx, dweight = rms_norm_backward(
+            dy, x, weight, rstd, ctx.kind, weight_grad=ctx.needs_input_grad[1]
+        )
+        return dx, dweight, None, None
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dim() < 2 or weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"x must be [..., H] and weight [H], got {list(x.shape)} and {list(weight.shape)}"
+        )
+
+
+def _output_dtype(x: torch.Tensor, weight: torch.Tensor, kind: NormKind) -> torch.dtype:
+    return torch.promote_types(weight.dtype, x.dtype) if kind is NormKind.LLAMA else x.dtype
+
+
+def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [..., H] as [R, n, H], a view where its strides allow: n is 1 unless heads lie apart."""
+    x = _last_contiguous(x)
+    if x.dim() > 3:
+        x = x.flatten(0, -3)
+    if x.dim() == 3 and x.shape[1] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+        return x
+    return x.reshape(-1, 1, x.shape[-1])
+
+
+def _factor(weight: torch.Tensor, kind: NormKind, dtype: torch.dtype) -> torch.Tensor:
+    """What x r is multiplied by: [H]."""
+    return weight.to(dtype) + 1 if kind is NormKind.GEMMA else weight.to(dtype)
+
+
+def _forward_cpu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    rstd: torch.Tensor,
+    kind: NormKind,
+    *,
+    eps: float | None,
+) -> None:
+    """x, y [R, n, H], rstd [R, n, 1]: read when eps is None, else written."""
+    num_rows, heads, size = x.shape
+    factor = _factor(weight, kind, wide(x.dtype))
+    scratch = x.new_empty((rows_per_tile(num_rows, heads * size), heads, size), dtype=wide(x.dtype))
+    for tile in row_tiles(num_rows, heads * size):
+        x_tile, y_tile, rstd_tile = x[tile], y[tile], rstd[tile]
+        normed = scratch[: x_tile.shape[0]]
+        if eps is not None:
+            torch.mean(normed.copy_(x_tile).square_(), -1, keepdim=True, out=rstd_tile)
+            rstd_tile.add_(eps).rsqrt_()
+        torch.mul(x_tile, rstd_tile, out=normed)
+        if kind is NormKind.LLAMA:
+            torch.mul(normed.to(x.dtype), weight, out=y_tile)
+        else:
+            y_tile.copy_(normed.mul_(factor))
+
+
+def _backward_cpu(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    kind: NormKind,
+    dx: torch.Tensor,
+    residual_grad: torch.Tensor | None,
+    weight_grad: bool,
+) -> torch.Tensor | None:
+    """Fills dx [R, n, H]; dweight [H] in fp32, or None. All tensors [R, n, H], rstd [R, n, 1]."""
+    num_rows, heads, size = x.shape
+    dtype = wide(x.dtype)
+    factor = _factor(weight, kind, dtype)
+    dweight = x.new_zeros(size, dtype=dtype) if weight_grad else None
+    scratch = x.new_empty((3, rows_per_tile(num_rows, heads * size), heads, size), dtype=dtype)
+    for tile in row_tiles(num_rows, heads * size):
+        r = rstd[tile]
+        g, product, x_wide = scratch[:, : r.shape[0]]
+        x_wide = x[tile] if x.dtype == dtype else x_wide.copy_(x[tile])
+        g.copy_(dy[tile])
+        if dweight is not None:
+            torch.mul(x_wide, r, out=product)
+            dweight += product.mul_(g).sum((0, 1))
+        g.mul_(factor)
+        mean = torch.mul(g, x_wide, out=product).mean(-1, keepdim=True)
+        g.mul_(r).addcmul_(x_wide, mean.mul_(r).mul_(r).mul_(r), value=-1)
+        if residual_grad is not None:
+            g.add_(residual_grad[tile])
+        dx[tile] = g
+    return dweight

@@ -1,0 +1,172 @@
+"""Rotary position embedding of queries and keys, in place or not, and its gradient.
+
+With a, b the two halves of the first R elements of a head and c, s the row's cosines and sines:
+
+    a' = a c - b s         b' = b c + a s         elements from R on stay as they are
+
+the half-split layout of transformers' `rotate_half`, in fp32 inside. The gradient is the
+transposed map, s negated; where the table carries a scale (YaRN's attention factor), so does the
+gradient. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Shapes: T rows, n heads (Hq query
+and Hk key heads), head size D, R <= D rotated, P table rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .dispatch import uses_triton
+from .tiles import row_tiles, rows_per_tile, wide
+
+__all__ = ["rope", "rope_", "rope_reference", "rope_table"]
+
+
+def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' cos and sin [T, R], [1, T, R] or [B, T, R], whose halves are equal, as
+    contiguous fp32 tables [T, R/2] or [B T, R/2]: row i is token i of the flattened batch."""
+    half = cos.shape[-1] // 2
+    cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
+    return cos, sin
+
+
+def rope_reference(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> x rotated, a new tensor."""
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = cos[:, None], sin[:, None]
+    half = cos.shape[-1]
+    a, b = x[..., : 2 * half].to(wide(x.dtype)).chunk(2, -1)
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+    return torch.cat([rotated, x[..., 2 * half :]], -1)
+
+
+def rope_(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    positions: torch.Tensor | None = None,
+    inverse: bool = False,
+) -> torch.Tensor:
+    """Rotates x [T, n, D] in place and returns it; rows and heads may lie apart.
+
+    cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` applies the
+    transposed map: the gradient. Not recorded by autograd. Raises ValueError for shapes that do not
+    fit; positions outside the table are an IndexError on a CPU and unchecked in Triton.
+    """
+    _check(x, cos, sin, positions)
+    if x.stride(-1) != 1 and x.shape[-1] != 1:
+        raise ValueError("the last dimension of x must be contiguous to be rotated in place")
+    sin = -sin if inverse else sin
+    if uses_triton(x):
+        from .rope_triton import launch
+
+        launch([x], [x], cos, sin, positions)
+    else:
+        _rotate_cpu(x, x, cos, sin, positions)
+    return x
+
+
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, Hq, D], k [T, Hk, D] -> both rotated, new tensors. Differentiable once, in q and k.
+
+    cos and sin as in `rope_`; they get no gradient.
+    """
+    for x in (q, k):
+        _check(x, cos, sin, positions)
+    rotated: tuple[torch.Tensor, torch.Tensor] = _Rope.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        q, k, cos, sin, positions
+    )
+    return rotated
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(cos, sin, positions)
+        return _rotated([q, k], cos, sin, positions)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin, positions = ctx.saved_tensors
+        return (*_rotated([dq, dk], cos, -sin, positions), None, None, None)
+
+
+def _rotated(
+    tensors: list[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    tensors = [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+    outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
+    if uses_triton(tensors[0]):
+        from .rope_triton import launch
+
+        launch(tensors, outs, cos, sin, positions)
+    else:
+        for x, out in zip(tensors, outs, strict=True):
+            _rotate_cpu(x, out, cos, sin, positions)
+    return tuple(outs)
+
+
+def _check(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
+) -> None:
+    rows = cos.shape[0] if positions is None else positions.shape[0]
+    if (
+        x.dim() != 3
+        or cos.dim() != 2
+        or sin.shape != cos.shape
+        or rows != x.shape[0]
+        or not 2 <= 2 * cos.shape[1] <= x.shape[2]
+    ):
+        raise ValueError(
+            "x must be [T, n, D] and cos and sin [T, R/2] (with positions [T]: [P, R/2]), "
+            f"2 <= R <= D; got {list(x.shape)}, {list(cos.shape)}, {list(sin.shape)}"
+            + ("" if positions is None else f" and positions {list(positions.shape)}")
+        )
+
+
+def _rotate_cpu(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> None:
+    """Writes x [T, n, D] rotated to out, which may be x itself."""
+    num_rows, heads, size = x.shape
+    half = cos.shape[1]
+    if out is not x and 2 * half < size:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    scratch = x.new_empty(
+        (2, rows_per_tile(num_rows, heads * half), heads, half), dtype=wide(x.dtype)
+    )
+    for tile in row_tiles(num_rows, heads * half):
+        index = tile if positions is None else positions[tile]
+        c, s = cos[index][:, None], sin[index][:, None]
+        a, b = x[tile, :, :half], x[tile, :, half : 2 * half]
+        first, second = scratch[:, : a.shape[0]]
+        torch.mul(a, c, out=first).addcmul_(b, s, value=-1)
+        torch.mul(b, c, out=second).addcmul_(a, s)
+        out[tile, :, :half] = first
+        out[tile, :, half : 2 * half] = second
