@@ -35,7 +35,7 @@ def launch(
     if rows == 0:
         return
     block = min(_MOST_COLUMNS, triton.next_power_of_2(vocabulary))
-    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # torch's
+    with torch.cuda.device_of(logits):
         _row_kernel[(rows,)](
             logits,
             logits.stride(0),

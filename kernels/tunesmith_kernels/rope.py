@@ -34,7 +34,7 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> x rotated, a new tensor."""
+    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> x rotated, a copy."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]

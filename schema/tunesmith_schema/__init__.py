@@ -17,7 +17,7 @@ from .jobs import (
     wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
-from .recipe import PROJECTIONS, Auto, LoraRecipe, Recipe
+from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Recipe
 from .run import (
     EXIT_STOPPED,
     Choice,
@@ -100,6 +100,7 @@ __all__ = [
     "ModelDeleted",
     "Outcome",
     "Page",
+    "PatchName",
     "Plan",
     "Recipe",
     "Report",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from .base import Request, Text
 
 Auto = Literal["auto"]
+PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that LoRA adapts unless told otherwise."""
@@ -73,6 +74,9 @@ class Recipe(Request):
     """What happens to longer rows; dropped and truncated ones are counted and reported."""
     packing: bool | Auto = "auto"
     """Fill each sequence with several rows that do not see one another. `"auto"`: off."""
+    patches: Literal["auto", "off"] | list[PatchName] = "auto"
+    """Our kernels in place of the model's own modules. `"auto"`: all that the model allows, the
+    rest stays stock and is named; a list: these alone; `"off"`: the stock trainer."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory. `"auto"`: on a GPU only."""
     precision: Literal["fp32", "bf16"] | Auto = "auto"

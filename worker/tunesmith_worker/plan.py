@@ -17,6 +17,7 @@ from tunesmith_schema import (
     Choice,
     ErrorCode,
     Hyperparameters,
+    PatchName,
     Plan,
     Recipe,
 )
@@ -107,6 +108,28 @@ def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
             "saves memory on a GPU; on a CPU it only costs time",
         ),
     )
+
+
+def plan_patches(
+    recipe: Recipe, stock_attention: str | None, choices: Choices
+) -> tuple[frozenset[PatchName], bool]:
+    """Which of our kernels go into the model, and whether batches then need no padding.
+
+    `stock_attention`: why the model's attention must stay stock, if it must.
+    """
+    if recipe.patches == "off":
+        return frozenset(), False
+    every: list[PatchName] = ["attention", "attention_block", "loss", "mlp_block"]
+    names = choices.settle("patches", recipe.patches, every, "all that the model's modules allow")
+    wanted = frozenset(names)
+    free = stock_attention is None and bool(wanted - {"loss"})
+    choices.settle(
+        "padding_free",
+        "auto",
+        free,
+        stock_attention or ("rows stand end to end" if free else "only the loss is patched"),
+    )
+    return wanted, free
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:

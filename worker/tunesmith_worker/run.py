@@ -21,8 +21,14 @@ from .control import StopControl
 from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import Choices, DataPlan, plan_data, plan_load, plan_train
-from .process import SPAWNED_AT, default_environment, die_with_supervisor, quick_imports
+from .plan import Choices, DataPlan, plan_data, plan_load, plan_patches, plan_train
+from .process import (
+    SPAWNED_AT,
+    default_environment,
+    die_with_supervisor,
+    keep_freed_memory,
+    quick_imports,
+)
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
@@ -63,6 +69,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
+        from .patches import patch, why_stock_attention
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
@@ -73,6 +80,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
             check_saving(run.root, model, base.tokenizer)
+        patches, padding_free = plan_patches(recipe, why_stock_attention(base.model), choices)
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)
@@ -115,7 +123,15 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
 
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(run.root, load_plan, data_plan, train_plan, full=full, seed=spec.seed),
+        args=sft_config(
+            run.root,
+            load_plan,
+            data_plan,
+            train_plan,
+            full=full,
+            seed=spec.seed,
+            padding_free=padding_free,
+        ),
         train_dataset=train_set,
         eval_dataset=valid_set,
         processing_class=base.tokenizer,
@@ -129,6 +145,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
+    if patches:
+        events.message(patch(model, patches).report.summary())
 
     with events.phase("train"):
         control.training_begins()
@@ -195,6 +213,7 @@ def _read(
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
+    keep_freed_memory()
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: tunesmith run RUN_DIR [--json]")

@@ -64,9 +64,19 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
 
 
 def sft_config(
-    folder: Path, load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, seed: int
+    folder: Path,
+    load: LoadPlan,
+    data: DataPlan,
+    train: TrainPlan,
+    *,
+    full: bool,
+    seed: int,
+    padding_free: bool,
 ) -> Untyped:
-    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
+    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters.
+
+    `padding_free`: the rows of a batch stand end to end instead of side by side.
+    """
     return trl.SFTConfig(
         output_dir=str(folder),  # nothing is written there
         seed=seed,
@@ -87,6 +97,7 @@ def sft_config(
         save_strategy="no",  # the callback asks for checkpoints
         activation_checkpointing=load.gradient_checkpointing,
         packing=data.packing,
+        padding_free=padding_free,
         max_length=data.max_seq_length if data.packing else None,
         dataset_kwargs={"skip_prepare_dataset": True},
         # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py

@@ -1,0 +1,187 @@
+"""One side of the comparison in benchmarks/sft.py, in a process of its own: one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+import datasets  # noqa: E402
+import peft  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import trl  # noqa: E402
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--side", choices=["ours", "stock-packing", "stock-default", "liger"])
+    arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    arguments.add_argument("--tuning", choices=["lora", "full"], default="lora")
+    arguments.add_argument("--steps", type=int, default=6)
+    arguments.add_argument("--warm-up", type=int, default=2)
+    arguments.add_argument("--pack", type=int, default=1024, help="tokens in a pack")
+    arguments.add_argument("--batch", type=int, default=2, help="packs (or 4 x rows) a step")
+    arguments.add_argument("--profile", action="store_true")
+    return arguments
+
+
+def make_model(dtype: torch.dtype) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=16384,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).to(dtype)
+
+
+def make_rows(tokens: int) -> Any:
+    """Random rows of log-uniform lengths 32..768."""
+    draw = random.Random(0)
+    rows: list[list[int]] = []
+    while sum(map(len, rows)) < tokens:
+        length = round(math.exp(draw.uniform(math.log(32), math.log(768))))
+        rows.append([draw.randrange(8192) for _ in range(length)])
+    return datasets.Dataset.from_dict({"input_ids": rows, "labels": rows})
+
+
+class Clock(transformers.TrainerCallback):
+    def __init__(self) -> None:
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._mark()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.cpu.append(time.process_time() - self._cpu)
+        self.wall.append(time.perf_counter() - self._wall)
+        self._mark()
+
+    def _mark(self) -> None:
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+
+def resident(field: str) -> float:
+    """VmRSS or VmHWM of this process, MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise KeyError(field)
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    dtype = getattr(torch, arguments.dtype)
+    full, ours = arguments.tuning == "full", arguments.side == "ours"
+    model = make_model(torch.float32 if full else dtype)
+    if not full:
+        lora = peft.LoraConfig(
+            task_type="CAUSAL_LM", r=32, lora_alpha=16, target_modules=PROJECTIONS
+        )
+        torch.manual_seed(1)
+        model = peft.get_peft_model(model, lora)
+    packing = arguments.side != "stock-default"
+    rows = make_rows(arguments.steps * arguments.batch * arguments.pack * 2)
+    if packing:
+        rows = trl.pack_dataset(rows, arguments.pack, "bfd")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(), pad_token="0", eos_token="1"
+    )
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trl.SFTTrainer(
+            model=model,
+            args=trl.SFTConfig(
+                output_dir=folder,
+                per_device_train_batch_size=arguments.batch * (1 if packing else 4),
+                max_steps=arguments.steps,
+                packing=packing,
+                max_length=arguments.pack if packing else None,
+                dataset_kwargs={"skip_prepare_dataset": True},
+                activation_checkpointing=False,
+                learning_rate=1e-3,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                bf16=full and dtype == torch.bfloat16,
+                use_cpu=not torch.cuda.is_available(),
+                dataloader_pin_memory=False,
+                seed=3,
+                use_liger_kernel=arguments.side == "liger",
+            ),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        if ours:
+            from tunesmith_worker.patches import patch
+            from tunesmith_worker.process import keep_freed_memory
+
+            keep_freed_memory()
+
+            sys.stderr.write(patch(trainer.model).report.summary() + "\n")
+        Path("/proc/self/clear_refs").write_text("5")
+        idle = resident("VmRSS")
+        if arguments.profile:
+            _profiled(trainer)
+        else:
+            trainer.train()
+    history = trainer.state.log_history
+    tokens = [one["num_tokens"] for one in history if "num_tokens" in one and "loss" in one]
+    done = [b - a for a, b in zip([0, *tokens], tokens, strict=False)]
+    skip = arguments.warm_up
+    print(
+        json.dumps(
+            {
+                "side": arguments.side,
+                "tokens_per_cpu_second": sum(done[skip:]) / sum(clock.cpu[skip:]),
+                "tokens_per_second": sum(done[skip:]) / sum(clock.wall[skip:]),
+                "warm_up_cpu_seconds": clock.cpu[:skip],
+                "idle_mib": idle,
+                "peak_above_idle_mib": resident("VmHWM") - idle,
+                "losses": [one["loss"] for one in history if "loss" in one],
+                "allocator": os.environ.get("MALLOC_TOP_PAD_") is not None,
+            }
+        )
+    )
+
+
+def _profiled(trainer: Any) -> None:
+    from torch.profiler import profile
+
+    with profile() as run:
+        trainer.train()
+    sys.stderr.write(run.key_averages().table(sort_by="self_cpu_time_total", row_limit=40))
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.WordLevel({str(i): i for i in range(8192)}, unk_token="0"))
+
+
+if __name__ == "__main__":
+    main()

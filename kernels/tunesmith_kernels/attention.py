@@ -1,0 +1,263 @@
+"""Causal attention over segments: no token sees another row's, and no mask of T x T is built.
+
+For query i and key j of one segment, j <= i (and i - j < window where there is one):
+
+    s_ij = scale * q_i . k_j          then softcap * tanh(s_ij / softcap) where there is one
+    o_i  = sum_j softmax_j(s_ij) v_j
+
+Backward recomputes p = softmax(s) tile by tile and keeps no probabilities: dv = p' do,
+ds = p (dp - rowsum(dp p)) with dp = do v', dq = scale ds k, dk = scale ds' q
+(https://arxiv.org/abs/2307.08691, section 3.1).
+
+On a CPU a tile is a block of queries with all the heads of a key/value group stacked as rows, so
+that one batched GEMM serves a whole group. On a GPU torch's varlen kernels do the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .rope import rope, rope_
+from .segments import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Multiplies q . k."""
+    window: int | None = None
+    """How many keys a query sees, itself included; None: all before it."""
+    softcap: float | None = None
+    """Scores are bent to stay below it: softcap * tanh(s / softcap)."""
+
+    @property
+    def rotated(self) -> int:
+        """Heads that RoPE turns: those of q and of k."""
+        return self.heads + self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Columns of a packed q | k | v."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+def segment_attention(
+    qkv: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    segments: Segments,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """RoPE on q and k, then attention.
+
+    qkv: [T, (heads + 2 kv_heads) head_dim], q, k and v side by side; **overwritten** with the
+    rotated q and k where RoPE is given, so its producer must not have saved it.
+    cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE.
+    Returns [T, heads * head_dim].
+    """
+    if qkv.is_cuda:
+        return _on_gpu(qkv, cos, sin, segments, shape)
+    result: torch.Tensor = _SegmentAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        qkv, cos, sin, segments, shape
+    )
+    return result
+
+
+def segment_attention_reference(
+    qkv: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    segments: Segments,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """The same with one dense matrix of scores per row; arguments are left as they are."""
+    q, k, v = _split(qkv, shape)
+    if cos is not None and sin is not None:
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+    groups = shape.heads // shape.kv_heads
+    outputs = []
+    for start, stop in segments.rows():
+        q_htd = q[start:stop].transpose(0, 1)
+        k_htd, v_htd = (
+            x[start:stop].repeat_interleave(groups, dim=1).transpose(0, 1) for x in (k, v)
+        )
+        scores = q_htd @ k_htd.transpose(1, 2) * shape.scale
+        if shape.softcap is not None:
+            scores = torch.tanh(scores / shape.softcap) * shape.softcap
+        index = torch.arange(stop - start, device=qkv.device)
+        distance = index[:, None] - index[None, :]
+        hidden = (distance < 0) | (distance >= (shape.window or stop - start))
+        weights = scores.float().masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
+        outputs.append((weights @ v_htd).transpose(0, 1).flatten(1))
+    return torch.cat(outputs) if outputs else qkv[:, : shape.heads * shape.head_dim]
+
+
+def _split(
+    qkv: torch.Tensor, shape: AttentionShape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views q [T, H, D], k and v [T, KV, D]."""
+    heads = qkv.unflatten(-1, (-1, shape.head_dim))
+    q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+    return q, k, v
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    c, s = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
+
+
+def _on_gpu(
+    qkv: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    segments: Segments,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    q, k, v = _split(qkv, shape)
+    if cos is not None and sin is not None:
+        q, k = rope(q, k, cos, sin)
+    if shape.softcap is not None or qkv.dtype not in (torch.bfloat16, torch.float16):
+        # What torch's varlen kernels do not do; PyTorch still fuses each row's softmax.
+        packed = torch.cat([q, k, v], dim=1).flatten(1)
+        return segment_attention_reference(packed, None, None, segments, shape)
+    from torch.nn.attention.varlen import varlen_attn  # CUDA only, and slow to import
+
+    longest, cumulative = segments.longest, segments.cumulative
+    left = -1 if shape.window is None else shape.window - 1
+    out = varlen_attn(
+        *(q, k, v, cumulative, cumulative, longest, longest),
+        scale=shape.scale,
+        window_size=(left, 0),
+        enable_gqa=shape.heads != shape.kv_heads,
+    )
+    return out.flatten(1)  # type: ignore[union-attr]  # a tuple only when asked for more
+
+
+class _SegmentAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        segments: Segments,
+        shape: AttentionShape,
+    ) -> torch.Tensor:
+        if cos is not None and sin is not None:
+            # Had the producer saved qkv, its version would tell autograd, which then raises.
+            rope_(_rotated_heads(qkv, shape), cos, sin)
+        q, k, v = _split(qkv, shape)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for tile in _tiles(segments, shape, qkv.dtype):
+            probabilities = _probabilities(q, k, tile, shape)[0]
+            values = v[tile.keys].transpose(0, 1)
+            out[tile.queries] = _unstacked(torch.bmm(probabilities, values), tile, shape)
+        ctx.save_for_backward(qkv, cos, sin)
+        ctx.segments, ctx.shape = segments, shape
+        return out.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        qkv, cos, sin = ctx.saved_tensors
+        shape: AttentionShape = ctx.shape
+        q, k, v = _split(qkv, shape)
+        d_out = d_out.unflatten(-1, (-1, shape.head_dim))
+        d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+        d_q, d_k, d_v = _split(d_qkv, shape)
+        # Sums over tiles, in fp32 at least; [KV, T, D] for the GEMMs' sake.
+        size = (shape.kv_heads, qkv.shape[0], shape.head_dim)
+        k_sum = torch.zeros(size, dtype=torch.promote_types(qkv.dtype, torch.float32))
+        v_sum = torch.zeros_like(k_sum)
+        for tile in _tiles(ctx.segments, shape, qkv.dtype):
+            p, queries, slope = _probabilities(q, k, tile, shape)
+            d_rows = _stacked(d_out, tile, shape)
+            d_p = torch.bmm(d_rows, v[tile.keys].permute(1, 2, 0))
+            v_sum[:, tile.keys].add_(torch.bmm(p.transpose(1, 2), d_rows))
+            d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+            if slope is not None:
+                d_s.mul_(slope)
+            d_rows = torch.bmm(d_s, k[tile.keys].transpose(0, 1)).mul_(shape.scale)
+            d_q[tile.queries] = _unstacked(d_rows, tile, shape)
+            k_sum[:, tile.keys].add_(torch.bmm(d_s.transpose(1, 2), queries), alpha=shape.scale)
+        d_k.copy_(k_sum.transpose(0, 1))
+        d_v.copy_(v_sum.transpose(0, 1))
+        if cos is not None:
+            rope_(_rotated_heads(d_qkv, shape), cos, sin, inverse=True)
+        return d_qkv, None, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    queries: slice
+    keys: slice
+
+    @property
+    def rows(self) -> int:
+        return int(self.queries.stop - self.queries.start)
+
+
+def _tiles(segments: Segments, shape: AttentionShape, dtype: torch.dtype) -> Iterator[_Tile]:
+    block = 128 if dtype == torch.bfloat16 else 64  # measured: docs/log.md, 2026-11-20
+    for first, after in segments.rows():
+        for start in range(first, after, block):
+            stop = min(start + block, after)
+            seen = first if shape.window is None else max(first, start - shape.window + 1)
+            yield _Tile(slice(start, stop), slice(seen, stop))
+
+
+def _probabilities(
+    q: torch.Tensor, k: torch.Tensor, tile: _Tile, shape: AttentionShape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Softmax of the tile's scores [KV, groups * rows, keys], the stacked queries, and with a
+    softcap its slope 1 - tanh(.)**2."""
+    queries = _stacked(q, tile, shape)
+    keys = k[tile.keys].permute(1, 2, 0)
+    scores = torch.baddbmm(queries.new_empty(()), queries, keys, beta=0, alpha=shape.scale)
+    slope = None
+    if shape.softcap is not None:
+        bent = torch.tanh(scores / shape.softcap)
+        slope = 1 - bent * bent
+        scores = bent * shape.softcap
+    seen = tile.keys.stop - tile.keys.start
+    mask = _mask(tile.rows, seen, shape.window, scores.dtype)
+    # Only the last `mask` columns hide anything: all earlier keys are seen by every query.
+    scores.unflatten(1, (-1, tile.rows))[..., seen - mask.shape[1] :].add_(mask)
+    return torch.softmax(scores, -1), queries, slope
+
+
+@lru_cache(maxsize=256)
+def _mask(rows: int, keys: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """0 where the query sees the key and -inf where not; the last key is the last query's own."""
+    narrow = window is not None and keys > window
+    columns = keys if narrow else rows
+    distance = torch.arange(rows)[:, None] - torch.arange(columns)[None, :] + columns - rows
+    hidden = distance < 0
+    if narrow:
+        hidden |= distance >= (window or 0)
+    return torch.zeros(rows, columns, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _stacked(x: torch.Tensor, tile: _Tile, shape: AttentionShape) -> torch.Tensor:
+    """Rows of a tile [n, H, D] -> [KV, groups * n, D]: one GEMM per key/value head."""
+    groups: torch.Tensor = x[tile.queries].unflatten(1, (shape.kv_heads, -1))
+    return groups.permute(1, 2, 0, 3).flatten(1, 2)
+
+
+def _unstacked(x: torch.Tensor, tile: _Tile, shape: AttentionShape) -> torch.Tensor:
+    groups: torch.Tensor = x.unflatten(1, (-1, tile.rows))
+    return groups.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _rotated_heads(qkv: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+    heads: torch.Tensor = qkv.unflatten(-1, (-1, shape.head_dim))
+    return heads[:, : shape.rotated]

@@ -1,0 +1,319 @@
+"""Linear layers with LoRA adapters as one autograd node, with what comes just before them inside.
+
+For each of several projections that read one input x (q, k and v; gate and up; or one alone):
+
+    h   = prologue(x)                           RMSNorm, a gated activation, or x itself
+    y_i = h W_i' + b_i + s_i (h A_i') B_i'      https://arxiv.org/abs/2106.09685, equation 3
+    y   = residual + m [y_1 | y_2 | ...]        where a residual is given
+
+Backward, with the y_i side by side, d = m dy, e_i = s_i d_i B_i and e, A the e_i, A_i side by side:
+
+    dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
+
+Saved are x, the row statistics and h A'; h is rebuilt, frozen weights get no gradient, and the
+A_i are one GEMM. All large products are the BLAS's; what is ours is what is not computed or kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .gated_activation import Activation, gated_backward, gated_forward, gated_reference
+from .rms_norm import (
+    NormKind,
+    rms_norm_apply,
+    rms_norm_backward,
+    rms_norm_forward,
+    rms_norm_reference,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """s B A on one projection."""
+
+    a: torch.Tensor
+    """[r, in]"""
+    b: torch.Tensor
+    """[out, r]"""
+    scale: float
+    """lora_alpha / r, or / sqrt(r) with rank stabilisation: https://arxiv.org/abs/2312.03732."""
+    dropout: float = 0.0
+    """Share of the adapter's input that is zeroed, each projection by its own mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    weight: torch.Tensor
+    """[out, in]"""
+    bias: torch.Tensor | None = None
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm before the projections."""
+
+    weight: torch.Tensor
+    eps: float
+    kind: NormKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """What of a node is not a tensor."""
+
+    norm: tuple[float, NormKind] | None
+    activation: Activation | None
+    outs: tuple[int, ...]
+    scales: tuple[float, ...]
+    dropouts: tuple[float, ...]
+    residual_scale: float
+    dtype: torch.dtype
+    """In which the products are computed: autocast's where it is on, else the input's."""
+
+
+def lora_linear(
+    x: torch.Tensor,
+    projections: Sequence[Projection],
+    *,
+    fused_weight: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+) -> torch.Tensor:
+    """x: [..., in], or [..., 2 in] (gate | up) with an `activation`. Returns [..., sum of outs].
+
+    `fused_weight`: the projections' weights as one tensor [sum of outs, in] that shares their
+    memory, so that they are one GEMM and nothing is copied. `residual`: [..., sum of outs].
+    """
+    spec = _Spec(
+        norm=(norm.eps, norm.kind) if norm else None,
+        activation=activation,
+        outs=tuple(p.weight.shape[0] for p in projections),
+        scales=tuple(p.adapter.scale if p.adapter else 0.0 for p in projections),
+        dropouts=tuple(p.adapter.dropout if p.adapter else 0.0 for p in projections),
+        residual_scale=residual_scale,
+        dtype=_compute_dtype(x),
+    )
+    tensors: list[torch.Tensor | None] = []
+    for p in projections:
+        pair = (p.adapter.a, p.adapter.b) if p.adapter else (None, None)
+        tensors += [p.weight, p.bias, *pair]
+    result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        spec, x, residual, norm.weight if norm else None, fused_weight, *tensors
+    )
+    return result
+
+
+def lora_linear_reference(
+    x: torch.Tensor,
+    projections: Sequence[Projection],
+    *,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+) -> torch.Tensor:
+    """The formulas above, one projection after the other; no dropout."""
+    if norm is not None:
+        x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
+    if activation is not None:
+        x = gated_reference(x, activation)
+    outputs = []
+    for p in projections:
+        y = torch.nn.functional.linear(x, p.weight, p.bias)
+        if p.adapter is not None:
+            y = y + p.adapter.scale * (x @ p.adapter.a.T) @ p.adapter.b.T
+        outputs.append(y)
+    y = torch.cat(outputs, dim=-1) * residual_scale
+    return y if residual is None else residual + y
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class _LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: _Spec,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        fused_weight: torch.Tensor | None,
+        *tensors: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weights, biases, a, b = (_cast(tensors[i::4], spec.dtype) for i in range(4))
+        with torch.autocast(x.device.type, enabled=False):
+            rows = x.flatten(0, -2)
+            h, rstd = _prologue(spec, rows, norm_weight)
+            h = h.to(spec.dtype)
+            weight = torch.cat(weights) if fused_weight is None else fused_weight.to(spec.dtype)
+            masks = [_dropout_mask(h, p) for p in spec.dropouts]
+            h_a = _times_a(h, a, masks)
+            fits = residual is not None and residual.dtype == spec.dtype
+            if residual is not None and fits and spec.residual_scale == 1.0:
+                y, residual = torch.addmm(residual.flatten(0, -2), h, weight.T), None
+            else:
+                y = h @ weight.T
+            for i, part in enumerate(y.split(spec.outs, dim=1)):
+                if biases[i] is not None:
+                    part.add_(biases[i])
+                if b[i] is not None:
+                    part.addmm_(h_a[i], b[i].T, alpha=spec.scales[i])
+            if residual is not None:
+                y = residual.flatten(0, -2).add(y, alpha=spec.residual_scale)
+        ctx.save_for_backward(rows, rstd, norm_weight, weight, *a, *b, *h_a, *masks)
+        ctx.spec, ctx.shape = spec, x.shape
+        # No view where none is needed: what comes next may then work in place.
+        return y if x.dim() == 2 else y.unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        spec: _Spec = ctx.spec
+        n = len(spec.outs)
+        rows, rstd, norm_weight, weight, *rest = ctx.saved_tensors
+        a, b, h_a, masks = (rest[i * n : (i + 1) * n] for i in range(4))
+        _, need_x, need_residual, need_norm, _, *need = ctx.needs_input_grad
+        need_weight, need_bias, need_a, need_b = (need[i::4] for i in range(4))
+
+        d = dy.flatten(0, -2).to(spec.dtype)
+        if spec.residual_scale != 1.0:
+            d = d * spec.residual_scale
+        parts = d.split(spec.outs, dim=1)
+        whole_e, e = _times_b(parts, b, spec.scales)
+
+        h: Any = None
+        dx: Any = None
+        d_norm = None
+        if need_x or need_norm:
+            dh = d @ weight
+            _add_times_a(dh, whole_e, e, a, masks)
+            h, dx, d_norm = _prologue_backward(spec, rows, rstd, norm_weight, dh, need_norm)
+        if h is None and (any(need_a) or any(need_weight)):
+            h = _rebuilt(spec, rows, rstd, norm_weight)
+        if h is not None:
+            h = h.to(spec.dtype)
+        d_a = _a_gradients(whole_e, e, h, masks) if any(need_a) else [None] * n
+        d_weight = (d.T @ h).split(spec.outs) if any(need_weight) else [None] * n
+        grads: list[torch.Tensor | None] = []
+        for i in range(n):
+            grads += [
+                d_weight[i] if need_weight[i] else None,
+                parts[i].sum(0) if need_bias[i] else None,
+                d_a[i] if need_a[i] else None,
+                (parts[i].T @ h_a[i]).mul_(spec.scales[i]) if need_b[i] else None,
+            ]
+        dx = dx.view(ctx.shape) if need_x else None
+        return None, dx, dy if need_residual else None, d_norm, None, *grads
+
+
+Tensors = Sequence[Any]  # Any: a tensor, or None for a projection that has none
+
+
+def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
+    return [None if one is None else one.to(dtype) for one in tensors]
+
+
+def _prologue(
+    spec: _Spec, rows: torch.Tensor, norm_weight: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if spec.norm is not None and norm_weight is not None:
+        return rms_norm_forward(rows, norm_weight, *spec.norm)
+    if spec.activation is not None:
+        return gated_forward(rows, spec.activation), None
+    return rows, None
+
+
+def _rebuilt(
+    spec: _Spec, rows: torch.Tensor, rstd: torch.Tensor | None, norm_weight: torch.Tensor | None
+) -> torch.Tensor:
+    if spec.norm is not None and norm_weight is not None and rstd is not None:
+        return rms_norm_apply(rows, norm_weight, rstd, spec.norm[1])
+    return _prologue(spec, rows, norm_weight)[0]
+
+
+def _prologue_backward(
+    spec: _Spec,
+    rows: torch.Tensor,
+    rstd: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    dh: torch.Tensor,
+    need_norm: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    """h where it comes for free (else None), the gradients of x and of the norm's weight."""
+    if spec.norm is not None and norm_weight is not None and rstd is not None:
+        kind = spec.norm[1]
+        dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)
+        return None, dx, d_norm
+    if spec.activation is not None:
+        h, dx = gated_backward(rows, dh, spec.activation)
+        return h, dx, None
+    return rows, dh, None
+
+
+def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
+    """Zeros, and 1 / (1 - p) where the input stays; drawn as torch.nn.Dropout does."""
+    if p == 0.0:
+        return None
+    return torch.nn.functional.dropout(torch.ones_like(h), p)
+
+
+def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
+    """h A_i' for each projection: one GEMM for all, unless each has its own dropout."""
+    present = [one for one in a if one is not None]
+    if not present or any(mask is not None for mask in masks):
+        return [
+            None if one is None else _masked(h, mask) @ one.T
+            for one, mask in zip(a, masks, strict=True)
+        ]
+    columns = iter((h @ torch.cat(present).T).split([len(one) for one in present], dim=1))
+    return [None if one is None else next(columns) for one in a]
+
+
+def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch.Tensor, list[Any]]:
+    """e_i = s_i d_i B_i: side by side in one tensor [T, sum of ranks], and as its columns."""
+    ranks = [0 if one is None else one.shape[1] for one in b]
+    e = parts[0].new_empty(len(parts[0]), sum(ranks))
+    columns = e.split(ranks, dim=1)
+    for part, one, scale, column in zip(parts, b, scales, columns, strict=True):
+        if one is not None:
+            torch.addmm(column, part, one, beta=0, alpha=scale, out=column)
+    return e, [None if one is None else column for one, column in zip(b, columns, strict=True)]
+
+
+def _add_times_a(
+    dh: torch.Tensor, whole_e: torch.Tensor, e: Tensors, a: Tensors, masks: Tensors
+) -> None:
+    """dh += sum of e_i A_i, each through its dropout."""
+    present = [one for one in a if one is not None]
+    if not present:
+        return
+    if all(mask is None for mask in masks):
+        dh.addmm_(whole_e, torch.cat(present))
+        return
+    for one_e, one_a, mask in zip(e, a, masks, strict=True):
+        if one_a is not None:
+            dh.add_(_masked(one_e @ one_a, mask))
+
+
+def _a_gradients(whole_e: torch.Tensor, e: Tensors, h: torch.Tensor, masks: Tensors) -> list[Any]:
+    if any(mask is not None for mask in masks):
+        return [
+            None if one is None else one.T @ _masked(h, mask)
+            for one, mask in zip(e, masks, strict=True)
+        ]
+    rows = iter((whole_e.T @ h).split([one.shape[1] for one in e if one is not None]))
+    return [None if one is None else next(rows) for one in e]
+
+
+def _masked(h: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return h if mask is None else h * mask

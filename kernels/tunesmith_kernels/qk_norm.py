@@ -1,0 +1,94 @@
+"""RMSNorm on the queries and keys inside a packed q | k | v.
+
+Per head (Qwen 3, Gemma 3: weights [head_dim]) or over all heads at once (OLMo 2: weights
+[heads * head_dim] and [kv_heads * head_dim]); the values pass through. Formula: rms_norm.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .attention import AttentionShape
+from .rms_norm import NormKind, rms_norm_backward, rms_norm_forward, rms_norm_reference
+
+
+def qk_norm(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    kind: NormKind,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """qkv: [T, (heads + 2 kv_heads) head_dim], **overwritten**; its producer must not have saved
+    it. Returns it."""
+    result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        qkv, q_weight, k_weight, eps, kind, shape
+    )
+    return result
+
+
+def qk_norm_reference(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    kind: NormKind,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """The same out of place."""
+    q, k, v = qkv.split(_columns(shape), dim=1)
+    pieces = [
+        rms_norm_reference(x.unflatten(1, (-1, len(weight))), weight, eps, kind).flatten(1)
+        for x, weight in ((q, q_weight), (k, k_weight))
+    ]
+    return torch.cat([*pieces, v], dim=1)
+
+
+class _QKNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        eps: float,
+        kind: NormKind,
+        shape: AttentionShape,
+    ) -> torch.Tensor:
+        columns = _columns(shape)
+        before = qkv[:, : columns[0] + columns[1]].clone()
+        rstds = []
+        for x, weight in zip(qkv.split(columns, dim=1), (q_weight, k_weight), strict=False):
+            heads = x.unflatten(1, (-1, len(weight)))
+            y, rstd = rms_norm_forward(heads, weight, eps, kind)
+            heads.copy_(y)
+            rstds.append(rstd)
+        ctx.mark_dirty(qkv)
+        ctx.save_for_backward(before, q_weight, k_weight, *rstds)
+        ctx.kind, ctx.columns = kind, columns
+        return qkv
+
+    @staticmethod
+    def backward(ctx: Any, d_qkv: torch.Tensor) -> Any:
+        before, q_weight, k_weight, *rstds = ctx.saved_tensors
+        out = d_qkv.clone()
+        d_weights = []
+        for i, weight in enumerate((q_weight, k_weight)):
+            d, x, to = (
+                whole.split(ctx.columns[: 3 if whole is not before else 2], dim=1)[i].unflatten(
+                    1, (-1, len(weight))
+                )
+                for whole in (d_qkv, before, out)
+            )
+            need = ctx.needs_input_grad[1 + i]
+            dx, d_weight = rms_norm_backward(d, x, weight, rstds[i], ctx.kind, weight_grad=need)
+            to.copy_(dx)
+            d_weights.append(d_weight)
+        return out, *d_weights, None, None, None
+
+
+def _columns(shape: AttentionShape) -> list[int]:
+    return [n * shape.head_dim for n in (shape.heads, shape.kv_heads, shape.kv_heads)]

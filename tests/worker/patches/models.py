@@ -1,0 +1,128 @@
+"""A small random model of every family we patch, with gradients large enough to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from tunesmith_schema import PROJECTIONS
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+VOCABULARY = 131
+
+_COMMON: dict[str, Untyped] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+FAMILIES: dict[str, Callable[[], Untyped]] = {
+    "llama": lambda: transformers.LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "llama-bias": lambda: transformers.LlamaConfig(
+        **_COMMON, attention_bias=True, mlp_bias=True, head_dim=16
+    ),
+    "llama-mha": lambda: transformers.LlamaConfig(**_COMMON | {"num_key_value_heads": 4}),
+    "llama-gelu": lambda: transformers.LlamaConfig(**_COMMON, hidden_act="gelu"),
+    "llama-3-rope": lambda: transformers.LlamaConfig(
+        **_COMMON,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=7),
+    "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
+    "qwen2-sliding": lambda: transformers.Qwen2Config(
+        **_COMMON, use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_COMMON, head_dim=16),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_COMMON,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=6,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=6, sliding_window_pattern=2
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **_COMMON, resid_pdrop=0.0, sliding_window=9, partial_rotary_factor=0.5
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**_COMMON, no_rope_layers=[1, 0, 1]),
+    "granite": lambda: transformers.GraniteConfig(
+        **_COMMON,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=2.0,
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**_COMMON),
+}
+
+
+def make_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Untyped:
+    """Weights several times larger than a fresh model's: its gradients are not near zero."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(4.0)
+                elif "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype)
+
+
+def with_lora(model: Untyped, *, seed: int = 1, **settings: Untyped) -> Untyped:
+    """A random A *and* B, so that both have a gradient."""
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    targets = [name for name in (*PROJECTIONS, "qkv_proj", "gate_up_proj") if name in names]
+    given = {"r": 5, "lora_alpha": 12, "target_modules": targets, **settings}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **given))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def packed_batch(lengths: tuple[int, ...] = (23, 1, 40, 9), seed: int = 2) -> dict[str, Untyped]:
+    """Rows end to end as TRL's padding-free collator lays them, a third of the labels ignored."""
+    draw = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    ids = torch.randint(3, VOCABULARY, (1, total), generator=draw)
+    labels = ids.masked_fill(torch.rand(1, total, generator=draw) < 0.33, -100)
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    labels[0, ends[:-1].long()] = -100
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }

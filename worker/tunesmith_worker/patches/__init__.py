@@ -1,0 +1,6 @@
+"""Our kernels in place of a model's own modules: on instances, reversible, reported."""
+
+from .patch import MECHANISMS, Patched, patch, why_stock_attention
+from .report import PatchReport
+
+__all__ = ["MECHANISMS", "PatchReport", "Patched", "patch", "why_stock_attention"]

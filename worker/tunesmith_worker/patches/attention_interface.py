@@ -1,0 +1,96 @@
+"""Our attention behind transformers' registry, for every model whose attention asks it.
+
+A forward that carries `segments` runs ours and builds no mask; any other one (padded rows,
+generation with a cache) runs what the model had before, mask included.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from tunesmith_kernels.attention import AttentionShape, segment_attention
+from tunesmith_kernels.segments import Segments
+
+Untyped = Any  # Any: transformers is not typed
+
+_NAME = "tunesmith_over_"
+_segmented: ContextVar[bool] = ContextVar("segmented", default=False)
+
+
+def register_over(stock: str) -> str:
+    """Register ours in front of attention implementation `stock`; the name it goes by."""
+    name = _NAME + stock
+    AttentionInterface.register(name, _attention_over(stock))
+    AttentionMaskInterface.register(name, _mask_over(stock))
+    return name
+
+
+@contextmanager
+def without_masks() -> Iterator[None]:
+    """Inside, models build no mask. Masks are made in the model's forward alone: a layer that is
+    recomputed in backward is given what it was given before."""
+    token = _segmented.set(True)
+    try:
+        yield
+    finally:
+        _segmented.reset(token)
+
+
+def _attention_over(stock: str) -> Untyped:
+    def attention(
+        module: Untyped,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        segments: Segments | None = None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Untyped,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """query: [1, H, T, D]; key, value: [1, KV, T, D]. Returns [1, T, H, D] and no weights."""
+        if segments is None:
+            kwargs |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
+            given = {name: one for name, one in kwargs.items() if one is not None}
+            result: tuple[torch.Tensor, torch.Tensor | None] = _stock(stock, module)(
+                module, query, key, value, attention_mask, **given
+            )
+            return result
+        shape = AttentionShape(
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=query.shape[3],
+            scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+            window=sliding_window,
+            softcap=softcap,
+        )
+        qkv = torch.cat([query[0], key[0], value[0]]).transpose(0, 1).flatten(1)
+        out = segment_attention(qkv, None, None, segments, shape)
+        return out.unflatten(1, (shape.heads, shape.head_dim)).unsqueeze(0), None
+
+    return attention
+
+
+def _stock(stock: str, module: Untyped) -> Untyped:
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return AttentionInterface().get_interface(stock, eager)
+
+
+def _mask_over(stock: str) -> Untyped:
+    def mask(**kwargs: Untyped) -> torch.Tensor | None:
+        if _segmented.get():
+            return None
+        made: torch.Tensor | None = AttentionMaskInterface()[stock](**kwargs)
+        return made
+
+    return mask

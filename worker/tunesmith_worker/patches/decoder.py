@@ -1,0 +1,128 @@
+"""Decoder layers on our half blocks, instance by instance, and the batch's segments for them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.segments import Segments
+
+from .attention_interface import without_masks
+from .families import FAMILIES, Family
+from .half_blocks import AttentionHalf, MLPHalf
+from .projections import Unsupported
+from .report import PatchReport
+
+Untyped = Any  # Any: transformers is not typed
+
+
+class DecoderLayerPatch:
+    """One layer's forward: ours for a batch that has segments, else its own."""
+
+    def __init__(self, layer: Untyped, wanted: frozenset[str], report: PatchReport) -> None:
+        """Raises Unsupported when neither half can be ours."""
+        name = type(layer).__name__
+        if name not in FAMILIES:
+            raise Unsupported(f"{name} is not among the known families")
+        if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+            raise Unsupported(f"{name} has hooks or a forward of its own")
+        self._layer, self._family = layer, FAMILIES[name]
+        self._attention = _half("attention_block", AttentionHalf, layer, wanted, report)
+        self._mlp = _half("mlp_block", MLPHalf, layer, wanted, report)
+        if self._attention is None and self._mlp is None:
+            return
+        self._stock = layer.forward
+        layer.forward = types.MethodType(_forward(self), layer)
+
+    def undo(self) -> None:
+        self._layer.__dict__.pop("forward", None)
+        for half in (self._attention, self._mlp):
+            if half is not None:
+                half.release()
+
+    def run(self, x: torch.Tensor, segments: Segments, kwargs: dict[str, Untyped]) -> torch.Tensor:
+        if self._attention is not None:
+            x = self._attention(x, kwargs["position_embeddings"], segments)
+        else:
+            x = _stock_attention(self._layer, self._family, x, kwargs | {"segments": segments})
+        return self._mlp(x) if self._mlp is not None else _stock_mlp(self._layer, self._family, x)
+
+    @property
+    def stock(self) -> Untyped:
+        return self._stock
+
+
+def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
+    def forward(
+        layer: Untyped,
+        hidden_states: torch.Tensor,
+        *args: Untyped,
+        segments: Segments | None = None,
+        **kwargs: Untyped,
+    ) -> torch.Tensor:
+        if segments is None:
+            result: torch.Tensor = patch.stock(hidden_states, *args, **kwargs)
+            return result
+        if args:
+            raise TypeError(f"{type(layer).__name__}: only hidden_states may be positional")
+        return patch.run(hidden_states, segments, kwargs)
+
+    return forward
+
+
+def _half(
+    name: str, half: Untyped, layer: Untyped, wanted: frozenset[str], report: PatchReport
+) -> Untyped:
+    if name not in wanted:
+        return None
+    try:
+        made = half(layer, FAMILIES[type(layer).__name__])
+    except Unsupported as reason:
+        report.stays_stock(name, str(reason))
+        return None
+    report.replaced(name)
+    return made
+
+
+def _stock_attention(
+    layer: Untyped, family: Family, x: torch.Tensor, kwargs: dict[str, Untyped]
+) -> torch.Tensor:
+    y, _ = layer.self_attn(hidden_states=_apply(layer, family.before_attention, x), **kwargs)
+    return x + _apply(layer, family.after_attention, y) * getattr(layer, "residual_multiplier", 1.0)
+
+
+def _stock_mlp(layer: Untyped, family: Family, x: torch.Tensor) -> torch.Tensor:
+    y = layer.mlp(_apply(layer, family.before_mlp, x))
+    return x + _apply(layer, family.after_mlp, y) * getattr(layer, "residual_multiplier", 1.0)
+
+
+def _apply(layer: Untyped, name: str | None, x: torch.Tensor) -> torch.Tensor:
+    return x if name is None else getattr(layer, name)(x)
+
+
+class BackbonePatch:
+    """The stack of layers: reads where a batch's rows lie and passes it down as `segments`."""
+
+    def __init__(self, backbone: Untyped) -> None:
+        self._backbone = backbone
+        stock = backbone.forward
+
+        def forward(
+            _: Untyped,
+            *args: Untyped,
+            cu_seq_lens_q: torch.Tensor | None = None,
+            **kwargs: Untyped,
+        ) -> Untyped:
+            if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
+                return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
+            segments = Segments.from_cumulative(cu_seq_lens_q)
+            with without_masks():
+                return stock(*args, cu_seq_lens_q=cu_seq_lens_q, segments=segments, **kwargs)
+
+        backbone.forward = types.MethodType(forward, backbone)
+
+    def undo(self) -> None:
+        self._backbone.__dict__.pop("forward", None)

@@ -1,0 +1,56 @@
+"""Which modules make up a decoder layer, by architecture: a new model family is a row.
+
+A row says only what differs between architectures of the one shape we know: attention and a gated
+MLP, each with RMSNorm before or after it, each added to the residual stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunesmith_kernels.rms_norm import NormKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    norm: NormKind = NormKind.LLAMA
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    activation: str = "act_fn"
+    """The MLP's module for the activation."""
+
+
+_LLAMA = Family()
+_GEMMA = Family(
+    norm=NormKind.GEMMA,
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+_OLMO = Family(
+    norm=NormKind.OLMO,
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+
+FAMILIES: dict[str, Family] = {
+    "LlamaDecoderLayer": _LLAMA,
+    "MistralDecoderLayer": _LLAMA,
+    "Qwen2DecoderLayer": _LLAMA,
+    "Qwen3DecoderLayer": _LLAMA,
+    "SmolLM3DecoderLayer": _LLAMA,
+    "GraniteDecoderLayer": _LLAMA,
+    "Gemma2DecoderLayer": _GEMMA,
+    "Gemma3DecoderLayer": _GEMMA,
+    "Olmo2DecoderLayer": _OLMO,
+    "Phi3DecoderLayer": Family(
+        qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
+    ),
+}
+"""By the class name of the decoder layer in transformers 5.23."""

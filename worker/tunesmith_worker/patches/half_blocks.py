@@ -1,0 +1,178 @@
+"""A decoder layer's two halves, computed by our kernels from the layer's own modules.
+
+    x + after(o_proj(attention(rope(qkv_proj(before(x))))))
+    x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
+
+Nothing is copied out of the modules: they may be trained, saved and moved as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.attention import AttentionShape, segment_attention
+from tunesmith_kernels.gated_activation import Activation
+from tunesmith_kernels.lora import Norm, lora_linear
+from tunesmith_kernels.qk_norm import qk_norm
+from tunesmith_kernels.rms_norm import NormKind, rms_norm
+from tunesmith_kernels.rope import rope_table
+from tunesmith_kernels.segments import Segments
+
+from .families import Family
+from .projections import Projections, Unsupported
+
+Untyped = Any  # Any: transformers is not typed
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class AttentionHalf:
+    def __init__(self, layer: Untyped, family: Family) -> None:
+        """Raises Unsupported."""
+        attention = layer.self_attn
+        _check_hooks(attention, *attention.children())
+        _check_dropout(layer, "resid_attn_dropout")
+        if attention.attention_dropout:
+            raise Unsupported("attention dropout")
+        if not attention.is_causal:
+            raise Unsupported("attention that is not causal")
+        self._qkv = Projections([getattr(attention, name) for name in family.qkv])
+        self._out = Projections([attention.o_proj])
+        self._before = _norm(layer, family.before_attention)
+        self._after = _norm(layer, family.after_attention)
+        self._q_norm = getattr(attention, "q_norm", None)
+        self._k_norm = getattr(attention, "k_norm", None)
+        self._kind = family.norm
+        self._rope = bool(getattr(attention, "use_rope", True))
+        self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
+        self._shape = _shape(attention)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        segments: Segments,
+    ) -> torch.Tensor:
+        """x: [1, T, hidden]; position_embeddings: transformers' cos and sin, [1, T, rotary]."""
+        qkv_parts, weight = self._qkv.now()
+        qkv = lora_linear(
+            x.flatten(0, 1),
+            qkv_parts,
+            fused_weight=weight,
+            norm=_as_norm(self._before, self._kind),
+        )
+        if self._q_norm is not None and self._k_norm is not None:
+            weights = self._q_norm.weight, self._k_norm.weight
+            qkv = qk_norm(qkv, *weights, _eps(self._q_norm), self._kind, self._shape)
+        cos, sin = rope_table(*position_embeddings) if self._rope else (None, None)
+        out = segment_attention(qkv, cos, sin, segments, self._shape)
+        return _add(x, out.unsqueeze(0), self._out, self._after, self._kind, self._multiplier)
+
+    def release(self) -> None:
+        self._qkv.release()
+
+
+class MLPHalf:
+    def __init__(self, layer: Untyped, family: Family) -> None:
+        """Raises Unsupported."""
+        mlp = layer.mlp
+        _check_hooks(mlp, *mlp.children())
+        _check_dropout(layer, "resid_mlp_dropout")
+        config = mlp.config
+        name = getattr(config, "hidden_activation", None) or config.hidden_act
+        if name not in _ACTIVATIONS:
+            raise Unsupported(f"activation {name}")
+        self._activation: Activation = _ACTIVATIONS[name]
+        self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])
+        self._down = Projections([mlp.down_proj])
+        self._before = _norm(layer, family.before_mlp)
+        self._after = _norm(layer, family.after_mlp)
+        self._kind = family.norm
+        self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [1, T, hidden]"""
+        parts, weight = self._gate_up.now()
+        norm = _as_norm(self._before, self._kind)
+        gate_up = lora_linear(x, parts, fused_weight=weight, norm=norm)
+        return _add(
+            x, gate_up, self._down, self._after, self._kind, self._multiplier, self._activation
+        )
+
+    def release(self) -> None:
+        self._gate_up.release()
+
+
+def _add(
+    x: torch.Tensor,
+    inner: torch.Tensor,
+    projection: Projections,
+    after: Untyped,
+    kind: NormKind,
+    multiplier: float,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """x + multiplier * after(projection(activation(inner)))"""
+    parts, _ = projection.now()
+    if after is None:
+        return lora_linear(
+            inner, parts, activation=activation, residual=x, residual_scale=multiplier
+        )
+    y = lora_linear(inner, parts, activation=activation)
+    y = rms_norm(y, after.weight, _eps(after), kind)
+    return x + (y if multiplier == 1.0 else y * multiplier)
+
+
+def _shape(attention: Untyped) -> AttentionShape:
+    config, head_dim = attention.config, int(attention.head_dim)
+    # Mistral and Phi-3 keep the window in their configuration, the others on the module.
+    window = getattr(attention, "sliding_window", None)
+    if not hasattr(attention, "sliding_window") and type(attention).__name__ in _WINDOW_IN_CONFIG:
+        window = getattr(config, "sliding_window", None)
+    return AttentionShape(
+        heads=int(config.num_attention_heads),
+        kv_heads=int(config.num_key_value_heads),
+        head_dim=head_dim,
+        scale=float(attention.scaling),
+        window=window,
+        softcap=getattr(attention, "attn_logit_softcapping", None),
+    )
+
+
+_WINDOW_IN_CONFIG = ("MistralAttention", "Phi3Attention")
+
+
+def _norm(layer: Untyped, name: str | None) -> Untyped:
+    if name is None:
+        return None
+    module = getattr(layer, name)
+    _check_hooks(module)
+    return module
+
+
+def _as_norm(module: Untyped, kind: NormKind) -> Norm | None:
+    return None if module is None else Norm(module.weight, _eps(module), kind)
+
+
+def _eps(module: Untyped) -> float:
+    eps = getattr(module, "variance_epsilon", None)
+    return float(module.eps if eps is None else eps)
+
+
+def _check_hooks(*modules: Untyped) -> None:
+    """What somebody has hung on a module would be passed by."""
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            raise Unsupported(f"{type(module).__name__} has hooks or a forward of its own")
+
+
+def _check_dropout(layer: Untyped, name: str) -> None:
+    if getattr(getattr(layer, name, None), "p", 0.0):
+        raise Unsupported("dropout on the residual stream")

@@ -1,0 +1,87 @@
+"""The loss head: only labelled tokens are scored, their gradient comes with them.
+
+Stands in front of what TRL puts on a causal language model (`add_fused_lm_head`) and answers the
+same call with the same fields.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.log_prob import token_log_probs
+
+from .trl_compat import FusedCausalLMOutput, logit_scale
+
+Untyped = Any  # Any: transformers and TRL are not typed
+_IGNORED = -100
+
+
+class HeadPatch:
+    def __init__(self, model: Untyped) -> None:
+        """`model`: a causal language model that TRL's trainer has been given."""
+        self._model = model
+        self._stock = vars(model).get("forward")
+        stock = model.forward
+
+        def forward(
+            this: Untyped,
+            *args: Untyped,
+            fused_lm_head: bool = False,
+            labels: torch.Tensor | None = None,
+            **kwargs: Untyped,
+        ) -> Untyped:
+            if not fused_lm_head or labels is None or kwargs.get("shift_labels") is not None:
+                if labels is not None:
+                    kwargs["labels"] = labels
+                return stock(*args, fused_lm_head=fused_lm_head, **kwargs)
+            return _score(this, labels, *args, **kwargs)
+
+        model.forward = types.MethodType(forward, model)
+
+    def undo(self) -> None:
+        if self._stock is None:
+            self._model.__dict__.pop("forward", None)
+        else:
+            self._model.forward = self._stock
+
+
+def _score(
+    model: Untyped,
+    labels: torch.Tensor,
+    *args: Untyped,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **kwargs: Untyped,
+) -> FusedCausalLMOutput:
+    """labels: [B, T]. Every field but the loss is [B, T - 1], zero where there is no label."""
+    kwargs["use_cache"] = False
+    hidden = model.base_model(*args, **kwargs).last_hidden_state
+    shifted = labels[:, 1:]
+    mask = shifted != _IGNORED
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    scored = token_log_probs(
+        hidden[:, :-1][mask],
+        head.weight,
+        head.bias,
+        shifted[mask],
+        softcap=getattr(config, "final_logit_softcapping", None),
+        logit_scale=logit_scale(config),
+        entropy=True,
+        top1=True,
+    )
+    per_token = [
+        None if one is None else one.new_zeros(mask.shape).masked_scatter(mask, one)
+        for one in (scored.log_probs, scored.entropy, scored.is_top1)
+    ]
+    log_probs, entropy, is_top1 = per_token
+    count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    return FusedCausalLMOutput(
+        loss=-log_probs.sum() / count,  # type: ignore[union-attr]  # log_probs is always there
+        log_probs=log_probs,
+        entropy=entropy,
+        is_top1=is_top1,
+        label_mask=mask,
+    )

@@ -1,0 +1,99 @@
+"""Put our kernels into a model, and take them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import peft
+import torch
+
+from .attention_interface import register_over
+from .decoder import BackbonePatch, DecoderLayerPatch
+from .head import HeadPatch
+from .projections import Unsupported
+from .report import PatchReport
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
+"""The half blocks of a decoder layer; attention alone, in layers whose half block stays stock; and
+the loss head."""
+
+
+class Patched:
+    """A model with our kernels in it."""
+
+    def __init__(self, report: PatchReport, undo: list[Untyped]) -> None:
+        self.report = report
+        self._undo = undo
+
+    def undo(self) -> None:
+        """The model as it was, bit for bit; safe to call twice."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
+    """`model`: a causal language model of transformers, with PEFT's LoRA or without, that TRL's
+    trainer has been given. What is not recognised stays stock and stands in the report."""
+    wanted = frozenset(mechanisms)
+    if unknown := wanted - MECHANISMS:
+        raise ValueError(f"unknown patches {sorted(unknown)}: known are {sorted(MECHANISMS)}")
+    report = PatchReport()
+    undo: list[Untyped] = []
+    causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    backbone = causal.base_model
+    try:
+        if wanted & {"attention_block", "mlp_block", "attention"}:
+            _patch_backbone(backbone, wanted, report, undo)
+        if "loss" in wanted:
+            undo.append(HeadPatch(causal).undo)
+            report.replaced("loss")
+    except BaseException:
+        Patched(report, undo).undo()
+        raise
+    return Patched(report, undo)
+
+
+def _patch_backbone(
+    backbone: Untyped, wanted: frozenset[str], report: PatchReport, undo: list[Untyped]
+) -> None:
+    config = backbone.config
+    reason = _why_stock(backbone)
+    if reason:
+        report.stays_stock("attention", reason)
+        return
+    stock = config._attn_implementation
+
+    def restore() -> None:
+        config._attn_implementation_internal = stock
+
+    config._attn_implementation_internal = register_over(stock)
+    undo.append(restore)
+    undo.append(BackbonePatch(backbone).undo)
+    for layer in backbone.layers:
+        try:
+            patched = DecoderLayerPatch(layer, wanted, report)
+        except Unsupported as why:
+            report.stays_stock("attention_block", str(why))
+        else:
+            undo.append(patched.undo)
+
+
+def why_stock_attention(model: Untyped) -> str | None:
+    """Why batches of this causal language model need padding and masks; None: they do not."""
+    return _why_stock(model.base_model)
+
+
+def _why_stock(backbone: Untyped) -> str | None:
+    layers = getattr(backbone, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        return f"{type(backbone).__name__} has no list of layers"
+    if not all(hasattr(layer, "self_attn") for layer in layers):
+        return "not every layer is attention"
+    if getattr(backbone.config, "attention_dropout", 0.0):
+        return "attention dropout"
+    if not backbone._supports_attention_backend:
+        return f"{type(backbone).__name__} does not ask transformers' attention registry"
+    return None

@@ -1,0 +1,86 @@
+"""transformers' and PEFT's linear modules, read as what the kernels take.
+
+A module that does anything else than y = x W' + b + s (x A') B' is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import peft.tuners.lora
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+
+from tunesmith_kernels.lora import Adapter, Projection
+
+from .fused_weights import FusedWeight
+
+Untyped = Any  # Any: peft is not typed
+
+
+class Projections:
+    """One or several linear modules that read the same input."""
+
+    def __init__(self, modules: Sequence[Untyped]) -> None:
+        """Raises Unsupported."""
+        for module in modules:
+            check(module)
+        self._modules = list(modules)
+        weights = [_base(module).weight for module in modules]
+        alike = len({(w.dtype, w.device, w.requires_grad) for w in weights}) == 1
+        self._fused = FusedWeight(weights) if len(weights) > 1 and alike else None
+
+    def now(self) -> tuple[list[Projection], torch.Tensor | None]:
+        """The projections as they stand, and their weights as one tensor."""
+        fused = self._fused.get() if self._fused is not None else None
+        return [_read(module) for module in self._modules], fused
+
+    def release(self) -> None:
+        if self._fused is not None:
+            self._fused.release()
+
+
+class Unsupported(Exception):
+    """Why a module stays stock."""
+
+
+def check(module: Untyped) -> None:
+    """Raises Unsupported unless the kernels compute exactly what `module` does."""
+    base = _base(module)
+    if type(base) is not torch.nn.Linear:
+        raise Unsupported(f"{type(base).__name__} is not a plain linear layer")
+    if module is base:
+        return
+    if type(module) is not LoraLinear:
+        raise Unsupported(f"PEFT's {type(module).__name__} is not plain LoRA")
+    if module.merged:
+        raise Unsupported("an adapter is merged")
+    if len(module.active_adapters) != 1:
+        raise Unsupported(f"{len(module.active_adapters)} adapters are active")
+    (name,) = module.active_adapters
+    if name in module.lora_variant:
+        raise Unsupported(f"LoRA variant {type(module.lora_variant[name]).__name__}")
+    if name in module.lora_A and module.lora_B[name].bias is not None:
+        raise Unsupported("LoRA with a bias of its own")
+
+
+def _base(module: Untyped) -> Untyped:
+    return module.base_layer if isinstance(module, peft.tuners.lora.LoraLayer) else module
+
+
+def _read(module: Untyped) -> Projection:
+    base = _base(module)
+    if module is base or module.disable_adapters:
+        return Projection(base.weight, base.bias)
+    (name,) = module.active_adapters
+    if name not in module.lora_A:
+        return Projection(base.weight, base.bias)
+    dropout = module.lora_dropout[name]
+    adapter = Adapter(
+        a=module.lora_A[name].weight,
+        b=module.lora_B[name].weight,
+        scale=float(module.scaling[name]),
+        dropout=float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0,
+    )
+    return Projection(base.weight, base.bias, adapter)

@@ -1,0 +1,24 @@
+"""What TRL keeps to itself and we lean on; tests/worker/test_trl_compat.py fails by name when
+TRL changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl.trainer.utils import FusedCausalLMOutput
+
+__all__ = ["FusedCausalLMOutput", "logit_scale"]
+
+Untyped = Any  # Any: transformers is not typed
+
+
+def logit_scale(config: Untyped) -> float:
+    """By what a model multiplies its logits, before any soft cap, under the names that TRL's
+    fused head knows."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) is not None:
+            return float(getattr(config, name))
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is None:
+        return 1.0
+    return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
