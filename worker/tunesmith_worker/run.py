@@ -22,7 +22,7 @@ from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_load, plan_train
-from .process import SPAWNED_AT, default_environment, die_with_supervisor, quick_imports
+from .process import SpawnSettings, default_environment, die_with_supervisor, quick_imports
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
@@ -157,8 +157,9 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
 
 def _tell_spawn(events: EventLog) -> None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
-    if spawned := os.environ.get(SPAWNED_AT):
-        seconds = round(max(0.0, time.time() - float(spawned)), 3)
+    spawned = SpawnSettings.from_environment().spawned_at
+    if spawned is not None:
+        seconds = round(max(0.0, time.time() - spawned), 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
