@@ -95,7 +95,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
-    check_tls(settings)
+    check_tls(settings, "127.0.0.1")  # only others know by which name they reach us
     check_parts(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")

@@ -22,10 +22,11 @@ def check_certificate(cert: Path, key: Path, host: str) -> None:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(cert, key, password=_no_passphrase)
         client = trusting(cert, host)
-    except ssl.SSLError as error:
+    except OSError as error:  # ssl.SSLError is one
+        why = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(
-            f"TUNESMITH_TLS_CERT {cert} and TUNESMITH_TLS_KEY {key} are not a certificate and its "
-            f"key in PEM ({error.reason or error})"
+            f"TUNESMITH_TLS_CERT {cert} and TUNESMITH_TLS_KEY {key} cannot be used as a "
+            f"certificate and its key in PEM ({why})"
         ) from None
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server, server_hostname=host)

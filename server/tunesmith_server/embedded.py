@@ -59,7 +59,7 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
 
 def _serve(settings: Settings, voice: _Voice) -> None:
     settings.port = _free_port(settings.host, settings.port)
-    check_tls(settings)
+    check_tls(settings, urlsplit(settings.url).hostname or "")
     check_parts(settings)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
@@ -106,11 +106,10 @@ def _serve(settings: Settings, voice: _Voice) -> None:
     voice.say("stopped", event="stopped")
 
 
-def check_tls(settings: Settings) -> None:
-    """Raises StartError when the certificate cannot be served, or is not for where our own
-    processes would reach it."""
+def check_tls(settings: Settings, host: str) -> None:
+    """Raises StartError when the certificate cannot be served, or is not for `host`; any will do
+    for a loopback one."""
     if settings.tls_cert and settings.tls_key:
-        host = urlsplit(settings.url).hostname or settings.host
         try:
             check_certificate(settings.tls_cert, settings.tls_key, host)
         except ValueError as error:

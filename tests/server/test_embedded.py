@@ -73,6 +73,12 @@ def test_serve_refuses_a_certificate_for_another_host(
     said = capsys.readouterr().err
     assert said.startswith(f"error: TUNESMITH_TLS_CERT {made.cert} would be refused: Hostname mis")
     assert "'localhost.localdomain'" in said
+    # The API alone is reached by names that it does not know.
+    assert main(["api", *where]) == 1
+    assert "TUNESMITH_BROKER_URL" in capsys.readouterr().err
+    monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")
+    assert main(["api", *where]) == 1
+    assert "tunesmith migrate" in capsys.readouterr().err
 
 
 def test_the_first_start_makes_a_key_that_works(settings: Settings, wake_ups: FakeWakeUps) -> None:
