@@ -1,16 +1,22 @@
-"""Writes docs/recipe.md from the schema: python docs/generate.py. A test holds the two together."""
+"""Writes docs/recipe.md from the schema, and the table in docs/settings.md from the settings
+classes: python docs/generate.py. Tests hold them together.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from tunesmith._settings import ClientSettings
 from tunesmith_schema import Hyperparameters, LoraRecipe, Recipe
+from tunesmith_server.settings import Settings
+from tunesmith_worker.settings import WorkerSettings
 
-PAGE = Path(__file__).with_name("recipe.md")
+DOCS = Path(__file__).parent
 
 INTRO = """# The recipe
 
@@ -85,5 +91,69 @@ def number(value: float) -> str:
     return f"{value:,}" if value == int(value) else f"{value:g}"
 
 
+PROCESSES: dict[str, type[BaseModel]] = {
+    "server": Settings,
+    "worker": WorkerSettings,
+    "client": ClientSettings,
+}
+TABLE = re.compile(r"^\| variable \|.*?\n(?=\n)", re.DOTALL | re.MULTILINE)
+
+
+def settings_page() -> str:
+    """The page as it stands, with its table made anew."""
+    rows: dict[str, list[tuple[str, FieldInfo, str]]] = {}
+    for process, model in PROCESSES.items():
+        schema = model.model_json_schema(by_alias=False)
+        for name, field in model.model_fields.items():
+            value = settings_kind(schema["properties"][name], schema)
+            rows.setdefault(variable(name, field), []).append((process, field, value))
+    head = "| variable | process | default | value | meaning |\n|---|---|---|---|---|\n"
+    made = head + "".join(f"{settings_row(name, uses)}\n" for name, uses in sorted(rows.items()))
+    page, count = TABLE.subn(lambda _: made, DOCS.joinpath("settings.md").read_text())
+    assert count == 1, "docs/settings.md must have one table whose first column is `variable`"
+    return page
+
+
+def variable(name: str, field: FieldInfo) -> str:
+    alias = field.validation_alias
+    return alias if isinstance(alias, str) else f"TUNESMITH_{name.upper()}"
+
+
+def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
+    """What differs from process to process is said for each."""
+
+    def said(values: list[str]) -> str:
+        if len(set(values)) == 1:
+            return values[0]
+        return "; ".join(f"{use[0]}: {value}" for use, value in zip(uses, values, strict=True))
+
+    meanings = [(field.description or "").replace("\n", " ").rstrip(".") for _, field, _ in uses]
+    cells = [
+        f"`{name}`",
+        ", ".join(process for process, _, _ in uses),
+        said([settings_default(field) for _, field, _ in uses]),
+        said([limits for _, _, limits in uses]),
+        said(meanings) + ".",
+    ]
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
+    """`kind`, and what a string holds."""
+    for one in [schema, *schema.get("anyOf", [])]:
+        if "pattern" in one:
+            return f"matches `{one['pattern']}`"
+        if "format" in one:
+            return {"path": "path", "password": "secret"}[one["format"]]
+    return kind(schema, whole)
+
+
+def settings_default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    value = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return "none" if value in (None, "") else f"`{value}`"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(recipe_page())
+    DOCS.joinpath("recipe.md").write_text(recipe_page())
+    DOCS.joinpath("settings.md").write_text(settings_page())

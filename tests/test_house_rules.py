@@ -6,6 +6,8 @@ import ast
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
 BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
@@ -45,27 +47,67 @@ def test_every_file_opens_with_what_it_is_for() -> None:
 
 
 def test_the_environment_is_read_in_settings_only() -> None:
-    """Elsewhere a process environment is only handed on to a child."""
-    allowed = {
+    """One place for each kind of process; elsewhere an environment is only handed on, whole."""
+    readers = {
         "server/tunesmith_server/settings.py",
         "worker/tunesmith_worker/settings.py",
+        "worker/tunesmith_worker/process.py",  # a trainer's: standard library only
+        "client/tunesmith/_settings.py",
     }
-    readers = set()
-    for path in python_files():
-        name = str(path.relative_to(ROOT))
-        if not name.startswith(("server/", "worker/")) or name in allowed:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and ast.unparse(node.func) in ("os.getenv", "os.environ.get")
-                and node.args
-                and isinstance(node.args[0], ast.Constant)
-                and str(node.args[0].value).startswith("TUNESMITH_")
+    parts = ("client/", "kernels/", "migrations/", "schema/", "server/", "worker/")
+    found = {
+        name: lines
+        for path in python_files()
+        if (name := str(path.relative_to(ROOT))).startswith(parts)
+        and (lines := lines_that_read_the_environment(ast.parse(path.read_text())))
+    }
+    assert {name: lines for name, lines in found.items() if name not in readers} == {}
+    assert found.keys() == readers
+
+
+def lines_that_read_the_environment(tree: ast.Module) -> list[int]:
+    handed_on = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):  # {**os.environ}
+            handed_on |= {id(v) for k, v in zip(node.keys, node.values, strict=True) if k is None}
+        elif isinstance(node, ast.Call):
+            handed_on |= {id(argument) for argument in node.args}  # f(os.environ)
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "items":
+                handed_on.add(id(node.func.value))
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr="getenv" | "getenvb" | "environb"):
+                lines.append(node.lineno)
+            case ast.Attribute(value=ast.Name(id="os"), attr="environ") if (
+                id(node) not in handed_on
             ):
-                readers.add(name)
-    assert readers == set()
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="os", names=names) if {"environ", "getenv"} & {
+                alias.name for alias in names
+            }:
+                lines.append(node.lineno)
+            case ast.keyword(arg="envvar"):  # typer reads it
+                lines.append(node.value.lineno)
+            case ast.ClassDef(bases=bases) if any("BaseSettings" in ast.unparse(b) for b in bases):
+                lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.environ['A']",
+        "os.environ.get('A')",
+        "'A' in os.environ",
+        "os.getenv('A')",
+        "from os import environ",
+        "Option(envvar='A')",
+        "class S(BaseSettings): ...",
+    ],
+)
+def test_every_way_to_read_the_environment_is_found(code: str) -> None:
+    assert lines_that_read_the_environment(ast.parse(code)) == [1]
 
 
 def test_the_readme_names_every_top_level_folder() -> None:

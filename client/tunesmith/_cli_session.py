@@ -12,6 +12,7 @@ import typer
 
 from ._client import Client
 from ._errors import InvalidArgumentError, TunesmithError
+from ._settings import ClientSettings, unknown_variables
 
 _KEY_FILE = Path(".tunesmith") / "api-key"
 """Where `tunesmith serve` in this directory keeps the key it made."""
@@ -29,8 +30,11 @@ class Connection:
 def connected(ctx: typer.Context) -> Iterator[Client]:
     """Ends the process: 1 when the verb failed, 2 when it was called wrongly, 130 on Ctrl-C."""
     given = ctx.ensure_object(Connection)
+    for unknown in unknown_variables():
+        typer.echo(f"warning: {unknown}", err=True)
+    key = given.api_key or ClientSettings.from_environment().api_key.get_secret_value()
     try:
-        with Client(base_url=given.base_url, api_key=given.api_key or _key_from_file()) as client:
+        with Client(base_url=given.base_url, api_key=key or _key_from_file()) as client:
             yield client
     except InvalidArgumentError as error:
         fail(error.message, hint=error.hint, status=2)

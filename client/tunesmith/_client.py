@@ -1,8 +1,7 @@
-"""The client: reads the environment once, and puts the resources together."""
+"""The client: puts the resources together over one connection."""
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Self
 
@@ -14,9 +13,8 @@ from ._files import Files
 from ._http import Http
 from ._jobs import FineTuning, Jobs
 from ._models import Models
+from ._settings import DEFAULT_BASE_URL, ClientSettings
 from ._uploads import Uploads
-
-DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class Client:
@@ -35,11 +33,10 @@ class Client:
         max_retries: int = 2,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        settings = ClientSettings.from_environment()
         self._http = Http(
-            base_url=_checked_url(
-                base_url or os.environ.get("TUNESMITH_BASE_URL") or DEFAULT_BASE_URL
-            ),
-            api_key=_checked_key(api_key or os.environ.get("TUNESMITH_API_KEY") or ""),
+            base_url=_checked_url(base_url or settings.base_url),
+            api_key=_checked_key(api_key or settings.api_key.get_secret_value()),
             timeout=timeout,
             max_retries=max_retries,
             transport=transport,

@@ -164,7 +164,9 @@ def connection_error(error: httpx.RequestError) -> APIConnectionError:
         )
     return APIConnectionError(
         f"{asked} did not get through: {str(error) or type(error).__name__}",
-        hint="is the server running (tunesmith serve), and is the base URL right?",
+        hint="set SSL_CERT_FILE to a file with the server's certificate, or its authority's"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error)
+        else "is the server running (tunesmith serve), and is the base URL right?",
     )
 
 

@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
+
+from ._settings import cache_folder
 
 _ENDS = 64 * 1024
 
@@ -22,7 +23,7 @@ class UploadMemory:
 
     def __init__(self, file: Path, *about: str | int) -> None:
         """`about` is what must also be the same: the server, the purpose, the size of a part."""
-        self._path = _folder() / f"{_fingerprint(file, about)}.json"
+        self._path = cache_folder() / "uploads" / f"{_fingerprint(file, about)}.json"
 
     def recall(self) -> str | None:
         """Id of the upload that was begun, unless its time is over."""
@@ -65,14 +66,3 @@ def _forget_old(folder: Path) -> None:
     for path in folder.iterdir():
         if path.stat().st_mtime < time.time() - 86_400:
             path.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    """The platform's place for what may be lost."""
-    if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "tunesmith" / "uploads"

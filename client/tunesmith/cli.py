@@ -25,15 +25,13 @@ def _connection(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="The server's API, by default http://127.0.0.1:8000/v1.",
-            envvar="TUNESMITH_BASE_URL",
+            help="The server's API, by default TUNESMITH_BASE_URL, else http://127.0.0.1:8000/v1.",
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="By default what ./.tunesmith/api-key holds.",
-            envvar="TUNESMITH_API_KEY",
+            help="By default TUNESMITH_API_KEY, else what ./.tunesmith/api-key holds.",
         ),
     ] = None,
 ) -> None:

@@ -1,4 +1,7 @@
-"""The wire contract of Tunesmith: pydantic models only. Imported by every part, imports none."""
+"""The wire contract of Tunesmith: pydantic models. Imported by every part, imports none.
+
+Beside it, as modules of their own: the queues, names of settings, and what is unsafe.
+"""
 
 from .base import FROM_SERVER, Page, Request, Response
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope

@@ -14,12 +14,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunesmith_schema.unsafe import first_error
+
 from . import migrate
 from .database import Database
-from .embedded import StartError, check_parts, serve
+from .embedded import StartError, check_parts, check_tls, serve
 from .errors import ServiceError
 from .services import keys
-from .settings import Settings
+from .settings import Settings, unknown_variables
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,12 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         if (value := getattr(arguments, name, None)) is not None
     }
     os.umask(0o077)  # keys, data and adapters are their owner's alone
+    for said in unknown_variables():
+        log.warning("%s", said)
     try:
         return int(arguments.run(Settings(**given), arguments) or 0)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        sys.stderr.write(f"error: TUNESMITH_{name}={first['input']!r}: {first['msg']}\n")
+        sys.stderr.write(f"error: {first_error(error)}\n")
     except (StartError, ServiceError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
     return 1
@@ -85,14 +89,13 @@ def _data_dir(verb: argparse.ArgumentParser) -> None:
 
 
 def _api(settings: Settings, arguments: argparse.Namespace) -> None:
-    import uvicorn  # the other verbs do without it
-
-    from .app import create_app
-    from .listener import Listener
+    from .app import create_app  # the other verbs do without the web framework
+    from .listener import make_listener
 
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
+    check_tls(settings, "127.0.0.1")  # only others know by which name they reach us
     check_parts(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
@@ -100,18 +103,9 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     spool = settings.data_dir / "tmp"
     spool.mkdir(exist_ok=True)
     tempfile.tempdir = str(spool)
-    url = f"http://{settings.host}:{settings.port}/v1"
+    url = f"{settings.url}/v1"
     _print(arguments, {"event": "starting", "base_url": url}, f"listening on {url}")
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=5,
-    )
-    listener = Listener(config, app.state.tunesmith.hub)
+    listener = make_listener(create_app(settings), settings)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, said again once all is closed
         listener.run()
     if not listener.started:

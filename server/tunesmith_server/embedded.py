@@ -20,12 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from obstore.exceptions import BaseError
 from sqlalchemy.exc import SQLAlchemyError
 
+from tunesmith_schema.tls import trusting
+
 from . import migrate
 from .broker import embedded_broker, find_server
+from .certificate import check_certificate
 from .children import Child, stop_all
 from .database import Database
 from .security import new_key
@@ -34,10 +38,6 @@ from .settings import Settings, read_or_write_secret
 from .storage import Storage, StorageUnavailable
 
 log = logging.getLogger(__name__)
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Asks our own child: never through a proxy of the environment."""
-
 
 SLOW_SECONDS = 60.0
 """A start that takes longer says where to look."""
@@ -59,6 +59,7 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
 
 def _serve(settings: Settings, voice: _Voice) -> None:
     settings.port = _free_port(settings.host, settings.port)
+    check_tls(settings, urlsplit(settings.url).hostname or "")
     check_parts(settings)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
@@ -76,7 +77,7 @@ def _serve(settings: Settings, voice: _Voice) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask_to_stop)
-    url = f"http://{_reachable(settings.host)}:{settings.port}"
+    url, opener = settings.url, _opener(settings)
     started, announced, warned = time.monotonic(), False, False
     try:
         voice.say(
@@ -90,7 +91,7 @@ def _serve(settings: Settings, voice: _Voice) -> None:
         while not stopping:
             for child in children:
                 child.tend()
-            if not announced and _ready(url):
+            if not announced and _ready(opener, url):
                 announced = True
                 seconds = round(time.monotonic() - started, 1)
                 text = f"ready           {url}/v1  ({seconds} s)"
@@ -103,6 +104,16 @@ def _serve(settings: Settings, voice: _Voice) -> None:
     finally:
         stop_all(children)
     voice.say("stopped", event="stopped")
+
+
+def check_tls(settings: Settings, host: str) -> None:
+    """Raises StartError when the certificate cannot be served, or is not for `host`; any will do
+    for a loopback one."""
+    if settings.tls_cert and settings.tls_key:
+        try:
+            check_certificate(settings.tls_cert, settings.tls_key, host)
+        except ValueError as error:
+            raise StartError(str(error)) from error
 
 
 def check_parts(settings: Settings) -> None:
@@ -132,9 +143,11 @@ def _children(settings: Settings) -> list[Child]:
         "TUNESMITH_DATA_DIR": str(settings.data_dir),
         "TUNESMITH_HOST": settings.host,
         "TUNESMITH_PORT": str(settings.port),
-        "TUNESMITH_SERVER_URL": f"http://{_reachable(settings.host)}:{settings.port}",
+        "TUNESMITH_SERVER_URL": settings.url,
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.tls_cert:
+        env["TUNESMITH_CA_FILE"] = str(settings.tls_cert)
     children: list[Child] = []
     if settings.broker_url:
         env["TUNESMITH_BROKER_URL"] = settings.broker_url
@@ -146,7 +159,7 @@ def _children(settings: Settings) -> list[Child]:
                 Child(
                     name="broker",
                     command=broker.command,
-                    env={key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
+                    env={k: v for k, v in os.environ.items() if k in ("PATH", "HOME")},
                     log_file=logs / "broker.log",
                 )
             )
@@ -206,8 +219,9 @@ def _lock(data_dir: Path) -> Iterator[None]:
 
 
 def _free_port(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port)) as probe:
+        with socket.create_server((host, port), family=family) as probe:
             chosen: int = probe.getsockname()[1]
             return chosen
     except OSError as error:
@@ -216,13 +230,18 @@ def _free_port(host: str, port: int) -> int:
         ) from None
 
 
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+def _opener(settings: Settings) -> urllib.request.OpenerDirector:
+    """Asks our own child: never through a proxy of the environment."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if settings.tls_cert:
+        context = trusting(settings.tls_cert, urlsplit(settings.url).hostname or "")
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
 
 
-def _ready(url: str) -> bool:
+def _ready(opener: urllib.request.OpenerDirector, url: str) -> bool:
     try:
-        with _DIRECT.open(f"{url}/readyz", timeout=2) as reply:
+        with opener.open(f"{url}/readyz", timeout=2) as reply:
             return bool(json.load(reply)["status"] == "ready")
     except (urllib.error.URLError, OSError, ValueError):
         return False

@@ -1,11 +1,13 @@
-"""uvicorn, ending live event streams before it waits for its connections to close."""
+"""uvicorn as we run it: TLS, proxies that are believed, and an end for live event streams."""
 
 from __future__ import annotations
 
 import socket
 
 import uvicorn
+from fastapi import FastAPI
 
+from .settings import Settings
 from .stream import EventHub
 
 
@@ -18,3 +20,22 @@ class Listener(uvicorn.Server):
         # A stream has no end of its own: it would hold up the exit, then be cut off.
         self._hub.close()
         await super().shutdown(sockets)
+
+
+def make_listener(app: FastAPI, settings: Settings) -> Listener:
+    """Serves `app`, made by `create_app` from the same settings."""
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        # Given even when empty: left out, uvicorn would read a variable of its own.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+        log_config=None,
+        lifespan="on",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    return Listener(config, app.state.tunesmith.hub)

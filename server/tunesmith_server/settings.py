@@ -1,38 +1,70 @@
-"""The server's settings, read once at start from TUNESMITH_* variables, nowhere else."""
+"""The server's settings, read once at start from the environment, nowhere else.
+
+Unsafe ones are refused: values when they are read, files on disk by `prepare`.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import socket
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tunesmith_schema.unsafe import (
+    check_password,
+    check_private,
+    check_token,
+    check_url,
+    is_loopback,
+)
+from tunesmith_schema.variables import misspelled
 
 
 class Settings(BaseSettings):
-    """One process, one object."""
+    """One process, one object. A variable that is set to nothing counts as not set."""
 
-    model_config = SettingsConfigDict(env_prefix="TUNESMITH_", use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TUNESMITH_",
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
 
     data_dir: Path = Path(".tunesmith")
-    """Holds everything that is not told to live elsewhere; readable by its owner only."""
+    """Holds everything that is not told to live elsewhere; closed to other users."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address or name to listen on. One that other machines reach needs TLS or a proxy."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    database_url: str = ""
-    """SQLAlchemy URL; empty: SQLite in the data directory."""
-    broker_url: str = ""
-    """Celery broker URL; empty: the embedded broker of `tunesmith serve`."""
-    storage_url: str = ""
-    """obstore URL for file contents and adapters; empty: `blobs/` in the data directory."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate, and its chain, under which the API serves https."""
+    tls_key: Path | None = None
+    """PEM file with the certificate's key, without a passphrase; closed to other users."""
+    trusted_proxies: str = ""
+    """Addresses and networks, separated by commas, of the proxies in front that end TLS, or `*`
+    where nothing else reaches the port. Their X-Forwarded-* headers are believed, nobody else's."""
+    database_url: str = Field(default="", repr=False)
+    """SQLAlchemy URL; not set: SQLite in the data directory."""
+    broker_url: str = Field(default="", repr=False)
+    """Celery broker URL; not set: the embedded broker of `tunesmith serve`."""
+    storage_url: str = Field(default="", repr=False)
+    """obstore URL for file contents and adapters; not set: `blobs/` in the data directory."""
+    aws_secret_access_key: SecretStr = Field(
+        default=SecretStr(""), validation_alias="AWS_SECRET_ACCESS_KEY"
+    )
+    """Key of an `s3://` store. The store's client reads it, and the other `AWS_*` variables, by
+    itself; here it is only held against well-known defaults."""
     presigned_seconds: int = Field(default=0, ge=0, le=604_800)
     """How long a link to the store is valid, to which downloads are redirected; 0: the API sends
     the bytes itself, as it always does from a local directory."""
     worker_token: SecretStr = SecretStr("")
-    """What workers present under `/internal`; empty: `worker-token` in the data directory."""
+    """What workers present under `/internal`, 16 characters or more; not set: the content of
+    `worker-token` in the data directory, which the first start makes."""
     model_dirs: str = ""
     """Folders whose subfolders are base models, separated by colons."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
@@ -46,9 +78,44 @@ class Settings(BaseSettings):
     max_losses: int = Field(default=3, ge=1)
     """Lost workers after which a job fails instead of being queued again."""
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        proxies = [part.strip() for part in value.split(",") if part.strip()]
+        for proxy in proxies if proxies != ["*"] else []:
+            try:
+                ip_network(proxy)
+            except ValueError as error:  # a name would be compared with addresses and never match
+                raise ValueError(
+                    f"{error}: give the proxy's address, or a network such as 10.0.0.0/24"
+                ) from None
+        return ",".join(proxies)
+
+    @model_validator(mode="after")
+    def _refuse_what_is_unsafe(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("TUNESMITH_TLS_CERT and TUNESMITH_TLS_KEY: set both, or neither")
+        if not (self.tls_cert or self.trusted_proxies or _only_here(self.host)):
+            raise ValueError(
+                f"TUNESMITH_HOST (--host) {self.host!r} is open to other machines, and API keys "
+                "would travel unencrypted: set TUNESMITH_TLS_CERT and TUNESMITH_TLS_KEY; or "
+                "TUNESMITH_TRUSTED_PROXIES, if a proxy in front ends TLS; or listen on 127.0.0.1"
+            )
+        if token := self.worker_token.get_secret_value():
+            check_token("TUNESMITH_WORKER_TOKEN", token)
+        check_url("TUNESMITH_DATABASE_URL", self.database_url, needs_password=True)
+        check_url("TUNESMITH_BROKER_URL", self.broker_url, needs_password=True)
+        check_url("TUNESMITH_STORAGE_URL", self.storage_url, needs_password=False)
+        key = self.aws_secret_access_key.get_secret_value()
+        if key and self.storage_url.startswith("s3://"):
+            check_password("AWS_SECRET_ACCESS_KEY", key)
+        return self
+
     @model_validator(mode="after")
     def _fill_in_what_the_data_directory_gives(self) -> Self:
         self.data_dir = self.data_dir.expanduser().resolve()
+        self.tls_cert = self.tls_cert and self.tls_cert.expanduser().resolve()
+        self.tls_key = self.tls_key and self.tls_key.expanduser().resolve()
         self.database_url = self.database_url or f"sqlite:///{self.data_dir / 'tunesmith.db'}"
         self.storage_url = self.storage_url or (self.data_dir / "blobs").as_uri()
         return self
@@ -56,13 +123,30 @@ class Settings(BaseSettings):
     def base_model_folders(self) -> list[Path]:
         return [Path(part).expanduser().resolve() for part in self.model_dirs.split(":") if part]
 
+    @property
+    def url(self) -> str:
+        """Where processes on this machine reach the API, without `/v1`."""
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        scheme = "https" if self.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
     def prepare(self) -> None:
-        """Make the data directory and the worker token, if they are not there yet."""
+        """Make the data directory and the worker token, if they are not there yet.
+
+        Raises ValueError when other users of this machine can read them.
+        """
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(self.data_dir, "the data directory")
         if not self.worker_token.get_secret_value():
-            self.worker_token = SecretStr(
-                read_or_write_secret(self.data_dir / "worker-token", secrets.token_urlsafe(32))
-            )
+            file = self.data_dir / "worker-token"
+            token = read_or_write_secret(file, secrets.token_urlsafe(32))
+            check_token(f"the token in {file}", token)
+            self.worker_token = SecretStr(token)
+
+
+def unknown_variables() -> list[str]:
+    """What to say of TUNESMITH_* variables that nothing reads."""
+    return misspelled(os.environ)
 
 
 def read_or_write_secret(path: Path, value: str) -> str:
@@ -71,8 +155,25 @@ def read_or_write_secret(path: Path, value: str) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if known := path.read_text().strip():
+            check_private(path, "the secret in")
             return known
         raise ValueError(f"{path} is empty: delete it and start again") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(value + "\n")
     return value
+
+
+def _only_here(host: str) -> bool:
+    """Whether listening on `host` is listening on this machine's own addresses only."""
+    if is_loopback(host):
+        return True
+    if not host:  # every address there is
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(
+            f"TUNESMITH_HOST (--host) {host!r} is neither an address nor a name that this machine "
+            f"can resolve ({error})"
+        ) from None
+    return all(is_loopback(str(address[0])) for *_, address in found)

@@ -69,6 +69,19 @@ def test_without_a_key_both_ways_are_named(
     assert ".tunesmith/api-key" in done.stderr
 
 
+def test_a_misspelled_variable_draws_a_warning(
+    tunesmith: Tunesmith, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers["GET /v1/models"] = page()
+    monkeypatch.setenv("TUNESMITH_BASE_ULR", "http://elsewhere.test/v1")
+    done = tunesmith("models", "list")
+    assert done.exit_code == 0
+    assert done.stderr == (
+        "warning: TUNESMITH_BASE_ULR is not a setting and has no effect: "
+        "did you mean TUNESMITH_BASE_URL?\n"
+    )
+
+
 def test_a_refusal_shows_message_hint_and_request_id(
     tunesmith: Tunesmith, server: LocalServer
 ) -> None:

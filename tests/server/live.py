@@ -7,19 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-import uvicorn
 from fastapi import FastAPI
 
-from tunesmith_server.listener import Listener
+from tunesmith_server.listener import make_listener
+from tunesmith_server.settings import Settings
 
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
     """Gives the server's URL; the lifespan of `app` runs in it."""
-    config = uvicorn.Config(
-        app, port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=5
-    )
-    server = Listener(config, app.state.tunesmith.hub)
+    settings: Settings = app.state.tunesmith.settings
+    server = make_listener(app, settings.model_copy(update={"port": 0}))
     thread = Thread(target=server.run)
     thread.start()
     try:
@@ -28,7 +26,7 @@ def listening(app: FastAPI) -> Iterator[str]:
             time.sleep(0.01)
         assert server.started, "uvicorn did not start"
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield settings.model_copy(update={"port": port}).url
     finally:
         server.should_exit = True
         thread.join(20)

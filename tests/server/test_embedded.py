@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tunesmith_server.__main__ import main
-from tunesmith_server.embedded import StartError, _admin_key, _lock, serve
+from tunesmith_server.embedded import StartError, _admin_key, _free_port, _lock, serve
 from tunesmith_server.settings import Settings
 
+from ..certificates import issue
 from .actors import FakeWakeUps, serving
 from .callers import Caller
 
@@ -32,9 +33,57 @@ def test_a_taken_port_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFix
         """The failed start left no lock behind."""
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_the_url_is_one_that_can_be_asked(tmp_path: Path, host: str, url: str) -> None:
+    settings = Settings(data_dir=tmp_path, host=host, trusted_proxies="10.0.0.1")
+    assert settings.url == url
+    secure = settings.model_copy(update={"tls_cert": tmp_path / "cert.pem"})
+    assert secure.url == url.replace("http:", "https:")
+
+
+def test_a_free_port_is_found_on_ipv6_as_well() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:  # a machine without IPv6
+        with pytest.raises(StartError, match="cannot listen on ::1:0"):
+            _free_port("::1", 0)
+    else:
+        assert _free_port("::1", 0) > 0
+
+
+def test_serve_refuses_a_certificate_for_another_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own workers could not reach it: better now than never ready."""
+    made = issue(tmp_path / "tls", "tune.example")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    where = ["--data-dir", str(tmp_path / "data"), "--host", "localhost.localdomain", "--port", "0"]
+    monkeypatch.setattr("tunesmith_server.embedded._free_port", lambda host, port: 8000)
+    assert main(["serve", *where]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: TUNESMITH_TLS_CERT {made.cert} would be refused: Hostname mis")
+    assert "'localhost.localdomain'" in said
+    # The API alone is reached by names that it does not know.
+    assert main(["api", *where]) == 1
+    assert "TUNESMITH_BROKER_URL" in capsys.readouterr().err
+    monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")
+    assert main(["api", *where]) == 1
+    assert "tunesmith migrate" in capsys.readouterr().err
+
+
 def test_the_first_start_makes_a_key_that_works(settings: Settings, wake_ups: FakeWakeUps) -> None:
     key_file = settings.data_dir / "api-key"
-    settings.data_dir.mkdir(exist_ok=True)
+    settings.data_dir.mkdir(mode=0o700, exist_ok=True)
     for _ in range(2):
         _admin_key(settings, key_file)
     assert key_file.stat().st_mode & 0o777 == 0o600

@@ -39,10 +39,10 @@ def test_the_worker_token_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_token_from_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNESMITH_WORKER_TOKEN", "from outside")
+    monkeypatch.setenv("TUNESMITH_WORKER_TOKEN", "given from outside")
     settings = Settings(data_dir=tmp_path)
     settings.prepare()
-    assert settings.worker_token.get_secret_value() == "from outside"
+    assert settings.worker_token.get_secret_value() == "given from outside"
     assert not (tmp_path / "worker-token").exists()
 
 

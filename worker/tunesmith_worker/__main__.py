@@ -8,9 +8,14 @@ import logging
 import os
 import sys
 
-from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
+from pydantic import ValidationError
 
-from .settings import WorkerSettings
+from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
+from tunesmith_schema.unsafe import first_error
+
+from .settings import WorkerSettings, unknown_variables
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     from .celery_app import run_worker
 
     os.umask(0o077)  # data and adapters are their owner's alone
+    for unknown in unknown_variables():
+        log.warning("%s", unknown)
     try:
         settings = WorkerSettings()
         settings.check()
@@ -42,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write((json.dumps(said) if arguments.json else text) + "\n")
         sys.stdout.flush()
         run_worker(settings, arguments.queue)
+    except ValidationError as error:
+        sys.stderr.write(f"error: {first_error(error)}\n")
+        return 1
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -30,6 +30,8 @@ from .settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
+AGAIN_SECONDS = 0.5
+"""After a hello that got no answer: at first the API is often only just starting."""
 KEEP_SECONDS = 14 * 24 * 3600.0
 """Run directories and cached base models unused for so long go when a worker starts."""
 
@@ -103,18 +105,21 @@ class _Herald(threading.Thread):
 
     def run(self) -> None:
         with ServerApi(self._settings) as api:
-            delay = 0.0
+            delay, failures = 0.0, 0
             while not self._stop_asked.wait(delay):
                 delay = HELLO_SECONDS
                 try:
                     self._hello.models = base_models.names(self._settings)
                     welcome = api.hello(self._hello)
-                except ServerUnreachable:
-                    delay = 0.5  # an API that is only just starting
+                except ServerUnreachable as error:
+                    delay, failures = AGAIN_SECONDS, failures + 1
+                    if failures % 600 == 20:  # after 10 s, then about every five minutes
+                        log.warning("the server does not answer: %s", error)
                     continue
                 except ServerRefused as error:
                     log.error("the server refuses this worker: %s", error)
                     continue
+                failures = 0
                 if welcome.jobs_waiting and self._hello.queue == TRAIN_QUEUE and _idle():
                     self._wake()
             try:

@@ -12,23 +12,49 @@ import signal
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Self
 
-SUPERVISOR_PID = "TUNESMITH_SUPERVISOR_PID"
-SPAWNED_AT = "TUNESMITH_SPAWNED_AT"
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
 """glibc's malloc.h; thresholds in bytes, an int."""
 _MOST = 2**31 - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpawnSettings:
+    """What a supervisor tells its child through the environment; nothing when run by hand."""
+
+    supervisor_pid: int | None = None
+    """Whose death the child follows."""
+    spawned_at: float | None = None
+    """When the supervisor spawned it, unix seconds."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        pid = os.environ.get("TUNESMITH_SUPERVISOR_PID")
+        spawned_at = os.environ.get("TUNESMITH_SPAWNED_AT")
+        return cls(
+            supervisor_pid=int(pid) if pid else None,
+            spawned_at=float(spawned_at) if spawned_at else None,
+        )
+
+    def as_environment(self) -> dict[str, str]:
+        return {
+            f"TUNESMITH_{name.upper()}": repr(value)
+            for name, value in asdict(self).items()
+            if value is not None
+        }
+
+
 def die_with_supervisor() -> None:
     """Ask Linux for SIGKILL when the supervisor dies, and leave if it is already gone."""
-    expected = os.environ.get(SUPERVISOR_PID)
+    expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before the line above: then we already have another parent.
-    if os.getppid() != int(expected):
+    if os.getppid() != expected:
         os._exit(1)
 
 

@@ -5,6 +5,7 @@ A pure function of its run directory: it holds no credentials and knows no serve
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -17,13 +18,14 @@ from pydantic import JsonValue
 
 from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
 
+from .compare import compare_stock
 from .control import StopControl
 from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_load, plan_patches, plan_train
 from .process import (
-    SPAWNED_AT,
+    SpawnSettings,
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
@@ -175,8 +177,9 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
 
 def _tell_spawn(events: EventLog) -> None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
-    if spawned := os.environ.get(SPAWNED_AT):
-        seconds = round(max(0.0, time.time() - float(spawned)), 3)
+    spawned = SpawnSettings.from_environment().spawned_at
+    if spawned is not None:
+        seconds = round(max(0.0, time.time() - spawned), 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
@@ -210,15 +213,31 @@ def _read(
     return tokenized
 
 
+def _command() -> int:
+    parser = argparse.ArgumentParser(prog="tunesmith run", description="Train one run directory.")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="holds spec.json and data/")
+    parser.add_argument("--json", action="store_true", help="print result.json")
+    parser.add_argument(
+        "--compare-stock",
+        type=int,
+        metavar="N",
+        help="train N steps with our kernels and with the stock trainer, and print both curves; "
+        "RUN_DIR is only read",
+    )
+    arguments = parser.parse_args()
+    if arguments.compare_stock is not None:
+        if arguments.compare_stock < 1 or not (arguments.run_dir / "spec.json").is_file():
+            parser.error("--compare-stock takes a number of steps, and a RUN_DIR with a spec.json")
+        return compare_stock(arguments.run_dir, arguments.compare_stock)
+    status = main(arguments.run_dir)
+    if arguments.json:
+        result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
+        sys.stdout.write(json.dumps(json.loads(result)) + "\n")
+    return status
+
+
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
     keep_freed_memory()
-    arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.exit("usage: tunesmith run RUN_DIR [--json]")
-    status = main(Path(arguments[0]))
-    if "--json" in sys.argv:
-        result = (Path(arguments[0]) / "result.json").read_text(encoding="utf-8")
-        sys.stdout.write(json.dumps(json.loads(result)) + "\n")
-    sys.exit(status)
+    sys.exit(_command())

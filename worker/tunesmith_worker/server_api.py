@@ -52,6 +52,7 @@ class ServerApi:
             headers={"authorization": f"Bearer {settings.worker_token.get_secret_value()}"},
             timeout=httpx.Timeout(10.0, read=30.0),
             transport=transport,
+            verify=settings.server_trust(),
             trust_env=False,  # a proxy from the environment must not see the worker token
         )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 from .errors import EXIT_DISK_FULL, disk_full
-from .process import SPAWNED_AT, SUPERVISOR_PID, default_environment
+from .process import SpawnSettings, default_environment
 
 _TAIL_BYTES = 1500
 _SECRETS = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
@@ -99,6 +99,5 @@ def trainer_environment() -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith(_SECRETS)}
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
-    env[SUPERVISOR_PID] = str(os.getpid())
-    env[SPAWNED_AT] = repr(time.time())
-    return env
+    spawn = SpawnSettings(supervisor_pid=os.getpid(), spawned_at=time.time())
+    return env | spawn.as_environment()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tunesmith_schema import FileValidation, RowProblem
 
-from ..process import SUPERVISOR_PID, die_with_supervisor
+from ..process import SpawnSettings, die_with_supervisor
 from .rows import validate_file
 
 MOST_SECONDS = 1800.0
@@ -38,7 +38,7 @@ def check_upload(path: Path, filename: str, *, seconds: float = MOST_SECONDS) ->
         **{key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")},
         # Arrow's own allocator reserves far more than it uses, which the limit would count.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
-        SUPERVISOR_PID: str(os.getpid()),
+        **SpawnSettings(supervisor_pid=os.getpid()).as_environment(),
     }
     with tempfile.TemporaryFile() as errors:
         try:
