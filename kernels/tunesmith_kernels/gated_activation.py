@@ -9,8 +9,9 @@
     gelu_tanh   act(g) = g sigmoid(2 z),              z = sqrt(2/pi) (g + 0.044715 g^3)
 
 (sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
-https://arxiv.org/abs/2002.05202. All in fp32 inside: stock transformers rounds act(gate) to the
-tensor's dtype before it multiplies, we round once. Shapes: T rows, I the intermediate size.
+https://arxiv.org/abs/2002.05202. The CPU path rounds act(gate) to the tensor's dtype before it
+multiplies, as stock transformers does; Triton and the reference round once, at the end. Shapes:
+T rows, I the intermediate size.
 """
 
 from __future__ import annotations
@@ -146,17 +147,9 @@ def _activate_backward(
 
 def _forward_cpu(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation) -> None:
     num_rows, size = out.shape
-    scratch = out.new_empty((2, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
     for tile in row_tiles(num_rows, size):
-        gate, up = gate_up[tile, :size], gate_up[tile, size:]
-        gate_wide, activated = scratch[:, : gate.shape[0]]
-        if gate.dtype != scratch.dtype:
-            gate = gate_wide.copy_(gate)
-        _activate(gate, activation, activated)
-        if out.dtype == scratch.dtype:
-            torch.mul(activated, up, out=out[tile])
-        else:
-            out[tile] = activated.mul_(up)
+        _activate(gate_up[tile, :size], activation, out[tile])
+        out[tile].mul_(gate_up[tile, size:])
 
 
 def _backward_cpu(
@@ -166,18 +159,15 @@ def _backward_cpu(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """out and d_gate_up may be d_out and gate_up: a tile is read before it is written."""
+    """out and d_gate_up may be d_out and gate_up: cells are read before they are written."""
     num_rows, size = d_out.shape
-    scratch = out.new_empty((5, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
+    scratch = out.new_empty(2, rows_per_tile(num_rows, size), size)
     for tile in row_tiles(num_rows, size):
         gate, up, d = gate_up[tile, :size], gate_up[tile, size:], d_out[tile]
-        gate_wide, up_wide, d_wide, activated, product = scratch[:, : d.shape[0]]
-        if d.dtype != scratch.dtype:
-            gate, up, d = gate_wide.copy_(gate), up_wide.copy_(up), d_wide.copy_(d)
+        activated, product = scratch[:, : d.shape[0]]
         _activate(gate, activation, activated)
         torch.mul(d, up, out=product)
-        _activate_backward(product, gate, activation, product)
-        d_gate_up[tile, :size] = product
+        _activate_backward(product, gate, activation, d_gate_up[tile, :size])
         torch.mul(activated, up, out=product)
-        d_gate_up[tile, size:] = activated.mul_(d)
+        torch.mul(activated, d, out=d_gate_up[tile, size:])
         out[tile] = product
