@@ -91,13 +91,24 @@ def gated_backward(
         out, d_gate_up = d_out, gate_up
     else:
         raise ValueError("in_place needs gate_up and d_out with a contiguous last dimension")
+    _backward(gate_up, d_out, out, d_gate_up, activation)
+    return out, d_gate_up
+
+
+def _backward(
+    gate_up: torch.Tensor,
+    d_out: torch.Tensor,
+    out: torch.Tensor | None,
+    d_gate_up: torch.Tensor,
+    activation: Activation,
+) -> None:
+    """Fills d_gate_up, and out where it is wanted; they may be gate_up and d_out themselves."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 
         launch_backward(gate_up, d_out, out, d_gate_up, activation)
     else:
         _backward_cpu(gate_up, d_out, out, d_gate_up, activation)
-    return out, d_gate_up
 
 
 class _Gated(torch.autograd.Function):
@@ -110,8 +121,10 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gate_up,) = ctx.saved_tensors
-        return gated_backward(gate_up, d_out, ctx.activation)[1], None
+        gate_up, d_out = (_last_contiguous(x) for x in (*ctx.saved_tensors, d_out))
+        d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+        _backward(gate_up, d_out, None, d_gate_up, ctx.activation)
+        return d_gate_up, None
 
 
 def _check(gate_up: torch.Tensor, activation: Activation) -> None:
@@ -155,19 +168,22 @@ def _forward_cpu(gate_up: torch.Tensor, out: torch.Tensor, activation: Activatio
 def _backward_cpu(
     gate_up: torch.Tensor,
     d_out: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """out and d_gate_up may be d_out and gate_up: cells are read before they are written."""
+    """As `_backward`: cells are read before they are written."""
     num_rows, size = d_out.shape
-    scratch = out.new_empty(2, rows_per_tile(num_rows, size), size)
+    scratch = d_out.new_empty(2, rows_per_tile(num_rows, size), size)
     for tile in row_tiles(num_rows, size):
         gate, up, d = gate_up[tile, :size], gate_up[tile, size:], d_out[tile]
         activated, product = scratch[:, : d.shape[0]]
         _activate(gate, activation, activated)
         torch.mul(d, up, out=product)
         _activate_backward(product, gate, activation, d_gate_up[tile, :size])
-        torch.mul(activated, up, out=product)
-        torch.mul(activated, d, out=d_gate_up[tile, size:])
-        out[tile] = product
+        if out is None:
+            torch.mul(activated, d, out=d_gate_up[tile, size:])
+        else:
+            torch.mul(activated, up, out=product)
+            torch.mul(activated, d, out=d_gate_up[tile, size:])
+            out[tile] = product
