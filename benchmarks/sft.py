@@ -108,11 +108,11 @@ def summary(
 
 
 def peak(runs: list[dict[str, Any]]) -> float:
-    return statistics.median(one["peak_above_idle_mib"] for one in runs)
+    return statistics.median(float(one["peak_above_idle_mib"]) for one in runs)
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+        abs(float(a) - float(b)) / abs(float(b))
 
 
 if __name__ == "__main__":

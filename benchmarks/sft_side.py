@@ -62,7 +62,7 @@ def make_rows(tokens: int) -> Any:
     return datasets.Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
-class Clock(transformers.TrainerCallback):
+class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
     def __init__(self) -> None:
         self.cpu: list[float] = []
         self.wall: list[float] = []

@@ -22,45 +22,20 @@ With mu = sum_j q_j z_j, the entropy of p and its gradient come from the same pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch.nn.functional import softplus
 
-__all__ = [
-    "LogitTransform",
-    "RowStatistics",
-    "interpreted",
-    "read_rows",
-    "statistics_dtype",
-    "uses_triton",
-]
+from .dispatch import uses_triton
+from .tiles import wide
 
-_SCRATCH_BYTES = 1 << 20  # row tiles of this size stay in a core's second-level cache
+__all__ = ["LogitTransform", "RowStatistics", "read_rows"]
+
+# Row tiles of this size stay in a core's caches (docs/log.md); smaller ones pay more for calls.
+_SCRATCH_BYTES = 2 << 20
 _MASKED = -1e30  # a logit of no probability that still multiplies without overflow
-_interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
-
-
-def uses_triton(tensor: torch.Tensor) -> bool:
-    """Triton for CUDA tensors, and for CPU tensors inside `interpreted()`; else torch."""
-    return tensor.is_cuda or _interpreted.get()
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """CPU tensors take the Triton path; for tests, with TRITON_INTERPRET=1 in the environment."""
-    token = _interpreted.set(True)
-    try:
-        yield
-    finally:
-        _interpreted.reset(token)
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax arithmetic: fp32, fp64 for fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +57,7 @@ class LogitTransform:
         return self.logit_scale / self.temperature
 
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place, on a tensor of the statistics' dtype."""
+        """In place, on a tensor of a wide dtype."""
         if self.softcap is None:
             return logits if self.gain == 1.0 else logits.mul_(self.gain)
         logits.mul_(self.logit_scale / self.softcap).tanh_()
@@ -127,6 +102,22 @@ class RowStatistics:
             is_top1=None if self.is_top1 is None else self.is_top1[rows],
         )
 
+    def split(self, rows: int) -> Iterator[RowStatistics]:
+        """Views of `rows` rows each, the last of what is left."""
+        if len(self.target) <= rows:
+            yield self
+            return
+        parts = (self.target, self.max_other, self.sum_other, self.mean_other, self.is_top1)
+        views = (repeat(None) if part is None else torch.split(part, rows) for part in parts)
+        for target, max_other, sum_other, mean_other, is_top1 in zip(*views, strict=False):
+            yield RowStatistics(
+                target=target,
+                max_other=max_other,
+                sum_other=sum_other,
+                mean_other=mean_other,
+                is_top1=is_top1,
+            )
+
     def distance(self) -> torch.Tensor:
         """d = lse_o - z_t, [N] fp64: exp(-d) is relative to a rounding of d."""
         offset = self.max_other.double() - self.target.double()
@@ -164,24 +155,25 @@ def read_rows(
     f_j q_j (z_j - mu); without it the chunk's content is undefined afterwards.
     """
     if uses_triton(logits):
-        from tunesmith_kernels.head_rows_triton import launch
+        from .head_rows_triton import launch
 
         launch(logits, targets, transform, out, gradient=gradient, spread=spread)
         return
     vocabulary = logits.shape[1]
-    dtype = statistics_dtype(logits.dtype)
+    dtype = wide(logits.dtype)
     step = max(1, min(len(logits), _SCRATCH_BYTES // (vocabulary * dtype.itemsize)))
     scratch = [logits.new_empty((step, vocabulary), dtype=dtype) for _ in range(2)]
-    for start in range(0, len(logits), step):
-        rows = slice(start, start + step)
+    spreads = repeat(None) if spread is None else torch.split(spread, step)
+    tiles = (torch.split(logits, step), torch.split(targets[:, None], step), out.split(step))
+    for tile, tile_targets, tile_out, tile_spread in zip(*tiles, spreads, strict=False):
         _read_tile(
-            logits[rows],
-            targets[rows, None],
+            tile,
+            tile_targets,
             transform,
-            out[rows],
+            tile_out,
             scratch,
             gradient=gradient,
-            spread=None if spread is None else spread[rows],
+            spread=tile_spread,
         )
 
 
