@@ -112,7 +112,8 @@ def peak(runs: list[dict[str, Any]]) -> float:
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-        abs(float(a) - float(b)) / abs(float(b))
+    pairs = zip(ours["losses"], theirs["losses"], strict=True)
+    return max(abs(float(a) - float(b)) / abs(float(b)) for a, b in pairs)
 
 
 if __name__ == "__main__":
