@@ -21,7 +21,7 @@ files=compose.yml
 profiles=
 if [ "$gpus" -gt 0 ]; then
 	files=compose.yml:compose.gpu.yml
-	profiles=gpus-$gpus
+	profiles=gpus-$((gpus > 8 ? 8 : gpus))
 fi
 
 umask 077

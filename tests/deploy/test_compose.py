@@ -41,10 +41,11 @@ def host(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Hos
     """What docs/deploy.md says, up to `docker compose up`."""
     docker = tmp_path_factory.mktemp("checkout") / "docker"
     shutil.copytree(ROOT / "docker", docker, ignore=shutil.ignore_patterns(".env"))
-    path = {"PATH": "/usr/bin:/bin"}  # nvidia-smi may be in either: then the GPU files are used
+    path = {"PATH": "/usr/bin:/bin"}
     subprocess.run([docker / "make-env.sh", models], env=path, check=True, capture_output=True)
     subnet = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
     with (docker / ".env").open("a") as env:
+        # The first line again: a machine with cards would take the GPU file as well.
         env.write(f"COMPOSE_FILE=compose.yml\nTUNESMITH_SUBNET={subnet}.0/24\n")
     running = Host(read_project(docker), subnet)
     try:
