@@ -83,7 +83,7 @@ def test_serve_refuses_a_certificate_for_another_host(
 
 def test_the_first_start_makes_a_key_that_works(settings: Settings, wake_ups: FakeWakeUps) -> None:
     key_file = settings.data_dir / "api-key"
-    settings.data_dir.mkdir(exist_ok=True)
+    settings.data_dir.mkdir(mode=0o700, exist_ok=True)
     for _ in range(2):
         _admin_key(settings, key_file)
     assert key_file.stat().st_mode & 0o777 == 0o600
