@@ -68,7 +68,8 @@ def main() -> int:
 
 def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
-    command = [sys.executable, str(SIDE), "--side", side, *arguments]
+    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
+    command = [sys.executable, "-P", str(SIDE), "--side", side, *arguments]
     done = subprocess.run(command, env=env, capture_output=True)
     if done.returncode:
         sys.exit(done.stderr.decode(errors="replace"))
