@@ -1,6 +1,6 @@
 """The language-model head alone: ours against full logits, TRL's chunked function and Liger.
 
-    OMP_NUM_THREADS=1 python benchmarks/head.py --vocabulary 131072 --rows 1024
+    OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
 Forward and backward of a mean cross entropy to the hidden states (to the head too with
 --trainable-head). All sides run alternately in one process, best of --repeats: CPU-seconds of one
@@ -60,7 +60,9 @@ def trl_side(outputs: tuple[str, ...]) -> Side:
 
 
 def liger_side() -> Side:
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    from liger_kernel.transformers import (  # type: ignore[import-not-found, unused-ignore]  # optional
+        LigerFusedLinearCrossEntropyLoss,
+    )
 
     fused = LigerFusedLinearCrossEntropyLoss()
     return lambda hidden, weight, labels: fused(weight, hidden, labels)
