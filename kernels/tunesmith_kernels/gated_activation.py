@@ -11,7 +11,8 @@
 (sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
 https://arxiv.org/abs/2002.05202. For silu and gelu the CPU path rounds act(gate) to the tensor's
 dtype before it multiplies, as stock transformers does; Triton and the reference round once, at the
-end. Shapes: T rows, I the intermediate size.
+end. `gated` is differentiable; its parts are for autograd functions, which call them without
+recording. Shapes: T rows, I the intermediate size.
 """
 
 from __future__ import annotations
