@@ -154,7 +154,8 @@ def extra_mib(case: Case, side: Side, device: str) -> float:
 def peaks(names: list[str], dtype: str) -> dict[str, float]:
     found = {}
     for name in names:
-        command = [sys.executable, *sys.argv, "--memory-of", name, "--dtype", dtype]
+        # -P: beside this file stands kernels.py, which would hide a package of that name
+        command = [sys.executable, "-P", *sys.argv, "--memory-of", name, "--dtype", dtype]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found[name] = round(float(done.stdout), 1)
     return found

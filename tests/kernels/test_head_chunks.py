@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunesmith_kernels import log_prob
+from tunesmith_kernels import head_chunks, log_prob
+from tunesmith_kernels.head_rows import read_rows
 from tunesmith_kernels.log_prob import token_log_probs, token_log_probs_reference
 
 from .accuracy import assert_exact, relative_error
@@ -42,6 +43,22 @@ def test_rows_at_the_edge_of_a_chunk_on_both_paths(device: torch.device, rows: i
     assert_exact(scored.log_probs, truth.log_probs)
     for gradient, true_gradient in zip(gradients, true_gradients, strict=True):
         assert_exact(gradient, true_gradient)
+
+
+def test_chunks_are_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last one of a single row would read the whole weight for it."""
+    sizes: list[int] = []
+    real = read_rows
+
+    def recorded(logits: torch.Tensor, *args: Any, **options: Any) -> None:
+        sizes.append(len(logits))
+        real(logits, *args, **options)
+
+    monkeypatch.setattr(head_chunks, "read_rows", recorded)
+    head = Head.random(9, 100, 8)
+    hidden, weight, _ = head.leaves(torch.float32)
+    token_log_probs(hidden, weight, None, head.targets, byte_budget=4 * 100 * 4)
+    assert sizes == [3, 3, 3]
 
 
 class _Largest(TorchDispatchMode):
