@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, ours against the stock trainer: `python benchmarks/sft.py`.
+"""Supervised fine-tuning, ours against the stock trainer: `python -m benchmarks.sft`.
 
 Both sides run alternately, each run in a process of its own on one thread, with the same model,
 rows and order (benchmarks/sft_side.py): a Llama of 12.4 million parameters, rows of 32 to 768
