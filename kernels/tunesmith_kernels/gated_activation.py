@@ -9,8 +9,9 @@
     gelu_tanh   act(g) = g sigmoid(2 z),              z = sqrt(2/pi) (g + 0.044715 g^3)
 
 (sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
-https://arxiv.org/abs/2002.05202. All in fp32 inside: stock transformers rounds act(gate) to the
-tensor's dtype before it multiplies, we round once. Shapes: T rows, I the intermediate size.
+https://arxiv.org/abs/2002.05202. The CPU path rounds act(gate) to the tensor's dtype before it
+multiplies, as stock transformers does; Triton and the reference round once, at the end. Shapes:
+T rows, I the intermediate size.
 """
 
 from __future__ import annotations
@@ -90,13 +91,24 @@ def gated_backward(
         out, d_gate_up = d_out, gate_up
     else:
         raise ValueError("in_place needs gate_up and d_out with a contiguous last dimension")
+    _backward(gate_up, d_out, out, d_gate_up, activation)
+    return out, d_gate_up
+
+
+def _backward(
+    gate_up: torch.Tensor,
+    d_out: torch.Tensor,
+    out: torch.Tensor | None,
+    d_gate_up: torch.Tensor,
+    activation: Activation,
+) -> None:
+    """Fills d_gate_up, and out where it is wanted; they may be gate_up and d_out themselves."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 
         launch_backward(gate_up, d_out, out, d_gate_up, activation)
     else:
         _backward_cpu(gate_up, d_out, out, d_gate_up, activation)
-    return out, d_gate_up
 
 
 class _Gated(torch.autograd.Function):
@@ -109,8 +121,10 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gate_up,) = ctx.saved_tensors
-        return gated_backward(gate_up, d_out, ctx.activation)[1], None
+        gate_up, d_out = (_last_contiguous(x) for x in (*ctx.saved_tensors, d_out))
+        d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+        _backward(gate_up, d_out, None, d_gate_up, ctx.activation)
+        return d_gate_up, None
 
 
 def _check(gate_up: torch.Tensor, activation: Activation) -> None:
@@ -146,38 +160,30 @@ def _activate_backward(
 
 def _forward_cpu(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation) -> None:
     num_rows, size = out.shape
-    scratch = out.new_empty((2, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
     for tile in row_tiles(num_rows, size):
-        gate, up = gate_up[tile, :size], gate_up[tile, size:]
-        gate_wide, activated = scratch[:, : gate.shape[0]]
-        if gate.dtype != scratch.dtype:
-            gate = gate_wide.copy_(gate)
-        _activate(gate, activation, activated)
-        if out.dtype == scratch.dtype:
-            torch.mul(activated, up, out=out[tile])
-        else:
-            out[tile] = activated.mul_(up)
+        _activate(gate_up[tile, :size], activation, out[tile])
+        out[tile].mul_(gate_up[tile, size:])
 
 
 def _backward_cpu(
     gate_up: torch.Tensor,
     d_out: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """out and d_gate_up may be d_out and gate_up: a tile is read before it is written."""
+    """As `_backward`: cells are read before they are written."""
     num_rows, size = d_out.shape
-    scratch = out.new_empty((5, rows_per_tile(num_rows, size), size), dtype=wide(out.dtype))
+    scratch = d_out.new_empty(2, rows_per_tile(num_rows, size), size)
     for tile in row_tiles(num_rows, size):
         gate, up, d = gate_up[tile, :size], gate_up[tile, size:], d_out[tile]
-        gate_wide, up_wide, d_wide, activated, product = scratch[:, : d.shape[0]]
-        if d.dtype != scratch.dtype:
-            gate, up, d = gate_wide.copy_(gate), up_wide.copy_(up), d_wide.copy_(d)
+        activated, product = scratch[:, : d.shape[0]]
         _activate(gate, activation, activated)
         torch.mul(d, up, out=product)
-        _activate_backward(product, gate, activation, product)
-        d_gate_up[tile, :size] = product
-        torch.mul(activated, up, out=product)
-        d_gate_up[tile, size:] = activated.mul_(d)
-        out[tile] = product
+        _activate_backward(product, gate, activation, d_gate_up[tile, :size])
+        if out is None:
+            torch.mul(activated, d, out=d_gate_up[tile, size:])
+        else:
+            torch.mul(activated, up, out=product)
+            torch.mul(activated, d, out=d_gate_up[tile, size:])
+            out[tile] = product

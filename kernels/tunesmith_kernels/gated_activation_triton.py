@@ -58,6 +58,7 @@ def _backward_kernel(
     d_out_row,
     out_row,
     d_gate_up_row,
+    OUT: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,7 +70,8 @@ def _backward_kernel(
     up = tl.load(gate_up + row * gate_up_row + size + columns, mask=mask, other=0.0).to(tl.float32)
     d = tl.load(d_out + row * d_out_row + columns, mask=mask, other=0.0).to(tl.float32)
     activated, slope = _activation_and_slope(gate, ACTIVATION)
-    tl.store(out + row * out_row + columns, activated * up, mask=mask)
+    if OUT:
+        tl.store(out + row * out_row + columns, activated * up, mask=mask)
     tl.store(d_gate_up + row * d_gate_up_row + columns, d * up * slope, mask=mask)
     tl.store(d_gate_up + row * d_gate_up_row + size + columns, d * activated, mask=mask)
 
@@ -87,24 +89,26 @@ def launch_forward(gate_up: torch.Tensor, out: torch.Tensor, activation: str) ->
 def launch_backward(
     gate_up: torch.Tensor,
     d_out: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     d_gate_up: torch.Tensor,
     activation: str,
 ) -> None:
-    num_rows, size = out.shape
-    if out.numel() == 0:
+    num_rows, size = d_out.shape
+    if d_out.numel() == 0:
         return
+    to = d_out if out is None else out
     with on_device_of(gate_up):
         _backward_kernel[(num_rows, triton.cdiv(size, BLOCK))](
             gate_up,
             d_out,
-            out,
+            to,
             d_gate_up,
             size,
             gate_up.stride(0),
             d_out.stride(0),
-            out.stride(0),
+            to.stride(0),
             d_gate_up.stride(0),
+            OUT=out is not None,
             ACTIVATION=activation,
             BLOCK=BLOCK,
             num_warps=4,

@@ -201,18 +201,19 @@ def _forward_cpu(
     """x, y [R, n, H], rstd [R, n, 1]: read when eps is None, else written."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
-    scratch = x.new_empty((rows_per_tile(num_rows, heads * size), heads, size), dtype=wide(x.dtype))
+    scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)
     for tile in row_tiles(num_rows, heads * size):
-        x_tile, y_tile, rstd_tile = x[tile], y[tile], rstd[tile]
-        normed = scratch[: x_tile.shape[0]]
+        r = rstd[tile]
+        normed = scratch[: r.shape[0]]
+        x_wide = x[tile] if x.dtype == normed.dtype else normed.copy_(x[tile])
         if eps is not None:
-            torch.mean(normed.copy_(x_tile).square_(), -1, keepdim=True, out=rstd_tile)
-            rstd_tile.add_(eps).rsqrt_()
-        torch.mul(x_tile, rstd_tile, out=normed)
+            torch.linalg.vecdot(x_wide, x_wide, out=r[..., 0])
+            r.div_(size).add_(eps).rsqrt_()
+        torch.mul(x_wide, r, out=normed)
         if kind is NormKind.LLAMA:
-            torch.mul(normed.to(x.dtype), weight, out=y_tile)
+            torch.mul(normed.to(x.dtype), weight, out=y[tile])
         else:
-            y_tile.copy_(normed.mul_(factor))
+            y[tile] = normed.mul_(factor)
 
 
 def _backward_cpu(
@@ -227,22 +228,22 @@ def _backward_cpu(
 ) -> torch.Tensor | None:
     """Fills dx [R, n, H]; dweight [H] in fp32, or None. All tensors [R, n, H], rstd [R, n, 1]."""
     num_rows, heads, size = x.shape
-    dtype = wide(x.dtype)
-    factor = _factor(weight, kind, dtype)
-    dweight = x.new_zeros(size, dtype=dtype) if weight_grad else None
-    scratch = x.new_empty((3, rows_per_tile(num_rows, heads * size), heads, size), dtype=dtype)
+    factor = _factor(weight, kind, wide(x.dtype))
+    dweight = torch.zeros_like(factor) if weight_grad else None
+    rows = rows_per_tile(num_rows, heads * size)
+    scratch = x.new_empty(3, rows, heads, size, dtype=factor.dtype)
     for tile in row_tiles(num_rows, heads * size):
         r = rstd[tile]
         g, product, x_wide = scratch[:, : r.shape[0]]
-        x_wide = x[tile] if x.dtype == dtype else x_wide.copy_(x[tile])
-        g.copy_(dy[tile])
+        x_wide = x[tile] if x.dtype == g.dtype else x_wide.copy_(x[tile])
         if dweight is not None:
-            torch.mul(x_wide, r, out=product)
-            dweight += product.mul_(g).sum((0, 1))
-        g.mul_(factor)
-        mean = torch.mul(g, x_wide, out=product).mean(-1, keepdim=True)
-        g.mul_(r).addcmul_(x_wide, mean.mul_(r).mul_(r).mul_(r), value=-1)
+            dweight += torch.mul(x_wide, r, out=product).mul_(dy[tile]).sum((0, 1))
+        torch.mul(dy[tile], factor, out=g)
+        mean = torch.mul(g, x_wide, out=product).mean(-1, keepdim=True).mul_(r).mul_(r)
+        dx_wide = dx[tile] if dx.dtype == g.dtype else g
+        torch.addcmul(g, x_wide, mean, value=-1, out=dx_wide).mul_(r)
         if residual_grad is not None:
-            g.add_(residual_grad[tile])
-        dx[tile] = g
+            dx_wide.add_(residual_grad[tile])
+        if dx_wide is g:
+            dx[tile] = g
     return dweight

@@ -34,7 +34,7 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> x rotated, a copy."""
+    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> rotated, a new tensor."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]
@@ -153,20 +153,24 @@ def _rotate_cpu(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Writes x [T, n, D] rotated to out, which may be x itself."""
+    """Writes x [T, n, D] rotated to out, which may be x itself: [a | b] [c | c] + [b | a] [-s | s],
+    so that every operation runs over whole heads."""
     num_rows, heads, size = x.shape
     half = cos.shape[1]
     if out is not x and 2 * half < size:
         out[..., 2 * half :] = x[..., 2 * half :]
-    scratch = x.new_empty(
-        (2, rows_per_tile(num_rows, heads * half), heads, half), dtype=wide(x.dtype)
-    )
-    for tile in row_tiles(num_rows, heads * half):
+    cosines, sines = torch.cat([cos, cos], 1)[:, None], torch.cat([-sin, sin], 1)[:, None]
+    row_elements = 2 * half * heads
+    rows = rows_per_tile(num_rows, row_elements)
+    scratch = x.new_empty(2, rows, heads, 2 * half, dtype=wide(x.dtype))
+    for tile in row_tiles(num_rows, row_elements):
         index = tile if positions is None else positions[tile]
-        c, s = cos[index][:, None], sin[index][:, None]
-        a, b = x[tile, :, :half], x[tile, :, half : 2 * half]
-        first, second = scratch[:, : a.shape[0]]
-        torch.mul(a, c, out=first).addcmul_(b, s, value=-1)
-        torch.mul(b, c, out=second).addcmul_(a, s)
-        out[tile, :, :half] = first
-        out[tile, :, half : 2 * half] = second
+        x_tile, out_tile = x[tile, :, : 2 * half], out[tile, :, : 2 * half]
+        swapped, turned = scratch[:, : x_tile.shape[0]]
+        swapped[..., :half] = x_tile[..., half:]
+        swapped[..., half:] = x_tile[..., :half]
+        c, s = cosines[index], sines[index]
+        if out.dtype == scratch.dtype:
+            torch.mul(x_tile, c, out=out_tile).addcmul_(swapped, s)
+        else:
+            out_tile.copy_(turned.copy_(x_tile).mul_(c).addcmul_(swapped, s))

@@ -1,0 +1,135 @@
+"""Each kernel forward and backward against eager torch, torch.compile and Liger.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
+
+All sides run alternately in one process, the best of --repeats counts: CPU-seconds, on a GPU
+seconds between CUDA events. `gb_per_s` is the least traffic over the time. Liger runs on a GPU,
+where it is installed. Prints one JSON line; the allocator's environment is set outside and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from .kernel_operations import (
+    OPERATIONS,
+    SHAPES,
+    Shape,
+    outputs_and_gradients,
+    upstream_of,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ALLOCATOR = ("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """One call's CPU-seconds, or the GPU's seconds."""
+    if device.type == "cpu":
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.cuda.synchronize(device)
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
+        for _ in range(2)
+    )
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def best_seconds(
+    sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, float]:
+    """Alternated, so that a busy moment hits all sides; the first round warms up, and compiles."""
+    best = dict.fromkeys(sides, float("inf"))
+    for turn in range(repeats + 1):
+        for name, run in sides.items():
+            taken = seconds(run, device)
+            if turn:
+                best[name] = min(best[name], taken)
+    return best
+
+
+def measure(
+    operation: str,
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    repeats: int,
+    compiled: bool,
+) -> dict[str, Any]:  # Any: JSON
+    """Milliseconds, GB/s and speed relative to eager, by side."""
+    problem = OPERATIONS[operation](shape, device, dtype)
+    upstream = upstream_of(problem)
+    functions = {"ours": problem.ours, "eager": problem.eager}
+    if compiled:
+        functions["compile"] = torch.compile(problem.eager, dynamic=True)
+    if problem.liger is not None:
+        functions["liger"] = problem.liger
+    sides: dict[str, Callable[[], object]] = {
+        name: partial(outputs_and_gradients, function, problem.leaves, upstream)
+        for name, function in functions.items()
+    }
+    best = best_seconds(sides, device, repeats)
+    return {
+        name: {
+            "ms": round(taken * 1e3, 4),
+            "gb_per_s": round(problem.least_bytes / taken / 1e9, 2),
+            "speed_to_eager": round(best["eager"] / taken, 2),
+        }
+        for name, taken in best.items()
+    }
+
+
+def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """What a figure means nothing without."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--shape", choices=SHAPES)
+    arguments.add_argument("--dtype", choices=DTYPES, default="float32")
+    arguments.add_argument("--only", choices=OPERATIONS, nargs="+", default=list(OPERATIONS))
+    arguments.add_argument("--repeats", type=int, default=20)
+    arguments.add_argument("--no-compile", action="store_true")
+    given = arguments.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = given.shape or ("llama-8b" if device.type == "cuda" else "llama-12m")
+    torch.manual_seed(0)
+    results = {
+        operation: measure(
+            operation,
+            SHAPES[name],
+            device,
+            DTYPES[given.dtype],
+            repeats=given.repeats,
+            compiled=not given.no_compile,
+        )
+        for operation in given.only
+    }
+    print(json.dumps({**facts(device), "shape": name, "dtype": given.dtype, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

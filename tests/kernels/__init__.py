@@ -1,0 +1,1 @@
+"""Tests of the kernels: reference, CPU path and Triton path held together."""

@@ -1,0 +1,92 @@
+"""Compiles every Triton kernel for an H100 or H200, which needs no GPU: `python FILE`.
+
+The interpreter runs what the compiler refuses; this is the other half. Arguments are typed as a
+launch with bf16 tensors of a real model types them. Prints one line a kernel: its name and whether
+its global loads are 16 bytes wide.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tunesmith_kernels import gated_activation_triton, rms_norm_triton, rope_triton
+
+HOPPER = GPUTarget("cuda", 90, 32)
+FP32 = {"rstd", "partial", "cos", "sin"}
+NORM_POINTERS = {"x", "weight", "y", "dy", "dx", "residual_grad"}
+BF16 = NORM_POINTERS | {"q", "k", "q_out", "k_out"} | {"gate_up", "d_gate_up", "out", "d_out"}
+COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program"}
+
+NORM = {"ROWS": 1, "COLUMNS": 4096, "heads": 1}
+KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
+    *(
+        (rms_norm_triton._forward_kernel, {"KIND": kind, "RSTD_GIVEN": given, **NORM})
+        for kind in ("llama", "gemma", "olmo")
+        for given in (False, True)
+    ),
+    *(
+        (
+            rms_norm_triton._backward_kernel,
+            {"GEMMA": flag, "RESIDUAL": flag, "WEIGHT_GRAD": flag, **NORM},
+        )
+        for flag in (False, True)
+    ),
+    *(
+        (
+            rope_triton._rope_kernel,
+            {"POSITIONS": rest > 0, "REST": rest, "HEADS": 32, "HALF": 64},
+        )
+        for rest in (0, 32)
+    ),
+    *(
+        (kernel, {"ACTIVATION": activation, "BLOCK": 1024, **out})
+        for activation in ("silu", "gelu", "gelu_tanh")
+        for kernel, out in (
+            (gated_activation_triton._forward_kernel, {}),
+            (gated_activation_triton._backward_kernel, {"OUT": True}),
+        )
+    ),
+]
+
+
+def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
+    """PTX. A launch tells the compiler which sizes and strides 16 divides; so do we."""
+    names = kernel.arg_names
+    types = {
+        name: "constexpr"
+        if name in constants
+        else "*fp32"
+        if name in FP32
+        else "*i64"
+        if name == "positions"
+        else "*bf16"
+        if name in BF16
+        else "fp32"
+        if name == "eps"
+        else "i32"
+        for name in names
+    }
+    source = ASTSource(
+        kernel,
+        signature=types,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if name not in constants and name not in COUNTS and name != "eps"
+        },
+    )
+    ptx: str = triton.compile(source, target=HOPPER).asm["ptx"]
+    return ptx
+
+
+if __name__ == "__main__":
+    for kernel, constants in KERNELS:
+        wide = "ld.global.v4.b32" in compiled(kernel, constants)
+        sys.stdout.write(f"{kernel.__name__} {'wide' if wide else 'narrow'}\n")
