@@ -21,46 +21,18 @@ With mu = sum_j q_j z_j, the entropy of p and its gradient come from the same pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import softplus
 
-__all__ = [
-    "LogitTransform",
-    "RowStatistics",
-    "interpreted",
-    "read_rows",
-    "statistics_dtype",
-    "uses_triton",
-]
+from .dispatch import uses_triton
+from .tiles import wide
+
+__all__ = ["LogitTransform", "RowStatistics", "read_rows"]
 
 _SCRATCH_BYTES = 1 << 20  # row tiles of this size stay in a core's second-level cache
 _MASKED = -1e30  # a logit of no probability that still multiplies without overflow
-_interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
-
-
-def uses_triton(tensor: torch.Tensor) -> bool:
-    """Triton for CUDA tensors, and for CPU tensors inside `interpreted()`; else torch."""
-    return tensor.is_cuda or _interpreted.get()
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """CPU tensors take the Triton path; for tests, with TRITON_INTERPRET=1 in the environment."""
-    token = _interpreted.set(True)
-    try:
-        yield
-    finally:
-        _interpreted.reset(token)
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax arithmetic: fp32, fp64 for fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +54,7 @@ class LogitTransform:
         return self.logit_scale / self.temperature
 
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place, on a tensor of the statistics' dtype."""
+        """In place, on a tensor of a wide dtype."""
         if self.softcap is None:
             return logits if self.gain == 1.0 else logits.mul_(self.gain)
         logits.mul_(self.logit_scale / self.softcap).tanh_()
@@ -164,12 +136,12 @@ def read_rows(
     f_j q_j (z_j - mu); without it the chunk's content is undefined afterwards.
     """
     if uses_triton(logits):
-        from tunesmith_kernels.head_rows_triton import launch
+        from .head_rows_triton import launch
 
         launch(logits, targets, transform, out, gradient=gradient, spread=spread)
         return
     vocabulary = logits.shape[1]
-    dtype = statistics_dtype(logits.dtype)
+    dtype = wide(logits.dtype)
     step = max(1, min(len(logits), _SCRATCH_BYTES // (vocabulary * dtype.itemsize)))
     scratch = [logits.new_empty((step, vocabulary), dtype=dtype) for _ in range(2)]
     for start in range(0, len(logits), step):

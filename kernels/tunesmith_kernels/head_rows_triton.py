@@ -7,13 +7,14 @@ them; in between the row is in the second-level cache. Formulas and names: head_
 
 from __future__ import annotations
 
-from typing import Any
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
-from tunesmith_kernels.head_rows import LogitTransform, RowStatistics
+from .dispatch import on_device_of
+from .head_rows import LogitTransform, RowStatistics
 
 __all__ = ["launch"]
 
@@ -35,7 +36,7 @@ def launch(
     if rows == 0:
         return
     block = min(_MOST_COLUMNS, triton.next_power_of_2(vocabulary))
-    with torch.cuda.device_of(logits):
+    with on_device_of(logits):
         _row_kernel[(rows,)](
             logits,
             logits.stride(0),
@@ -63,8 +64,9 @@ def launch(
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _tanh(x: Any) -> Any:
+@triton.jit
+@no_type_check
+def _tanh(x):
     """(1 - e^-2|x|) / (1 + e^-2|x|), which cancels near 0: there the series, to 1e-8."""
     square = x * x
     inner = -0.05396825 + square * 0.021869488
@@ -74,40 +76,40 @@ def _tanh(x: Any) -> Any:
     return tl.where(square < 0.0625, series, tl.where(x < 0.0, -large, large))
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _transform(
-    y: Any, gain: Any, scale: Any, softcap: Any, temperature: Any, HAS_SOFTCAP: tl.constexpr
-) -> Any:
+@triton.jit
+@no_type_check
+def _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP: tl.constexpr):
     if HAS_SOFTCAP:
         return _tanh(y * scale / softcap) * softcap / temperature
     return y * gain
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
+@no_type_check
 def _row_kernel(
-    logits: Any,
-    logits_stride: Any,
-    targets: Any,
-    targets_stride: Any,
-    target_out: Any,
-    max_out: Any,
-    sum_out: Any,
-    mean_out: Any,
-    top1_out: Any,
-    spread: Any,
-    spread_stride: Any,
-    vocabulary: Any,
-    gain: Any,
-    scale: Any,
-    softcap: Any,
-    temperature: Any,
+    logits,
+    logits_stride,
+    targets,
+    targets_stride,
+    target_out,
+    max_out,
+    sum_out,
+    mean_out,
+    top1_out,
+    spread,
+    spread_stride,
+    vocabulary,
+    gain,
+    scale,
+    softcap,
+    temperature,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ENTROPY: tl.constexpr,
     HAS_TOP1: tl.constexpr,
     HAS_GRADIENT: tl.constexpr,
     HAS_SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
     t = tl.load(targets + row * targets_stride)

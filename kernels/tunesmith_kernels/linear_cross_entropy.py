@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from tunesmith_kernels.head_rows import statistics_dtype
-from tunesmith_kernels.log_prob import token_log_probs
+from .log_prob import token_log_probs
+from .tiles import wide
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 
@@ -33,7 +33,7 @@ def linear_cross_entropy_reference(
 ) -> torch.Tensor:
     """The same number from full logits, in fp32 after the projection."""
     logits = linear(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
-    logits = logits.to(statistics_dtype(logits.dtype)) * logit_scale
+    logits = logits.to(wide(logits.dtype)) * logit_scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     labels = labels.reshape(-1)

@@ -22,12 +22,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from tunesmith_kernels.head_rows import (
-    LogitTransform,
-    RowStatistics,
-    read_rows,
-    statistics_dtype,
-)
+from .head_rows import LogitTransform, RowStatistics, read_rows
+from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
@@ -59,7 +55,7 @@ def token_log_probs_reference(
 ) -> TokenLogProbs:
     """The same numbers from full logits, in fp32 after the projection."""
     logits = linear(hidden, weight, bias)
-    logits = logits.to(statistics_dtype(logits.dtype)) * logit_scale
+    logits = logits.to(wide(logits.dtype)) * logit_scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     log_p = torch.log_softmax(logits / temperature, -1)
@@ -165,7 +161,7 @@ class _Call:
         return RowStatistics.empty(
             rows,
             like=like,
-            dtype=statistics_dtype(self.dtype),
+            dtype=wide(self.dtype),
             entropy=self.entropy,
             top1=self.top1,
         )
@@ -245,7 +241,7 @@ class _HeadGradient:
     """Sums of d / d weight and d / d bias over rows, in the statistics' dtype."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: _Call) -> None:
-        dtype = statistics_dtype(call.dtype)
+        dtype = wide(call.dtype)
         self.weight = torch.zeros_like(weight, dtype=dtype) if call.weight_gradient else None
         self.bias = (
             torch.zeros_like(bias, dtype=dtype) if call.bias_gradient and bias is not None else None
@@ -310,7 +306,7 @@ class _TokenLogProbs(torch.autograd.Function):
                         unit_entropy[chunk.rows] = entropy_part
                 if call.head_gradient:
                     head.add(chunk, torch.ones_like(chunk.statistics.target)[:, None], None)
-            dtype = statistics_dtype(call.dtype)
+            dtype = wide(call.dtype)
             log_probs = statistics.log_probs().to(dtype)
             entropy = statistics.entropy().to(dtype) if call.entropy else None
         again = (hidden, weight, bias, targets) if call.head_gradient else (None,) * 4
