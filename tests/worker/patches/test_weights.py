@@ -106,8 +106,9 @@ def test_weights_of_two_dtypes_are_not_fused_until_they_are_of_one() -> None:
     assert torch.equal(whole, torch.cat([one.weight, two.weight]))
 
 
-def test_a_full_model_is_saved_to_the_same_bytes(tmp_path: Path) -> None:
-    model = make_model("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "llama"])  # the second has a tied head: one copy
+def test_a_full_model_is_saved_to_the_same_bytes(tmp_path: Path, family: str) -> None:
+    model = make_model(family)
     model.save_pretrained(tmp_path / "before")
     scored_by_trl(model)
     patched = patch(model)
