@@ -43,7 +43,8 @@ tunings = pytest.mark.parametrize("tuning", TUNINGS)
 
 def _weights(run: Path) -> dict[str, Any]:  # Any: tensors
     (file,) = (path for path in (run / "adapter").glob("*model.safetensors"))
-    return load_file(file)
+    weights: dict[str, Any] = load_file(file)
+    return weights
 
 
 def _check(make_run: MakeRun, rows: Rows, recipe: dict[str, Any], **spec: Any) -> None:
