@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-stacks check format serve clean
+.PHONY: setup demo test test-stacks test-openai check format serve clean
 
 setup: $(READY)
 
@@ -26,6 +26,11 @@ test: setup
 
 test-stacks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stacks
+
+# The strict client suite with the newest openai package there is, beside the pinned one.
+test-openai: setup
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/newest openai
+	OMP_NUM_THREADS=1 PYTHONPATH=.venv/newest $(BIN)/python -m pytest tests/server/test_openai_client.py -m "not stacks"
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """The language-model head alone: ours against full logits, TRL's chunked function and Liger.
 
-    OMP_NUM_THREADS=1 python benchmarks/head.py --vocabulary 131072 --rows 1024
+    OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
 Forward and backward of a mean cross entropy to the hidden states (to the head too with
 --trainable-head). All sides run alternately in one process, best of --repeats: CPU-seconds of one
@@ -51,16 +51,18 @@ def trl_side(outputs: tuple[str, ...]) -> Side:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
     def trl(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        log_probs, *_ = ChunkedLogProbFunction.apply(
+        log_probs: torch.Tensor = ChunkedLogProbFunction.apply(
             hidden, weight, None, labels, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
-        )
+        )[0]
         return -log_probs.mean()
 
     return trl
 
 
 def liger_side() -> Side:
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    from liger_kernel.transformers import (  # type: ignore[import-not-found, unused-ignore]  # optional
+        LigerFusedLinearCrossEntropyLoss,
+    )
 
     fused = LigerFusedLinearCrossEntropyLoss()
     return lambda hidden, weight, labels: fused(weight, hidden, labels)

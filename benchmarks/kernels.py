@@ -39,10 +39,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
         return time.process_time() - start
     torch.cuda.synchronize(device)
-    begin, end = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-        for _ in range(2)
-    )
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     run()
     end.record()

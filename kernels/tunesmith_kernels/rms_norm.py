@@ -12,7 +12,9 @@ with g = w dy (GEMMA: (1 + w) dy):
 Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467.
 A row of zeros gives zeros, and gradients of at most 1 / sqrt(eps) times dy. Shapes: H is the
 normalised size, x is [..., H]; rows may lie apart (heads inside a wider buffer), the last dimension
-is contiguous or copied. Backward saves r alone: y is rebuilt by `rms_norm_apply`.
+is contiguous or copied. Backward saves r alone: y is rebuilt by `rms_norm_apply`. `rms_norm` is
+differentiable; its parts (forward, apply, backward) are for autograd functions, which call them
+without recording.
 """
 
 from __future__ import annotations

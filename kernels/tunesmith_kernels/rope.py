@@ -166,11 +166,12 @@ def _rotate_cpu(
     for tile in row_tiles(num_rows, row_elements):
         index = tile if positions is None else positions[tile]
         x_tile, out_tile = x[tile, :, : 2 * half], out[tile, :, : 2 * half]
-        swapped, turned = scratch[:, : x_tile.shape[0]]
-        swapped[..., :half] = x_tile[..., half:]
-        swapped[..., half:] = x_tile[..., :half]
+        swapped, converted = scratch[:, : x_tile.shape[0]]
+        x_wide = x_tile if x.dtype == scratch.dtype else converted.copy_(x_tile)
+        swapped[..., :half] = x_wide[..., half:]
+        swapped[..., half:] = x_wide[..., :half]
         c, s = cosines[index], sines[index]
         if out.dtype == scratch.dtype:
-            torch.mul(x_tile, c, out=out_tile).addcmul_(swapped, s)
+            torch.mul(x_wide, c, out=out_tile).addcmul_(swapped, s)
         else:
-            out_tile.copy_(turned.copy_(x_tile).mul_(c).addcmul_(swapped, s))
+            out_tile.copy_(x_wide.mul_(c).addcmul_(swapped, s))

@@ -7,6 +7,7 @@ another one: positions restart at its first token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -41,5 +42,4 @@ class Segments:
 
     def rows(self) -> list[tuple[int, int]]:
         """First token of each row and the one after its last; rows without tokens left out."""
-        pairs = zip(self.bounds, self.bounds[1:], strict=False)
-        return [(start, stop) for start, stop in pairs if stop > start]
+        return [(start, stop) for start, stop in pairwise(self.bounds) if stop > start]

@@ -20,6 +20,7 @@ _NAMES = (
     "CA_FILE",
     "DATABASE_URL",
     "DATA_DIR",
+    "HELLO_FILE",
     "HOST",
     "JANITOR_SECONDS",
     "LEASE_SECONDS",

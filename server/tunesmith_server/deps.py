@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import ErrorCode
 
-from .database import Database
+from .database import READ_ONLY, Database
 from .errors import Unauthorized
 from .queue import WakeUps
 from .security import same
@@ -35,38 +38,69 @@ class State:
     hub: EventHub
 
 
-def get_state(request: Request) -> State:
+def state_of(request: Request) -> State:
     state: State = request.app.state.tunesmith
     return state
+
+
+# Dependencies are `async` where they do not wait: FastAPI sends each of the others to a thread.
+async def get_state(request: Request) -> State:
+    return state_of(request)
 
 
 StateDep = Annotated[State, Depends(get_state)]
 
 
-def get_session(state: StateDep) -> Iterator[Session]:
-    """One request is one transaction, committed before the reply leaves (scope="function")."""
-    with state.database.write.begin() as session:
-        yield session
+async def get_session(state: StateDep) -> Session:
+    """One request is one transaction: `TransactionRoute` ends it."""
+    return state.database.write()
 
 
-def get_reader(state: StateDep) -> Iterator[Session]:
+async def get_reader(state: StateDep) -> Session:
     """A session that never waits for a writer and never writes."""
-    with state.database.read() as session:
-        yield session
+    return state.database.read()
 
 
-SessionDep = Annotated[Session, Depends(get_session, scope="function")]
-ReaderDep = Annotated[Session, Depends(get_reader, scope="function")]
+SessionDep = Annotated[Session, Depends(get_session)]
+ReaderDep = Annotated[Session, Depends(get_reader)]
+
+Endpoint = Callable[..., Any]  # Any: routes return whatever they like
+_ENDS_TRANSACTION = "_ends_transaction"
+
+
+def _in_one_transaction(endpoint: Endpoint) -> Endpoint:
+    """`endpoint` in the thread that also commits: before the reply leaves, and without waiting for
+    another thread while others wait for the transaction to end."""
+    if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
+        return endpoint
+
+    @functools.wraps(endpoint)
+    def run(**given: Any) -> Any:  # Any: what the endpoint takes and returns
+        sessions = [value for value in given.values() if isinstance(value, Session)]
+        if not sessions:
+            return endpoint(**given)
+        (session,) = sessions
+        with session, nullcontext() if session.info.get(READ_ONLY) else session.begin():
+            return endpoint(**given)
+
+    setattr(run, _ENDS_TRANSACTION, True)
+    return run
+
+
+class TransactionRoute(APIRoute):
+    """Commits the route's session once its function has returned; an error rolls it back."""
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:  # Any: FastAPI's own
+        super().__init__(path, _in_one_transaction(endpoint), **options)
 
 
 def _recognise_caller(request: Request) -> None:
-    with get_state(request).database.read() as session:
-        key = keys.recognise(session, request.headers.get("authorization"))
-    request.state.caller = key.id
+    with state_of(request).database.read() as session:
+        request.state.caller = keys.recognise(session, request.headers.get("authorization"))
 
 
 def _check_worker_token(request: Request) -> None:
-    expected = get_state(request).settings.worker_token.get_secret_value()
+    expected = state_of(request).settings.worker_token.get_secret_value()
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     if not expected or not same(given, expected):
         raise Unauthorized(
@@ -76,10 +110,10 @@ def _check_worker_token(request: Request) -> None:
         )
 
 
-def _guarded_by(check: Callable[[Request], None]) -> type[APIRoute]:
+def _guarded_by(check: Callable[[Request], None]) -> type[TransactionRoute]:
     """A route that runs `check` before it reads the body, so that strangers fill no disk."""
 
-    class Guarded(APIRoute):
+    class Guarded(TransactionRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()  # Any: FastAPI's own signature
 
@@ -98,7 +132,7 @@ WorkerRoute = _guarded_by(_check_worker_token)
 """Needs the token that workers share; API keys do not open it."""
 
 
-def get_caller(request: Request) -> str:
+async def get_caller(request: Request) -> str:
     """Id of the API key that calls, on a `KeyRoute`."""
     caller: str = request.state.caller
     return caller
@@ -116,7 +150,7 @@ class Cursor:
     order: Order
 
 
-def get_cursor(
+async def get_cursor(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
     order: Order = "desc",

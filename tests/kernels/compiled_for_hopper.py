@@ -15,13 +15,26 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith_kernels import gated_activation_triton, rms_norm_triton, rope_triton
+from tunesmith_kernels import (
+    gated_activation_triton,
+    head_rows_triton,
+    rms_norm_triton,
+    rope_triton,
+)
 
 HOPPER = GPUTarget("cuda", 90, 32)
-FP32 = {"rstd", "partial", "cos", "sin"}
+FP32 = {"rstd", "partial", "cos", "sin", "target_out", "max_out", "sum_out", "mean_out"}
+INT64 = {"positions", "targets"}
+FLOATS = {"eps", "gain", "scale", "softcap", "temperature"}
 NORM_POINTERS = {"x", "weight", "y", "dy", "dx", "residual_grad"}
-BF16 = NORM_POINTERS | {"q", "k", "q_out", "k_out"} | {"gate_up", "d_gate_up", "out", "d_out"}
-COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program"}
+HEAD_POINTERS = {"logits", "spread"}
+BF16 = (
+    NORM_POINTERS
+    | HEAD_POINTERS
+    | {"q", "k", "q_out", "k_out"}
+    | {"gate_up", "d_gate_up", "out", "d_out"}
+)
+COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program", "targets_stride"}
 
 NORM = {"ROWS": 1, "COLUMNS": 4096, "heads": 1}
 KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
@@ -52,6 +65,20 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
             (gated_activation_triton._backward_kernel, {"OUT": True}),
         )
     ),
+    *(
+        (
+            head_rows_triton._row_kernel,
+            {
+                "HAS_SOFTCAP": flag,
+                "HAS_ENTROPY": flag,
+                "HAS_TOP1": flag,
+                "HAS_GRADIENT": True,
+                "HAS_SPREAD": flag,
+                "BLOCK": 4096,
+            },
+        )
+        for flag in (False, True)
+    ),
 ]
 
 
@@ -64,11 +91,13 @@ def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
         else "*fp32"
         if name in FP32
         else "*i64"
-        if name == "positions"
+        if name in INT64
+        else "*u8"
+        if name == "top1_out"
         else "*bf16"
         if name in BF16
         else "fp32"
-        if name == "eps"
+        if name in FLOATS
         else "i32"
         for name in names
     }
@@ -79,7 +108,7 @@ def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(names)
-            if name not in constants and name not in COUNTS and name != "eps"
+            if name not in constants and name not in COUNTS and name not in FLOATS
         },
     )
     ptx: str = triton.compile(source, target=HOPPER).asm["ptx"]

@@ -44,7 +44,7 @@ def test_rows_at_the_edge_of_a_chunk_on_both_paths(device: torch.device, rows: i
         assert_exact(gradient, true_gradient)
 
 
-class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class _Largest(TorchDispatchMode):
     """Bytes of the largest tensor that any operation gave."""
 
     largest = 0

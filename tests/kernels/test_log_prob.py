@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from tunesmith_kernels import log_prob
+from tunesmith_kernels.head_chunks import HeadGradient
 from tunesmith_kernels.log_prob import token_log_probs, token_log_probs_reference
 
 from .accuracy import assert_exact, assert_no_worse
@@ -125,8 +126,8 @@ def test_gradient_work_is_skipped_when_nobody_asks(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise AssertionError("gradient work")
 
-    monkeypatch.setattr(log_prob, "_hidden_gradients", fail)
-    monkeypatch.setattr(log_prob._HeadGradient, "add", fail)
+    monkeypatch.setattr(log_prob, "hidden_gradients", fail)
+    monkeypatch.setattr(HeadGradient, "add", fail)
     with torch.no_grad():
         scored = token_log_probs(hidden, weight, None, targets)
     assert torch.equal(scored.log_probs, expected)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tunesmith_server.stream import EventHub
+from tunesmith_server.stream import EventHub, _News
 
 from .actors import Server
 from .callers import event
@@ -145,14 +145,14 @@ def test_a_stopping_server_ends_its_streams_at_once(server: Server) -> None:
 def test_the_tailer_outlives_a_failing_database(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heads, failures = EventHub._heads, [RuntimeError("database is locked")]
+    news, failures = EventHub._news, [RuntimeError("database is locked")]
 
-    def fail_once(hub: EventHub) -> dict[str, int]:
+    def fail_once(hub: EventHub, heads: dict[str, int]) -> list[_News]:
         if failures:
             raise failures.pop()
-        return heads(hub)
+        return news(hub, heads)
 
-    monkeypatch.setattr(EventHub, "_heads", fail_once)
+    monkeypatch.setattr(EventHub, "_news", fail_once)
     with caplog.at_level(logging.ERROR):
         test_a_watcher_sees_events_as_they_come(server)
     assert "cannot follow the watched jobs" in caplog.text

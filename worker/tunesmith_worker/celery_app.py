@@ -120,6 +120,7 @@ class _Herald(threading.Thread):
                     log.error("the server refuses this worker: %s", error)
                     continue
                 failures = 0
+                self._show_health()
                 if welcome.jobs_waiting and self._hello.queue == TRAIN_QUEUE and _idle():
                     self._wake()
             try:
@@ -131,6 +132,13 @@ class _Herald(threading.Thread):
         self._stop_asked.set()
         if self.is_alive():
             self.join(timeout=5)
+
+    def _show_health(self) -> None:
+        if self._settings.hello_file is not None:
+            try:
+                self._settings.hello_file.touch()
+            except OSError as error:  # it only shows; the work goes on
+                log.warning("TUNESMITH_HELLO_FILE: %s", error)
 
     def _wake(self) -> None:
         try:

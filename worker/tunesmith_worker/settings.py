@@ -47,6 +47,8 @@ class WorkerSettings(BaseSettings):
     """Folders whose subfolders are base models, separated by colons."""
     trainer_python: str = ""
     """Interpreter that runs trainers; it needs the extra [worker]. Not set: the worker's own."""
+    hello_file: Path | None = None
+    """A file whose time says when the server last answered this worker: a container's health."""
 
     @field_validator("server_url")
     @classmethod

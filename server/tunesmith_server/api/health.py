@@ -7,15 +7,15 @@ from fastapi import APIRouter, Response
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.queue import TRAIN_QUEUE
 
-from ..deps import ReaderDep
+from ..deps import ReaderDep, TransactionRoute
 from ..errors import Unavailable
 from ..services import workers
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=TransactionRoute)
 
 
 @router.get("/healthz")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     """200 as long as the process answers."""
     return {"status": "ok"}
 

@@ -33,6 +33,8 @@ class BaseChoice:
     """As the job will carry it: never a host path outside the allowed directories."""
     adapter_id: str | None = None
     """Full weights of an earlier job."""
+    on_no_worker: bool = False
+    """Whether it is a folder that no train worker that is up has."""
 
 
 def folders(settings: Settings) -> dict[str, Path]:
@@ -63,15 +65,18 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
     """The base model a job asks for. Raises BadRequest when it cannot be one."""
     if name.startswith("ft:"):
         return _tuned(session, name)
-    known = names(session, settings)
-    if name in known:
-        return BaseChoice(name=name)
-    if name.startswith(("/", "./", "../", "~")):
-        return BaseChoice(name=_folder_below_allowed(settings, name))
-    if _HUB_ID.fullmatch(name):
-        return BaseChoice(name=name)
+    ready = on_workers(session)
+    known = sorted(set(folders(settings)) | ready)
+    if name.startswith(("/", "./", "../", "~")) and name not in known:
+        name = _folder_below_allowed(settings, name)
+    elif name not in known and not _HUB_ID.fullmatch(name):
+        raise _unknown(name, known)
+    return BaseChoice(name=name, on_no_worker="/" not in name and name not in ready)
+
+
+def _unknown(name: str, known: list[str]) -> BadRequest:
     near = difflib.get_close_matches(name, known, n=1)
-    raise BadRequest(
+    return BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
         f"model {name!r} is neither on this host nor a hub id",
         param="model",
@@ -83,9 +88,9 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
     )
 
 
-def why_it_waits(session: Session, base: BaseChoice) -> str | None:
+def why_it_waits(base: BaseChoice) -> str | None:
     """A warning when no worker that is up could serve a job on `base`."""
-    if base.adapter_id or "/" in base.name or base.name in on_workers(session):
+    if not base.on_no_worker:
         return None
     return (
         f"no train worker that is up has the base model {base.name!r}, so the job waits: start one "

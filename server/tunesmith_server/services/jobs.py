@@ -154,6 +154,8 @@ def create(
             )
         )
     events.add(session, job, f"created: {base.name} on {row_files[0].filename}")
+    if warning := base_models.why_it_waits(base):
+        events.add(session, job, warning, level="warn")
     try:
         session.flush()
     except IntegrityError as error:  # the same key in another transaction (PostgreSQL only)
@@ -162,8 +164,6 @@ def create(
             f"a request with Idempotency-Key {idempotency_key!r} is being served right now",
             hint="send it again: the answer is the job that the other one made",
         ) from error
-    if warning := base_models.why_it_waits(session, base):
-        events.add(session, job, warning, level="warn")
     queue_if_validated(session, wake_ups, job, row_files)
     return to_wire(job), False
 

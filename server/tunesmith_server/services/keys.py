@@ -44,8 +44,8 @@ def revoke(session: Session, key_id: str) -> ApiKeyRow:
     return row
 
 
-def recognise(session: Session, authorization: str | None) -> ApiKeyRow:
-    """The key behind an `Authorization: Bearer ...` header."""
+def recognise(session: Session, authorization: str | None) -> str:
+    """Id of the key behind an `Authorization: Bearer ...` header."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized(
@@ -54,11 +54,15 @@ def recognise(session: Session, authorization: str | None) -> ApiKeyRow:
             hint="the first start wrote a key to api-key in the data directory; "
             "`tunesmith keys create NAME` makes another",
         )
-    row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key.strip())))
+    # Two columns rather than the row: every request comes through here.
+    row = session.execute(
+        select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == key_hash(key.strip()))
+    ).one_or_none()
     if row is None or row.revoked_at is not None:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             f"API key {key.strip()[:6]}... is not valid" + (" any more" if row else ""),
             hint="`tunesmith keys create NAME` on the server's host makes a new one",
         )
-    return row
+    key_id: str = row.id
+    return key_id

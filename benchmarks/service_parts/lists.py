@@ -1,0 +1,115 @@
+"""Is page 400 of a list as quick as page 1? Jobs, jobs with a metadata filter, a job's events.
+
+Page 1 is asked for again before each page, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import insert, inspect, select
+from sqlalchemy.orm import Mapper
+
+from tunesmith_server.database import Base, Database
+from tunesmith_server.models import EventRow, JobRow
+
+from .installation import Installation, installation
+
+JOBS_PATH = "fine_tuning/jobs"
+_GROUPS = 5
+"""A list's pages fall into so many groups, whose medians are compared: single requests jitter more
+than they differ."""
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """10,000 jobs and 10,000 events of one job, 20 a page. Any: JSON."""
+    with installation(folder) as service:
+        return measure_on(service, rows=10_000, limit=20)
+
+
+def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
+    """Medians of the latency in ms, and how page i compares with page 1."""
+    job_id = service.new_job(service.new_file())
+    seed(service.database_url, job_id, rows)
+    lists: dict[str, tuple[str, dict[str, Any]]] = {
+        "jobs": (JOBS_PATH, {}),
+        # One job in ten has it.
+        "jobs_of_one_team": (JOBS_PATH, {"metadata[team]": "team-3"}),
+        "jobs_oldest_first": (JOBS_PATH, {"order": "asc"}),
+        "events": (f"{JOBS_PATH}/{job_id}/events", {}),
+    }
+    figures = {name: _paged(service, *what, limit) for name, what in lists.items()}
+    return {"rows": rows, "limit": limit, **figures}
+
+
+def _paged(service: Installation, path: str, params: dict[str, Any], limit: int) -> dict[str, Any]:
+    with service.user() as user:
+        first, later, ids = [], [], set[str]()
+        cursor: dict[str, str] = {}
+        _timed(user, path, {**params, "limit": limit})  # the connection, and caches
+        while True:
+            first.append(_timed(user, path, {**params, "limit": limit})[0])
+            milliseconds, page = _timed(user, path, {**params, "limit": limit, **cursor})
+            later.append(milliseconds)
+            ids.update(item["id"] for item in page["data"])
+            if not page["has_more"]:
+                break
+            cursor = {"after": page["last_id"]}
+    size = -(-len(later) // _GROUPS)
+    starts = range(0, len(later), size)
+    ratios = [
+        statistics.median(later[at : at + size]) / statistics.median(first[at : at + size])
+        for at in starts
+    ]
+    return {
+        "pages": len(later),
+        "items": len(ids),
+        "first_page_ms": round(statistics.median(first), 2),
+        "all_pages_ms": round(statistics.median(later), 2),
+        "over_first_by_fifth": [round(ratio, 2) for ratio in ratios],
+    }
+
+
+def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float, Any]:  # Any: JSON
+    began = time.perf_counter()
+    reply = user.get(path, params=params)
+    milliseconds = (time.perf_counter() - began) * 1000
+    return milliseconds, reply.raise_for_status().json()
+
+
+def seed(database_url: str, job_id: str, rows: int) -> None:
+    """Copies of a job until there are `rows`, in ten teams, and as many events of it. Straight into
+    the database: making them by requests would take longer than the measurement."""
+    database = Database(database_url)
+    with database.write.begin() as session:
+        job = session.get_one(JobRow, job_id)
+        job.labels = {"team": "team-0"}
+        columns = _columns(job)
+        copies = [
+            columns
+            | {
+                "id": f"ftjob-{number:024x}",
+                "created_at": job.created_at - number,
+                "labels": {"team": f"team-{number % 10}"},
+            }
+            for number in range(1, rows)
+        ]
+        session.execute(insert(JobRow), copies)
+        first = session.scalars(select(EventRow).where(EventRow.job_id == job_id)).first()
+        assert first is not None, "every job has an event"
+        about = _columns(first)
+        session.execute(
+            insert(EventRow),
+            [about | {"seq": number} for number in range(job.last_seq + 1, rows + 1)],
+        )
+        job.last_seq = rows
+    database.dispose()
+
+
+def _columns(row: Base) -> dict[str, Any]:  # Any: what columns hold
+    mapper: Mapper[Any] = inspect(type(row))
+    return {column.key: getattr(row, column.key) for column in mapper.column_attrs}

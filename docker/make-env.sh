@@ -1,0 +1,40 @@
+#!/bin/sh
+# Writes .env for compose.yml: secrets of this installation, and GPUs if the host has any.
+#   ./make-env.sh /srv/models      the folder whose subfolders are base models
+set -eu
+cd "$(dirname "$0")"
+
+models=${1:?usage: ./make-env.sh FOLDER_OF_BASE_MODELS}
+if [ ! -d "$models" ]; then
+	echo "error: $models is not a folder: make it first, it may be empty" >&2
+	exit 1
+fi
+if [ -e .env ]; then
+	echo "error: .env is there already, and the database knows its password: edit it instead" >&2
+	exit 1
+fi
+
+secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+broker=$(secret)
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+files=compose.yml
+profiles=
+if [ "$gpus" -gt 0 ]; then
+	files=compose.yml:compose.gpu.yml
+	profiles=gpus-$((gpus > 8 ? 8 : gpus))
+fi
+
+umask 077
+cat > .env <<END
+# Keep this file: without it the database and its backups cannot be opened.
+COMPOSE_FILE=$files
+COMPOSE_PROFILES=$profiles
+TUNESMITH_MODELS=$(cd "$models" && pwd)
+TUNESMITH_DATABASE_PASSWORD=$(secret)
+TUNESMITH_BROKER_PASSWORD=$broker
+TUNESMITH_WORKER_TOKEN=$(secret)
+# How workers on this host reach the two.
+TUNESMITH_SERVER_URL=http://api:8000
+TUNESMITH_BROKER_URL=redis://:$broker@valkey:6379/0
+END
+echo "wrote $(pwd)/.env ($files, GPUs: $gpus)"

@@ -1,0 +1,158 @@
+"""A language-model head over chunks of rows: their logits, and the gradients that follow from them.
+
+Shared by all that score tokens; knows no autograd. Formulas: head_rows.py and log_prob.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .head_rows import LogitTransform, RowStatistics, read_rows
+from .tiles import wide
+
+__all__ = ["Chunk", "HeadCall", "HeadGradient", "chunks", "hidden_gradients"]
+
+_WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient added at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCall:
+    """What one call is to compute, and how."""
+
+    transform: LogitTransform
+    dtype: torch.dtype
+    byte_budget: int
+    most_rows: int
+    entropy: bool
+    entropy_gradient: bool
+    top1: bool
+    hidden_gradient: bool
+    weight_gradient: bool
+    bias_gradient: bool
+
+    @property
+    def head_gradient(self) -> bool:
+        return self.weight_gradient or self.bias_gradient
+
+    def statistics(self, rows: int, like: torch.Tensor) -> RowStatistics:
+        return RowStatistics.empty(
+            rows,
+            like=like,
+            dtype=wide(self.dtype),
+            entropy=self.entropy,
+            top1=self.top1,
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows: their logits overwritten as `read_rows` says."""
+
+    rows: slice
+    hidden: torch.Tensor  # [n, H]
+    targets: torch.Tensor  # [n]
+    pull: torch.Tensor  # [n, V] f_j q_j
+    spread: torch.Tensor | None  # [n, V] f_j q_j (z_j - mu)
+    statistics: RowStatistics
+    call: HeadCall
+
+    def other_probs(self) -> torch.Tensor:
+        """g Q, [n, 1]."""
+        d = self.statistics.distance()[:, None]
+        return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
+
+    def target_slope(self) -> torch.Tensor:
+        """f_t, [n, 1]."""
+        return self.call.transform.slope_(self.statistics.target[:, None].clone())
+
+    def entropy_share(self) -> torch.Tensor:
+        """p_t (z_t - mu), [n, 1]: how far d log p_t / d y goes into -dH / d y."""
+        p = torch.sigmoid(-self.statistics.distance())
+        share = p * self.statistics.target_above_mean()
+        return share.to(self.statistics.target.dtype)[:, None]
+
+
+def chunks(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    statistics: RowStatistics,
+    call: HeadCall,
+) -> Iterator[Chunk]:
+    """Chunks of equal size (a last short one would read the whole weight for a few rows)."""
+    count, vocabulary = len(hidden), len(weight)
+    buffers = 2 if call.entropy_gradient else 1
+    most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
+    parts = -(-count // max(1, min(most, call.most_rows)))
+    rows = -(-count // max(1, parts))
+    logits = hidden.new_empty((rows, vocabulary), dtype=call.dtype)
+    spread = torch.empty_like(logits) if call.entropy_gradient else None
+    for start in range(0, count, max(1, rows)):
+        part = slice(start, min(start + rows, count))
+        h, z = hidden[part].to(call.dtype), logits[: part.stop - start]
+        if bias is None:
+            torch.mm(h, weight.t(), out=z)
+        else:
+            torch.addmm(bias, h, weight.t(), out=z)
+        s = None if spread is None else spread[: part.stop - start]
+        gradient = call.hidden_gradient or call.head_gradient
+        read_rows(z, targets[part], call.transform, statistics[part], gradient=gradient, spread=s)
+        yield Chunk(part, h, targets[part], z, s, statistics[part], call)
+
+
+def hidden_gradients(
+    chunk: Chunk, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d log p / d h and dH / d h, [n, H] each."""
+    factor = chunk.other_probs()
+    at_target = weight[chunk.targets].to(factor.dtype).mul_(chunk.target_slope())
+    unit = at_target.sub_(torch.mm(chunk.pull, weight)).mul_(factor)
+    if chunk.spread is None:
+        return unit, None
+    away = torch.mm(chunk.spread, weight).to(factor.dtype).mul_(factor)
+    return unit, away.addcmul_(unit, chunk.entropy_share()).neg_()
+
+
+class HeadGradient:
+    """Sums of d / d weight and d / d bias over rows, in the statistics' dtype."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: HeadCall) -> None:
+        dtype = wide(call.dtype)
+        self.weight = torch.zeros_like(weight, dtype=dtype) if call.weight_gradient else None
+        self.bias = (
+            torch.zeros_like(bias, dtype=dtype) if call.bias_gradient and bias is not None else None
+        )
+
+    def add(self, chunk: Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
+        """The chunk's rows by upstream weights of log_probs and entropy, [n, 1] each."""
+        factor = chunk.other_probs()
+        if entropy is not None:
+            assert chunk.spread is not None
+            log_prob = log_prob - entropy * chunk.entropy_share()
+            self._subtract(chunk, chunk.spread, entropy * factor)
+        by_row = log_prob * factor
+        at_target = by_row * chunk.target_slope()
+        if self.weight is not None:
+            self.weight.index_add_(0, chunk.targets, at_target * chunk.hidden)
+        if self.bias is not None:
+            self.bias.index_add_(0, chunk.targets, at_target[:, 0])
+        self._subtract(chunk, chunk.pull, by_row)
+
+    def _subtract(self, chunk: Chunk, pull: torch.Tensor, by_row: torch.Tensor) -> None:
+        if self.bias is not None:
+            self.bias.sub_(torch.mv(pull.t(), by_row[:, 0].to(pull.dtype)))
+        if self.weight is None:
+            return
+        pushed = (-by_row * chunk.hidden).to(pull.dtype)
+        if pull.dtype == self.weight.dtype:
+            self.weight.addmm_(pull.t(), pushed)
+        elif pull.is_cuda:
+            torch.addmm(self.weight, pull.t(), pushed, out_dtype=self.weight.dtype, out=self.weight)
+        else:
+            for start in range(0, len(self.weight), _WEIGHT_BLOCK):
+                block = slice(start, start + _WEIGHT_BLOCK)
+                self.weight[block].add_(torch.mm(pull[:, block].t(), pushed))

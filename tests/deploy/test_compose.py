@@ -1,0 +1,164 @@
+"""docker/compose.yml, run: its commands, environments and health checks as processes, and a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tunesmith
+
+from ..end_to_end.service import LONG, write_rows
+from ..end_to_end.test_durability import assert_complete
+from ..end_to_end.test_trip import logits_gap
+from ..tiny_model import make_tiny_model
+from .compose_file import read_project
+from .dockerfile import ROOT
+from .host import Container, Host
+
+pytestmark = [pytest.mark.slow, pytest.mark.stacks]
+
+STEPS = LONG | {"max_steps": 120}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_model(folder / "tiny")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Host]:
+    """What docs/deploy.md says, up to `docker compose up`."""
+    docker = tmp_path_factory.mktemp("checkout") / "docker"
+    shutil.copytree(ROOT / "docker", docker, ignore=shutil.ignore_patterns(".env"))
+    path = {"PATH": "/usr/bin:/bin"}
+    subprocess.run([docker / "make-env.sh", models], env=path, check=True, capture_output=True)
+    subnet = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
+    with (docker / ".env").open("a") as env:
+        # The first line again: a machine with cards would take the GPU file as well.
+        env.write(f"COMPOSE_FILE=compose.yml\nTUNESMITH_SUBNET={subnet}.0/24\n")
+    running = Host(read_project(docker), subnet)
+    try:
+        # The API knows base models by name and may never read one.
+        (running.container("api").mounts["/models"] / "tiny" / "model.safetensors").unlink()
+        running.up()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def client(host: Host) -> Iterator[tunesmith.Client]:
+    api = host.container("api")
+    made = api.execute(["tunesmith", "keys", "create", "test", "--json"])
+    key = json.loads(made.stdout)["key"]
+    with tunesmith.Client(base_url=f"http://{api.address}:8000/v1", api_key=key) as opened:
+        yield opened
+
+
+def start_training(client: tunesmith.Client, host: Host, rows: Path) -> tunesmith.Job:
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=STEPS)
+    host.until(lambda: job.refresh().step >= 3, "the first steps")
+    return job
+
+
+def finish(job: tunesmith.Job, host: Host) -> None:
+    ended = ("succeeded", "failed", "cancelled")
+    host.until(lambda: _state(job) in ended, "the job's end", 90)
+    assert job.status == "succeeded", job.error
+    assert_complete(job, STEPS["max_steps"])
+
+
+def _state(job: tunesmith.Job) -> str:
+    try:
+        return job.refresh().status
+    except tunesmith.APIConnectionError:
+        return "unknown"  # the API is between two lives
+
+
+def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
+    checked = [c for c in host.containers.values() if c.service.healthcheck]
+    assert {c.service.name for c in checked} == {"postgres", "valkey", "api", "train", "light"}
+    for container in checked:
+        host.until(container.healthy, f"health of {container.service.name}")
+
+
+def test_the_broker_keeps_what_it_is_told_and_asks_for_its_password(host: Host) -> None:
+    valkey = host.container("valkey")
+
+    def ask(*words: str) -> str:
+        return valkey.execute(["valkey-cli", "-h", "127.0.0.1", *words]).stdout.strip()
+
+    assert ask("config", "get", "appendonly").split() == ["appendonly", "yes"]
+    assert ask("config", "get", "maxmemory-policy").split()[-1] == "noeviction"
+    assert list(valkey.mounts["/data"].glob("appendonlydir/*"))
+    with socket.create_connection((valkey.address, 6379), 5) as stranger:
+        stranger.sendall(b"PING\r\n")
+        assert stranger.recv(100).startswith(b"-NOAUTH")
+
+
+def test_a_job_trains_though_the_api_is_killed_and_nothing_is_shared(
+    host: Host, client: tunesmith.Client, models: Path, tmp_path: Path
+) -> None:
+    job = start_training(client, host, write_rows(tmp_path / "train.jsonl"))
+    api, train = host.container("api"), host.container("train")
+    assert any("tunesmith_worker.run" in " ".join(p.cmdline()) for p in train.tree())
+    assert_nothing_is_shared(host, api, train)
+
+    api.kill()
+    assert not api.healthy()
+    host.until(lambda: api.restarts == 1 and api.healthy(), "the API's second life")
+    finish(job, host)
+    assert job.attempt == 1
+    folder = client.adapters.download(job.id, tmp_path / "adapter")
+    assert logits_gap(models / "tiny", folder) <= 1e-5
+
+
+def assert_nothing_is_shared(host: Host, api: Container, train: Container) -> None:
+    """No file, no session, no secret that is the other's: HTTP, broker and database alone."""
+    for one, other in ((api, train), (train, api)):
+        for process in one.tree():
+            used = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+            used += [mapped.path for mapped in process.memory_maps()] + [process.cwd()]
+            assert [path for path in used if path.startswith(str(other.root))] == []
+            named = "\n".join(f"{k}={v}" for k, v in process.environ().items())
+            assert str(other.root) not in named
+    password = api.environment["TUNESMITH_DATABASE_URL"].split(":")[2].split("@")[0]
+    for process in train.tree():
+        assert password not in Path(f"/proc/{process.pid}/environ").read_text()
+    sessions = [{os.getsid(process.pid) for process in c.tree()} for c in (api, train)]
+    assert not sessions[0] & sessions[1]
+    assert (api.mounts["/var/lib/tunesmith"] / "blobs").is_dir()
+    assert not (train.mounts["/var/lib/tunesmith"] / "blobs").exists()
+
+
+def test_a_worker_told_to_stop_hands_its_job_back_within_the_grace_period(
+    host: Host, client: tunesmith.Client, tmp_path: Path
+) -> None:
+    job = start_training(client, host, write_rows(tmp_path / "train.jsonl"))
+    assert host.stop("train"), "it had to be killed, or left a process behind"
+    assert job.refresh().state == "queued"
+    job.cancel()
+    assert not any("went silent" in event.message for event in job.stream())
+    host.start("train")
+    host.until(host.container("train").healthy, "the worker's health")
+
+
+def test_everything_stops_in_order_and_leaves_nothing_behind(host: Host) -> None:
+    """Last: the service is gone afterwards."""
+    trees: list[psutil.Process] = [p for c in host.containers.values() for p in c.tree()]
+    stopped = host.down()
+    assert list(stopped)[-1] in ("postgres", "valkey")
+    assert list(stopped).index("train") < list(stopped).index("api") < list(stopped).index("valkey")
+    assert all(stopped.values()), stopped
+    assert [process for process in trees if process.is_running()] == []

@@ -1,0 +1,218 @@
+"""The compose files, read: valid, closed by default, without a secret of their own."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith_server.settings import Settings
+from tunesmith_worker.held_job import REPORT_TIMEOUT_SECONDS
+from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervise import RELEASE_GRACE_SECONDS
+
+from .compose_file import ComposeError, Service, read_env, read_files, read_project
+from .dockerfile import ROOT, read_stages
+
+DOCKER = ROOT / "docker"
+FILES = sorted(DOCKER.glob("*.yml"))
+WORKER = {
+    "TUNESMITH_SERVER_URL": "https://tune.example.org",
+    "TUNESMITH_BROKER_URL": "redis://:secret@10.0.0.5:6379/0",
+    "TUNESMITH_WORKER_TOKEN": "t" * 48,
+    "TUNESMITH_MODELS": "/srv/models",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """docker/ with an .env made for a host without GPUs."""
+    return made_env(tmp_path, gpus=0)
+
+
+def made_env(folder: Path, *, gpus: int) -> Path:
+    docker = folder / "docker"
+    docker.mkdir()
+    for path in (*FILES, DOCKER / "make-env.sh"):
+        (docker / path.name).write_text(path.read_text())
+    (docker / "make-env.sh").chmod(0o755)
+    (folder / "models").mkdir()
+    smi = folder / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    cards = "\n".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})" for i in range(gpus))
+    smi.write_text(f"#!/bin/sh\ncat <<END\n{cards}\nEND\n")
+    smi.chmod(0o755)
+    done = make_env(docker, folder / "models")
+    assert done.returncode == 0, done.stderr
+    return docker
+
+
+def make_env(docker: Path, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [docker / "make-env.sh", *arguments],
+        env={"PATH": f"{docker.parent / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_valid_by_the_compose_specification(path: Path) -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_nothing_is_published_but_the_api_on_this_host(checkout: Path) -> None:
+    services = read_project(checkout)
+    assert set(services) == {"postgres", "valkey", "migrate", "api", "train", "light"}
+    ports = {name: service.ports for name, service in services.items() if service.ports}
+    assert ports == {"api": ["127.0.0.1:8000:8000"]}
+
+
+def test_every_variable_of_env_is_needed_and_none_has_a_default(checkout: Path) -> None:
+    variables = read_env(checkout / ".env")
+    for name in variables:
+        if name.startswith("TUNESMITH_"):
+            without = {key: value for key, value in variables.items() if key != name}
+            for given in (without, without | {name: ""}):
+                with pytest.raises(ComposeError, match=f"required variable {name}"):
+                    read_files([checkout / "compose.yml"], given)
+    secrets = r"\$\{\w*(?:PASSWORD|TOKEN|KEY)\w*(?!\w*:\?)[^}]*\}"
+    assert [re.findall(secrets, path.read_text()) for path in FILES] == [[]] * len(FILES)
+
+
+def test_make_env_writes_secrets_once_and_for_nobody_else(checkout: Path) -> None:
+    env = checkout / ".env"
+    assert stat.S_IMODE(env.stat().st_mode) == 0o600
+    known = read_env(env)
+    drawn = [known[f"TUNESMITH_{name}"] for name in ("DATABASE_PASSWORD", "BROKER_PASSWORD")]
+    drawn.append(known["TUNESMITH_WORKER_TOKEN"])
+    assert len(set(drawn)) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{48}", secret) for secret in drawn)
+
+    again = make_env(checkout, checkout.parent / "models")
+    assert (again.returncode, read_env(env)) == (1, known)
+    assert "there already" in again.stderr
+    env.unlink()
+    nowhere = make_env(checkout, checkout / "absent")
+    assert nowhere.returncode == 1
+    assert "is not a folder" in nowhere.stderr
+    assert not env.exists()
+    assert "usage" in make_env(checkout).stderr
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 8, 16])
+def test_each_gpu_up_to_eight_has_a_train_worker_of_its_own(tmp_path: Path, gpus: int) -> None:
+    services = read_project(made_env(tmp_path, gpus=gpus))
+    trains = [service for name, service in services.items() if name.startswith("train")]
+    assert [devices(service) for service in trains] == [
+        [str(number)] for number in range(min(gpus, 8))
+    ]
+    for service in trains:
+        assert service.target == "worker-cuda"
+        assert service.command == ["tunesmith", "worker", "--queue", "train"]
+        assert service.environment["TUNESMITH_TRAINER_PYTHON"] == "/opt/tunesmith/bin/python"
+        assert service.raw["shm_size"] == "8gb"
+        # An index with torch for the CPU must not reach this image.
+        assert service.raw["build"]["args"]["TORCH_INDEX"] == ""
+        assert set(service.depends_on) & {"api", "train"}  # so it stops before the API
+
+
+def devices(service: Service) -> list[str]:
+    (one,) = service.raw["deploy"]["resources"]["reservations"]["devices"]
+    assert (one["driver"], one["capabilities"]) == ("nvidia", ["gpu"])
+    ids: list[str] = one["device_ids"]
+    return ids
+
+
+def test_a_further_host_runs_workers_and_knows_no_database() -> None:
+    files = [DOCKER / "worker.yml", DOCKER / "compose.gpu.yml"]
+    services = read_files(files, WORKER, ["gpus-2"])
+    assert set(services) == {"train", "light", "train-1"}
+    for service in services.values():
+        assert service.ports == []
+        assert service.environment["TUNESMITH_SERVER_URL"] == "https://tune.example.org"
+        assert not any("DATABASE" in name or "AWS" in name for name in service.environment)
+    with pytest.raises(ComposeError, match="TUNESMITH_SERVER_URL"):
+        read_files(files, {})
+
+
+def test_the_broker_is_published_on_the_address_that_is_asked_for(checkout: Path) -> None:
+    files = [checkout / "compose.yml", checkout / "compose.hosts.yml"]
+    variables = read_env(checkout / ".env")
+    with pytest.raises(ComposeError, match="TUNESMITH_BROKER_BIND"):
+        read_files(files, variables)
+    services = read_files(files, variables | {"TUNESMITH_BROKER_BIND": "10.0.0.5"})
+    assert services["valkey"].ports == ["10.0.0.5:6379:6379"]
+
+
+def test_https_is_the_only_thing_that_the_tls_file_publishes(checkout: Path) -> None:
+    files = [checkout / "compose.yml", checkout / "compose.tls.yml"]
+    variables = read_env(checkout / ".env")
+    with pytest.raises(ComposeError, match="TUNESMITH_DOMAIN"):
+        read_files(files, variables)
+    services = read_files(files, variables | {"TUNESMITH_DOMAIN": "tune.example.org"})
+    assert services["caddy"].ports == ["80:80", "443:443", "443:443/udp"]
+    assert services["api"].ports == ["127.0.0.1:8000:8000"]
+
+
+def every_service(tmp_path: Path) -> dict[str, Service]:
+    docker = made_env(tmp_path, gpus=8)
+    files = [docker / f"compose{part}.yml" for part in ("", ".gpu", ".hosts", ".tls")]
+    more = {"TUNESMITH_BROKER_BIND": "10.0.0.5", "TUNESMITH_DOMAIN": "tune.example.org"}
+    return read_files(files, read_env(docker / ".env") | more, ["gpus-8"])
+
+
+def test_services_restart_and_have_time_to_stop(tmp_path: Path) -> None:
+    services = every_service(tmp_path)
+    assert services.pop("migrate").restart == "no"
+    services.pop("caddy")
+    for name, service in services.items():
+        assert service.restart == "unless-stopped", name
+        assert service.healthcheck is not None, name
+        if name.startswith(("train", "light")):
+            # A trainer's checkpoint, its report to an API that hangs, and Celery's own end (3 s).
+            needed = RELEASE_GRACE_SECONDS + REPORT_TIMEOUT_SECONDS + 10
+            assert service.stop_grace_seconds > needed, name
+
+
+def test_what_is_set_is_what_the_programs_read(tmp_path: Path) -> None:
+    known: dict[str, set[str]] = {
+        "server": set(Settings.model_fields),
+        "worker-cpu": set(WorkerSettings.model_fields),
+        "worker-cuda": set(WorkerSettings.model_fields),
+    }
+    for service in every_service(tmp_path).values():
+        fields: Any = known.get(service.target, ())  # Any: only membership is asked
+        given = [name for name in service.environment if name.startswith("TUNESMITH_")]
+        if service.target:
+            assert service.target in read_stages()
+            unknown = [n for n in given if n.removeprefix("TUNESMITH_").lower() not in fields]
+            assert unknown == [], service.name
+            assert service.raw["cap_drop"] == ["ALL"]
+            assert service.raw["security_opt"] == ["no-new-privileges:true"]
+        else:
+            assert re.search(r":\d+\.\d+(\.\d+)?-\w+$", service.image), service.image
+
+
+def test_the_api_takes_what_compose_gives_it_and_needs_every_part(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = read_project(checkout)["api"].environment | {"TUNESMITH_DATA_DIR": str(tmp_path)}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().host == "0.0.0.0"
+    monkeypatch.delenv("TUNESMITH_TRUSTED_PROXIES")
+    with pytest.raises(ValueError, match="open to other machines"):
+        Settings()

@@ -1,0 +1,123 @@
+"""docker/Dockerfile and .dockerignore, read: what an image holds and who it runs as."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tunesmith._cli_exec import VERBS
+from tunesmith_worker.__main__ import main as worker_main
+
+from .dockerfile import DOCKERFILE, ROOT, argv, last, lineage, read_stages
+
+STAGES = read_stages()
+IMAGES = ("server", "worker-cpu", "worker-cuda")
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is installed on Linux x86-64")
+def test_the_linter_finds_nothing() -> None:
+    found = subprocess.run([HADOLINT, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_runs_as_somebody_without_rights(image: str) -> None:
+    user, group = last(STAGES, image, "USER").split(":")
+    assert int(user) >= 1000
+    assert int(group) >= 1000
+    # Nothing is run after it as somebody else, or before it by mistake.
+    instructions = [instruction for instruction, _ in STAGES[image].lines]
+    assert "RUN" not in instructions[instructions.index("USER") :]
+    made = [value for stage in lineage(STAGES, image) for value in stage.of("RUN")]
+    assert any(f"--uid {user} " in value and "-m 0700 -o tunesmith" in value for value in made)
+
+
+@pytest.mark.parametrize(
+    ("image", "packages"),
+    [
+        ("server", {"tini"}),
+        ("worker-cpu", {"tini"}),
+        ("worker-cuda", {"tini", "gcc", "libc6-dev"}),
+    ],
+)
+def test_only_the_cuda_image_has_a_compiler(image: str, packages: set[str]) -> None:
+    lines = " ; ".join(value for stage in lineage(STAGES, image) for value in stage.of("RUN"))
+    found = re.findall(r"apt-get install -y --no-install-recommends ([^&;]+)", lines)
+    assert lines.count("apt-get install") == len(found)
+    assert {name for part in found for name in part.split()} == packages
+    assert ("Python.h" in lines) == ("gcc" in packages)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_signals_reach_the_program_and_the_program_exists(image: str) -> None:
+    assert argv(STAGES, image, "ENTRYPOINT") == ["tini", "--"]
+    assert last(STAGES, image, "STOPSIGNAL") == "SIGTERM"
+    program, verb, *arguments = argv(STAGES, image, "CMD")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert program in project["scripts"]
+    assert verb in VERBS
+    if verb == "worker":
+        with pytest.raises(SystemExit) as asked:  # it knows these arguments: --help is reached
+            worker_main([verb, *arguments, "--help"])
+        assert asked.value.code == 0
+
+
+def test_every_image_is_named_to_the_last_digit() -> None:
+    foreign = {stage.base for stage in STAGES.values()} - set(STAGES)
+    assert foreign
+    for image in foreign:
+        assert re.fullmatch(r"[\w/.-]+:\d+\.\d+\.\d+-\w+-\w+", image), image
+
+
+def test_packages_come_from_the_pinned_set_and_from_a_cache() -> None:
+    lines = [
+        value for stage in STAGES.values() for value in stage.of("RUN") if "pip install" in value
+    ]
+    assert len(lines) == 6
+    for line in lines:
+        if "--no-deps" in line:  # our own wheel, from the stage that made it
+            assert "--no-index" in line
+        else:
+            assert re.search(r"-c (/requirements/)?constraints\.txt", line), line
+            assert "--mount=type=cache,target=/root/.cache/pip" in line
+
+
+def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
+    sources = {
+        source
+        for stage in STAGES.values()
+        for value in stage.of("COPY")
+        if "--from=" not in value
+        for source in value.split()[:-1]
+    }
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert not ignored(source), source
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    packages = wheel["targets"]["wheel"]["packages"]
+    assert {package.split("/")[0] for package in packages} < sources
+
+
+def test_secrets_data_and_environments_do_not_reach_the_builder() -> None:
+    for name in (".env", "docker/.env", ".git", ".venv", ".tunesmith", "demo-output", "tests"):
+        assert ignored(name), name
+
+
+def ignored(name: str) -> bool:
+    """As Docker does: the last pattern that fits the path, or a folder above it, decides."""
+    verdict = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern = line.removeprefix("!")
+        path = Path(name)
+        if any(fnmatch.fnmatch(str(part), pattern) for part in (path, *path.parents[:-1])):
+            verdict = not line.startswith("!")
+    return verdict
