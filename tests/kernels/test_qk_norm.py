@@ -141,3 +141,10 @@ def test_a_second_derivative_is_refused_and_not_wrong() -> None:
     (gradient,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_a_leaf_that_trains_is_not_overwritten() -> None:
+    """Autograd knows that the input and the result are one tensor."""
+    qkv, *weights = _draw(9, SHAPES[0], True)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        qk_norm(qkv.requires_grad_(), weights[0], weights[1], EPS, NormKind.LLAMA, SHAPES[0])

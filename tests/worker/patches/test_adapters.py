@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Untyped]] = {
 
 
 # Phi-3 has one projection for q, k and v, and one for gate and up.
-FUSED = {
+FUSED: dict[str, dict[str, Untyped]] = {
     "q-and-v-alone": {"target_modules": ["qkv_proj"]},
     "gate-and-down-alone": {"target_modules": ["gate_up_proj", "down_proj"]},
     "patterns": {"rank_pattern": {"qkv_proj": 2}, "alpha_pattern": {"down_proj": 40}},
