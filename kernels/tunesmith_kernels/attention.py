@@ -21,9 +21,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .rope import rope, rope_
 from .segments import Segments
+from .tiles import wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def segment_attention_reference(
         index = torch.arange(stop - start, device=qkv.device)
         distance = index[:, None] - index[None, :]
         hidden = (distance < 0) | (distance >= (shape.window or stop - start))
-        weights = scores.float().masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
+        scores = scores.to(wide(scores.dtype)).masked_fill(hidden, float("-inf"))
+        weights = scores.softmax(-1).to(v.dtype)
         outputs.append((weights @ v_htd).transpose(0, 1).flatten(1))
     return torch.cat(outputs) if outputs else qkv[:, : shape.heads * shape.head_dim]
 
@@ -167,6 +170,7 @@ class _SegmentAttention(torch.autograd.Function):
         return out.flatten(1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         qkv, cos, sin = ctx.saved_tensors
         shape: AttentionShape = ctx.shape

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .gated_activation import Activation, gated_backward, gated_forward, gated_reference
 from .rms_norm import (
@@ -177,6 +178,7 @@ class _LoraLinear(torch.autograd.Function):
         return y if x.dim() == 2 else y.unflatten(0, x.shape[:-1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         spec: _Spec = ctx.spec
         n = len(spec.outs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .attention import AttentionShape
 from .rms_norm import NormKind, rms_norm_backward, rms_norm_forward, rms_norm_reference
@@ -72,6 +73,7 @@ class _QKNorm(torch.autograd.Function):
         return qkv
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_qkv: torch.Tensor) -> Any:
         before, q_weight, k_weight, *rstds = ctx.saved_tensors
         out = d_qkv.clone()

@@ -8,6 +8,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from trl.trainer.utils import add_fused_lm_head
 
 from tunesmith_schema import PROJECTIONS
 
@@ -15,7 +16,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 VOCABULARY = 131
 
-_COMMON: dict[str, Untyped] = {
+COMMON: dict[str, Untyped] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -29,14 +30,14 @@ _COMMON: dict[str, Untyped] = {
 }
 
 FAMILIES: dict[str, Callable[[], Untyped]] = {
-    "llama": lambda: transformers.LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "llama": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
     "llama-bias": lambda: transformers.LlamaConfig(
-        **_COMMON, attention_bias=True, mlp_bias=True, head_dim=16
+        **COMMON, attention_bias=True, mlp_bias=True, head_dim=16
     ),
-    "llama-mha": lambda: transformers.LlamaConfig(**_COMMON | {"num_key_value_heads": 4}),
-    "llama-gelu": lambda: transformers.LlamaConfig(**_COMMON, hidden_act="gelu"),
+    "llama-mha": lambda: transformers.LlamaConfig(**COMMON | {"num_key_value_heads": 4}),
+    "llama-gelu": lambda: transformers.LlamaConfig(**COMMON, hidden_act="gelu"),
     "llama-3-rope": lambda: transformers.LlamaConfig(
-        **_COMMON,
+        **COMMON,
         rope_parameters={
             "rope_type": "llama3",
             "rope_theta": 10000.0,
@@ -46,14 +47,14 @@ FAMILIES: dict[str, Callable[[], Untyped]] = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=7),
-    "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
+    "mistral": lambda: transformers.MistralConfig(**COMMON, sliding_window=7),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON),
     "qwen2-sliding": lambda: transformers.Qwen2Config(
-        **_COMMON, use_sliding_window=True, sliding_window=5, max_window_layers=1
+        **COMMON, use_sliding_window=True, sliding_window=5, max_window_layers=1
     ),
-    "qwen3": lambda: transformers.Qwen3Config(**_COMMON, head_dim=16),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=16),
     "gemma2": lambda: transformers.Gemma2Config(
-        **_COMMON,
+        **COMMON,
         head_dim=16,
         query_pre_attn_scalar=16,
         sliding_window=6,
@@ -61,37 +62,41 @@ FAMILIES: dict[str, Callable[[], Untyped]] = {
         final_logit_softcapping=4.0,
     ),
     "gemma3": lambda: transformers.Gemma3TextConfig(
-        **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=6, sliding_window_pattern=2
+        **COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=6, sliding_window_pattern=2
     ),
     "phi3": lambda: transformers.Phi3Config(
-        **_COMMON, resid_pdrop=0.0, sliding_window=9, partial_rotary_factor=0.5
+        **COMMON, resid_pdrop=0.0, sliding_window=9, partial_rotary_factor=0.5
     ),
-    "smollm3": lambda: transformers.SmolLM3Config(**_COMMON, no_rope_layers=[1, 0, 1]),
+    "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layers=[1, 0, 1]),
     "granite": lambda: transformers.GraniteConfig(
-        **_COMMON,
+        **COMMON,
         embedding_multiplier=3.0,
         residual_multiplier=0.4,
         attention_multiplier=0.2,
-        logits_scaling=2.0,
+        logits_scaling=0.8,
     ),
-    "olmo2": lambda: transformers.Olmo2Config(**_COMMON),
+    "olmo2": lambda: transformers.Olmo2Config(**COMMON),
 }
 
 
 def make_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Untyped:
-    """Weights several times larger than a fresh model's: its gradients are not near zero."""
+    return model_of(FAMILIES[family](), seed=seed).to(dtype)
+
+
+def model_of(config: Untyped, *, seed: int = 0) -> Untyped:
+    """Weights ten times larger than a fresh model's: its gradients are of order 1e-2."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+        model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:
-                    parameter.mul_(4.0)
+                    parameter.mul_(10.0)
                 elif "norm" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 else:
                     parameter.copy_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype)
+    return model
 
 
 def with_lora(model: Untyped, *, seed: int = 1, **settings: Untyped) -> Untyped:
@@ -126,3 +131,46 @@ def packed_batch(lengths: tuple[int, ...] = (23, 1, 40, 9), seed: int = 2) -> di
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
     }
+
+
+def scored_by_trl(model: Untyped) -> Untyped:
+    """As TRL's trainer prepares it: with the head that answers `fused_lm_head=True`."""
+    causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    add_fused_lm_head(causal, outputs=("log_probs", "entropy", "is_top1"))
+    return model
+
+
+def make_tuned(family: str, tuning: str, **lora: Untyped) -> Untyped:
+    """`tuning`: "lora" or "full"; ready for a trainer."""
+    model = make_model(family)
+    return scored_by_trl(with_lora(model, **lora) if tuning == "lora" else model)
+
+
+def run_step(model: Untyped, batch: dict[str, Untyped]) -> tuple[Untyped, dict[str, torch.Tensor]]:
+    """TRL's output, and each trainable tensor's gradient by name."""
+    model.zero_grad()
+    output = model(**batch, fused_lm_head=True)
+    output.loss.backward()
+    named = model.named_parameters()
+    return output, {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
+    """RMS of the error over RMS of the truth."""
+    return float((actual.double() - truth.double()).norm() / truth.double().norm())
+
+
+def assert_same_gradients(
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], limit: float = 1e-5
+) -> None:
+    """Each tensor's within `limit` relative RMS."""
+    assert actual.keys() == expected.keys()
+    worst = {name: relative_rms(actual[name], expected[name]) for name in expected}
+    name = max(worst, key=lambda one: worst[one])
+    assert worst[name] <= limit, f"{name}: {worst[name]:.1e}"
+
+
+def equal_bits(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return actual.keys() == expected.keys() and all(
+        torch.equal(actual[name], expected[name]) for name in expected
+    )

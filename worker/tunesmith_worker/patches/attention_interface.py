@@ -26,7 +26,11 @@ _segmented: ContextVar[bool] = ContextVar("segmented", default=False)
 
 
 def register_over(stock: str) -> str:
-    """Register ours in front of attention implementation `stock`; the name it goes by."""
+    """Register ours in front of attention implementation `stock`; the name it goes by.
+
+    Raises ValueError when `stock` is ours."""
+    if stock.startswith(_NAME):
+        raise ValueError("the model is patched already: undo that first")
     name = _NAME + stock
     AttentionInterface.register(name, _attention_over(stock))
     AttentionMaskInterface.register(name, _mask_over(stock))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,6 @@ class DecoderLayerPatch:
     def __init__(self, layer: Untyped, wanted: frozenset[str], report: PatchReport) -> None:
         """Raises Unsupported when neither half can be ours."""
         name = type(layer).__name__
-        if name not in FAMILIES:
-            raise Unsupported(f"{name} is not among the known families")
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             raise Unsupported(f"{name} has hooks or a forward of its own")
         self._layer, self._family = layer, FAMILIES[name]
@@ -47,7 +46,8 @@ class DecoderLayerPatch:
         if self._attention is not None:
             x = self._attention(x, kwargs["position_embeddings"], segments)
         else:
-            x = _stock_attention(self._layer, self._family, x, kwargs | {"segments": segments})
+            alone = {"segments": segments, "past_key_values": None}  # rows are whole: no cache
+            x = _stock_attention(self._layer, self._family, x, kwargs | alone)
         return self._mlp(x) if self._mlp is not None else _stock_mlp(self._layer, self._family, x)
 
     @property
@@ -68,7 +68,12 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
             return result
         if args:
             raise TypeError(f"{type(layer).__name__}: only hidden_states may be positional")
-        return patch.run(hidden_states, segments, kwargs)
+        run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
+        if layer.gradient_checkpointing and layer.training:
+            # transformers does this inside the forward that ours replaces
+            checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
+            return checkpointed
+        return run(hidden_states)
 
     return forward
 
@@ -108,14 +113,18 @@ class BackbonePatch:
 
     def __init__(self, backbone: Untyped) -> None:
         self._backbone = backbone
+        self._stock = vars(backbone).get("forward")
         stock = backbone.forward
 
+        @functools.wraps(type(backbone).forward)
         def forward(
-            _: Untyped,
+            this: Untyped,
             *args: Untyped,
             cu_seq_lens_q: torch.Tensor | None = None,
             **kwargs: Untyped,
         ) -> Untyped:
+            if this is not backbone:
+                raise RuntimeError("a copy of a patched model: undo its patches before copying it")
             if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
                 return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
             segments = Segments.from_cumulative(cu_seq_lens_q)
@@ -125,4 +134,7 @@ class BackbonePatch:
         backbone.forward = types.MethodType(forward, backbone)
 
     def undo(self) -> None:
-        self._backbone.__dict__.pop("forward", None)
+        if self._stock is None:
+            self._backbone.__dict__.pop("forward", None)
+        else:
+            self._backbone.forward = self._stock

@@ -54,3 +54,9 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By the class name of the decoder layer in transformers 5.23."""
+
+
+def is_known(layer: object) -> bool:
+    """By name and origin: another package's class of the same name may compute anything."""
+    kind = type(layer)
+    return kind.__name__ in FAMILIES and kind.__module__.startswith("transformers.models.")

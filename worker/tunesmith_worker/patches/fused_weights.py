@@ -12,29 +12,34 @@ import torch
 
 
 class FusedWeight:
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """`parameters`: [out_i, in], of one dtype on one device."""
-        self._parameters = list(parameters)
+    def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
+        """`modules`: weights [out_i, in]."""
+        self._modules = list(modules)
         self._fuse()
 
-    def get(self) -> torch.Tensor:
-        """[sum of out_i, in]. Fused anew where somebody has given a parameter other memory
-        (`.to()`, `load_state_dict(assign=True)`)."""
-        places = [parameter.data_ptr() for parameter in self._parameters]
-        if places != self._places:
+    def get(self) -> torch.Tensor | None:
+        """[sum of out_i, in]; None while the weights differ in dtype or device. Fused anew where
+        somebody has given one other memory (`.to()`, `load_state_dict(assign=True)`)."""
+        if self._now() != self._places:
             self._fuse()
         return self._whole
 
     def release(self) -> None:
         """Give every parameter memory of its own again."""
         with torch.no_grad():
-            for parameter in self._parameters:
-                parameter.data = parameter.data.clone()
+            for module in self._modules:
+                module.weight.data = module.weight.data.clone()
+
+    def _now(self) -> list[int]:
+        return [module.weight.data_ptr() for module in self._modules]
 
     def _fuse(self) -> None:
-        with torch.no_grad():
-            self._whole = torch.cat([parameter.data for parameter in self._parameters])
-            sizes = [len(parameter) for parameter in self._parameters]
-            for parameter, view in zip(self._parameters, self._whole.split(sizes), strict=True):
-                parameter.data = view
-        self._places = [parameter.data_ptr() for parameter in self._parameters]
+        weights = [module.weight for module in self._modules]
+        self._whole = None
+        if len({(weight.dtype, weight.device) for weight in weights}) == 1:
+            with torch.no_grad():
+                self._whole = torch.cat([weight.data for weight in weights])
+                sizes = [len(weight) for weight in weights]
+                for weight, view in zip(weights, self._whole.split(sizes), strict=True):
+                    weight.data = view
+        self._places = self._now()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import activations
 
 from tunesmith_kernels.attention import AttentionShape, segment_attention
 from tunesmith_kernels.gated_activation import Activation
@@ -25,11 +26,11 @@ from .projections import Projections, Unsupported
 
 Untyped = Any  # Any: transformers is not typed
 
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
+_ACTIVATIONS: dict[type, Activation] = {
+    torch.nn.SiLU: "silu",
+    activations.SiLUActivation: "silu",
+    activations.GELUActivation: "gelu",
+    activations.GELUTanh: "gelu_tanh",
 }
 
 
@@ -37,7 +38,7 @@ class AttentionHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         attention = layer.self_attn
-        _check_hooks(attention, *attention.children())
+        _check_own(layer, attention)
         _check_dropout(layer, "resid_attn_dropout")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
@@ -47,8 +48,7 @@ class AttentionHalf:
         self._out = Projections([attention.o_proj])
         self._before = _norm(layer, family.before_attention)
         self._after = _norm(layer, family.after_attention)
-        self._q_norm = getattr(attention, "q_norm", None)
-        self._k_norm = getattr(attention, "k_norm", None)
+        self._q_norm, self._k_norm = (_norm(layer, name, attention) for name in _QK_NORMS)
         self._kind = family.norm
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
@@ -83,13 +83,12 @@ class MLPHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         mlp = layer.mlp
-        _check_hooks(mlp, *mlp.children())
+        _check_own(layer, mlp)
         _check_dropout(layer, "resid_mlp_dropout")
-        config = mlp.config
-        name = getattr(config, "hidden_activation", None) or config.hidden_act
-        if name not in _ACTIVATIONS:
-            raise Unsupported(f"activation {name}")
-        self._activation: Activation = _ACTIVATIONS[name]
+        activation = type(getattr(mlp, family.activation))
+        if activation not in _ACTIVATIONS:
+            raise Unsupported(f"activation {activation.__name__}")
+        self._activation: Activation = _ACTIVATIONS[activation]
         self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])
         self._down = Projections([mlp.down_proj])
         self._before = _norm(layer, family.before_mlp)
@@ -132,28 +131,33 @@ def _add(
 
 def _shape(attention: Untyped) -> AttentionShape:
     config, head_dim = attention.config, int(attention.head_dim)
+    name = type(attention).__name__
     # Mistral and Phi-3 keep the window in their configuration, the others on the module.
     window = getattr(attention, "sliding_window", None)
-    if not hasattr(attention, "sliding_window") and type(attention).__name__ in _WINDOW_IN_CONFIG:
+    if not hasattr(attention, "sliding_window") and name in _WINDOW_IN_CONFIG:
         window = getattr(config, "sliding_window", None)
+    # Gemma 3 reads a soft cap from its configuration as well, and does not use it.
+    softcap = attention.attn_logit_softcapping if name in _SOFTCAPPED else None
     return AttentionShape(
         heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
         scale=float(attention.scaling),
         window=window,
-        softcap=getattr(attention, "attn_logit_softcapping", None),
+        softcap=softcap,
     )
 
 
 _WINDOW_IN_CONFIG = ("MistralAttention", "Phi3Attention")
+_SOFTCAPPED = ("Gemma2Attention",)
+_QK_NORMS = ("q_norm", "k_norm")
 
 
-def _norm(layer: Untyped, name: str | None) -> Untyped:
-    if name is None:
-        return None
-    module = getattr(layer, name)
-    _check_hooks(module)
+def _norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
+    """The norm of that name in `parent`, by default the layer itself; None where there is none."""
+    module = getattr(parent or layer, name, None) if name else None
+    if module is not None:
+        _check_own(layer, module)
     return module
 
 
@@ -166,11 +170,16 @@ def _eps(module: Untyped) -> float:
     return float(module.eps if eps is None else eps)
 
 
-def _check_hooks(*modules: Untyped) -> None:
-    """What somebody has hung on a module would be passed by."""
-    for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-            raise Unsupported(f"{type(module).__name__} has hooks or a forward of its own")
+def _check_own(layer: Untyped, module: Untyped) -> None:
+    """`module` is what the layer's architecture has there, with nothing hung on it or below it:
+    it would be passed by."""
+    if type(module).__module__ != type(layer).__module__:
+        raise Unsupported(f"{type(module).__name__} is not {type(layer).__name__}'s own")
+    for part in module.modules():
+        hooks = (part._forward_hooks, part._forward_pre_hooks)
+        backward = (part._backward_hooks, part._backward_pre_hooks)
+        if any((*hooks, *backward)) or "forward" in vars(part):
+            raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
 
 
 def _check_dropout(layer: Untyped, name: str) -> None:

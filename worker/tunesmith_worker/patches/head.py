@@ -6,6 +6,7 @@ same call with the same fields.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -26,6 +27,7 @@ class HeadPatch:
         self._stock = vars(model).get("forward")
         stock = model.forward
 
+        @functools.wraps(type(model).forward)  # `generate` reads its parameters
         def forward(
             this: Untyped,
             *args: Untyped,
@@ -33,7 +35,7 @@ class HeadPatch:
             labels: torch.Tensor | None = None,
             **kwargs: Untyped,
         ) -> Untyped:
-            if not fused_lm_head or labels is None or kwargs.get("shift_labels") is not None:
+            if not fused_lm_head or labels is None or _needs_stock(this, kwargs):
                 if labels is not None:
                     kwargs["labels"] = labels
                 return stock(*args, fused_lm_head=fused_lm_head, **kwargs)
@@ -46,6 +48,13 @@ class HeadPatch:
             self._model.__dict__.pop("forward", None)
         else:
             self._model.forward = self._stock
+
+
+def _needs_stock(model: Untyped, kwargs: dict[str, Untyped]) -> bool:
+    """Labels that are shifted already, and the load balancing loss of a mixture of experts."""
+    balanced = getattr(model.config.get_text_config(), "output_router_logits", False)
+    balanced = kwargs.get("output_router_logits", balanced)
+    return bool(balanced) or kwargs.get("shift_labels") is not None
 
 
 def _score(

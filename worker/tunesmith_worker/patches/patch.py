@@ -10,6 +10,7 @@ import torch
 
 from .attention_interface import register_over
 from .decoder import BackbonePatch, DecoderLayerPatch
+from .families import is_known
 from .head import HeadPatch
 from .projections import Unsupported
 from .report import PatchReport
@@ -76,9 +77,12 @@ def _patch_backbone(
         try:
             patched = DecoderLayerPatch(layer, wanted, report)
         except Unsupported as why:
-            report.stays_stock("attention_block", str(why))
+            for name in wanted & {"attention_block", "mlp_block"}:
+                report.stays_stock(name, str(why))
         else:
             undo.append(patched.undo)
+    for _ in range(len(backbone.layers) - report.counts["attention_block"]):
+        report.replaced("attention")
 
 
 def why_stock_attention(model: Untyped) -> str | None:
@@ -90,8 +94,12 @@ def _why_stock(backbone: Untyped) -> str | None:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         return f"{type(backbone).__name__} has no list of layers"
-    if not all(hasattr(layer, "self_attn") for layer in layers):
-        return "not every layer is attention"
+    layer: Untyped
+    for layer in layers:
+        if not is_known(layer):
+            return f"{type(layer).__name__} is not among the known families"
+        if not layer.self_attn.is_causal:
+            return "attention that is not causal"
     if getattr(backbone.config, "attention_dropout", 0.0):
         return "attention dropout"
     if not backbone._supports_attention_backend:

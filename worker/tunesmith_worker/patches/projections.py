@@ -27,9 +27,9 @@ class Projections:
         for module in modules:
             check(module)
         self._modules = list(modules)
-        weights = [_base(module).weight for module in modules]
-        alike = len({(w.dtype, w.device, w.requires_grad) for w in weights}) == 1
-        self._fused = FusedWeight(weights) if len(weights) > 1 and alike else None
+        bases = [_base(module) for module in modules]
+        alike = len({base.weight.requires_grad for base in bases}) == 1
+        self._fused = FusedWeight(bases) if len(bases) > 1 and alike else None
 
     def now(self) -> tuple[list[Projection], torch.Tensor | None]:
         """The projections as they stand, and their weights as one tensor."""
@@ -71,7 +71,11 @@ def _base(module: Untyped) -> Untyped:
 
 def _read(module: Untyped) -> Projection:
     base = _base(module)
-    if module is base or module.disable_adapters:
+    if module is base:
+        return Projection(base.weight, base.bias)
+    if module.disable_adapters and module.merged:
+        module.unmerge()  # as its own forward does
+    if module.disable_adapters or module.merged:
         return Projection(base.weight, base.bias)
     (name,) = module.active_adapters
     if name not in module.lora_A:
