@@ -2,13 +2,14 @@
 # Writes .env for compose.yml: secrets of this installation, and GPUs if the host has any.
 #   ./make-env.sh /srv/models      the folder whose subfolders are base models
 set -eu
-cd "$(dirname "$0")"
 
 models=${1:?usage: ./make-env.sh FOLDER_OF_BASE_MODELS}
 if [ ! -d "$models" ]; then
 	echo "error: $models is not a folder: make it first, it may be empty" >&2
 	exit 1
 fi
+models=$(cd "$models" && pwd)
+cd "$(dirname "$0")"
 if [ -e .env ]; then
 	echo "error: .env is there already, and the database knows its password: edit it instead" >&2
 	exit 1
@@ -29,7 +30,7 @@ cat > .env <<END
 # Keep this file: without it the database and its backups cannot be opened.
 COMPOSE_FILE=$files
 COMPOSE_PROFILES=$profiles
-TUNESMITH_MODELS=$(cd "$models" && pwd)
+TUNESMITH_MODELS=$models
 TUNESMITH_DATABASE_PASSWORD=$(secret)
 TUNESMITH_BROKER_PASSWORD=$broker
 TUNESMITH_WORKER_TOKEN=$(secret)

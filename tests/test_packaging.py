@@ -47,6 +47,14 @@ def test_the_wheel_holds_five_packages_and_the_migrations(wheel: Path) -> None:
     assert any(name.startswith("tunesmith_server/migrations/versions/0001") for name in names)
 
 
+def test_the_pinned_triton_is_the_one_that_torch_with_cuda_asks_for() -> None:
+    """Any other makes the CUDA image, and an installation from PyPI alone, impossible. The CPU
+    build does not say which: `pip install --dry-run` of a new torch from PyPI does."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    assert {pins["torch"]: pins["triton"]} == {"2.13.0": "3.7.1"}
+
+
 def test_no_top_level_folder_hides_another_package() -> None:
     """Programs put the working directory on sys.path: our kernels/ must not be importable."""
     for folder in ("client", "docker", "kernels", "schema", "server", "worker"):

@@ -105,6 +105,7 @@ _BY_STATUS = {
     413: ErrorCode.REQUEST_TOO_LARGE,
     503: ErrorCode.UNAVAILABLE,
 }
+_HINTS = dict.fromkeys((404, 405), "routes are listed at /docs")
 
 
 def error_response(request: Request, status: int, body: ErrorBody) -> JSONResponse:
@@ -263,7 +264,7 @@ def install_error_handlers(app: FastAPI) -> None:
             message=message,
             type="invalid_request_error" if error.status_code < 500 else "server_error",
             code=_BY_STATUS.get(error.status_code, ErrorCode.INVALID_REQUEST),
-            hint="routes are listed at /docs" if error.status_code in (404, 405) else None,
+            hint=_HINTS.get(error.status_code, "/docs has what each route takes"),
         )
         response = error_response(request, error.status_code, body)
         response.headers.update(error.headers or {})

@@ -112,6 +112,15 @@ def test_make_env_writes_secrets_once_and_for_nobody_else(checkout: Path) -> Non
     assert "usage" in make_env(checkout).stderr
 
 
+def test_make_env_takes_a_folder_as_seen_from_where_it_is_called(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / ".env").unlink()
+    monkeypatch.chdir(checkout.parent)
+    assert make_env(checkout, Path("models")).returncode == 0
+    assert read_env(checkout / ".env")["TUNESMITH_MODELS"] == str(checkout.parent / "models")
+
+
 @pytest.mark.parametrize("gpus", [1, 4, 8, 16])
 def test_each_gpu_up_to_eight_has_a_train_worker_of_its_own(tmp_path: Path, gpus: int) -> None:
     services = read_project(made_env(tmp_path, gpus=gpus))
@@ -165,6 +174,21 @@ def test_https_is_the_only_thing_that_the_tls_file_publishes(checkout: Path) -> 
     services = read_files(files, variables | {"TUNESMITH_DOMAIN": "tune.example.org"})
     assert services["caddy"].ports == ["80:80", "443:443", "443:443/udp"]
     assert services["api"].ports == ["127.0.0.1:8000:8000"]
+
+
+def test_choices_of_the_operator_reach_the_api_from_env(checkout: Path) -> None:
+    chosen = {
+        "TUNESMITH_STORAGE_URL": "s3://bucket/prefix",
+        "TUNESMITH_MAX_FILE_BYTES": "1073741824",
+        "TUNESMITH_PROJECT": "support",
+    }
+    without = read_env(checkout / ".env")
+    given = [
+        read_files([checkout / "compose.yml"], variables)["api"].environment
+        for variables in (without, without | chosen)
+    ]
+    assert not chosen.keys() & given[0].keys()
+    assert chosen.items() <= given[1].items()
 
 
 def every_service(tmp_path: Path) -> dict[str, Service]:

@@ -1,4 +1,4 @@
-"""Every refusal is OpenAI's envelope with a hint's place, `retryable` and the request id."""
+"""Every refusal is OpenAI's envelope with a hint, `retryable` and the request id."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tunesmith_schema import ErrorCode, ErrorEnvelope
 from .actors import Server
 
 JSON = {"content-type": "application/json"}
+FORM = {"content-type": "multipart/form-data"}
 SECRET = "the password is swordfish"
 
 REFUSALS: dict[str, tuple[int, ErrorCode, Callable[[Server], Response]]] = {
@@ -42,6 +43,16 @@ REFUSALS: dict[str, tuple[int, ErrorCode, Callable[[Server], Response]]] = {
     ),
     "bad query": (400, ErrorCode.INVALID_REQUEST, lambda s: s.user.get("/v1/files?limit=none")),
     "no form": (400, ErrorCode.INVALID_REQUEST, lambda s: s.user.post("/v1/files")),
+    "a form without a boundary": (
+        400, ErrorCode.INVALID_REQUEST,
+        lambda s: s.user.post("/v1/files", content=b"x", headers=FORM),
+    ),
+    "bytes that are not there": (
+        416, ErrorCode.RANGE_NOT_SATISFIABLE,
+        lambda s: s.user.get(
+            f"/v1/files/{s.good_file()}/content", headers={"range": "bytes=9999-"}
+        ),
+    ),
     "not ready": (503, ErrorCode.UNAVAILABLE, lambda s: s.anonymous.get("/readyz")),
 }  # fmt: skip
 
@@ -58,6 +69,7 @@ def test_a_refusal_is_the_envelope(server: Server, name: str) -> None:
     }  # fmt: skip
     assert error.code == code
     assert error.message
+    assert error.hint
     assert error.request_id == reply.headers["x-request-id"]
     assert error.retryable == (status >= 500)
     assert ("retry-after" in reply.headers) == error.retryable

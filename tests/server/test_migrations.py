@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, inspect, select
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import create_engine, inspect, select, text
 
 from tunesmith_server import migrate
 from tunesmith_server.database import Base, Database
@@ -80,3 +82,37 @@ def test_rows_survive_an_upgrade_that_has_nothing_to_do(database_url: str) -> No
     with database.read() as session:
         assert session.scalars(select(ApiKeyRow.id)).all() == ["key-1"]
     database.dispose()
+
+
+OLD_FILE = """
+    INSERT INTO files (id, created_at, filename, purpose, bytes, sha256, status, woken_at)
+    VALUES ('file-old', 1.0, 'rows.jsonl', 'fine-tune', 9, '0', 'processed', 1.0)
+"""
+
+
+def test_rows_survive_every_step_up_and_down(empty_url: str) -> None:
+    """A file of the first schema is there after each migration, and after each taken back."""
+    first, *later = [step.revision for step in _steps()]
+    migrate.upgrade(empty_url, first)
+    engine = create_engine(empty_url)
+    with engine.begin() as connection:
+        connection.execute(text(OLD_FILE))
+    assert len(later) >= 2
+    steps: list[tuple[Callable[[str, str], None], str]] = [
+        (migrate.upgrade, revision) for revision in later
+    ]
+    steps += [(migrate.downgrade, revision) for revision in [first, *later][-2::-1]]
+    for move, revision in steps:
+        move(empty_url, revision)
+        with engine.connect() as connection:
+            kept = connection.execute(text("SELECT id, bytes, status FROM files")).all()
+        assert [tuple(row) for row in kept] == [("file-old", 9, "processed")], (move, revision)
+    migrate.upgrade(empty_url)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT readings FROM files")).scalar() == 0
+    engine.dispose()
+
+
+def _steps() -> list[Script]:
+    """Oldest first."""
+    return list(ScriptDirectory.from_config(migrate._config()).walk_revisions())[::-1]

@@ -187,3 +187,21 @@ def test_old_runs_are_removed_and_those_still_written_to_kept(tmp_path: Path) ->
     os.utime(tmp_path / "ftjob-long" / "attempt-1" / "events.jsonl")
     forget_unused(tmp_path, older_than=600)
     assert [folder.name for folder in tmp_path.iterdir()] == ["ftjob-long"]
+
+
+def test_a_worker_starts_while_another_renames_what_it_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "ftjob-busy" / ".plan.json.part"
+    part.parent.mkdir()
+    part.touch()
+    found = Path.rglob
+
+    def renamed_meanwhile(folder: Path, pattern: str) -> list[Path]:
+        paths = list(found(folder, pattern))
+        part.rename(part.with_name("plan.json"))
+        return paths
+
+    monkeypatch.setattr(Path, "rglob", renamed_meanwhile)
+    forget_unused(tmp_path, older_than=600)
+    assert (tmp_path / "ftjob-busy" / "plan.json").exists()

@@ -5,6 +5,7 @@ Knows names and durability; not what the content means.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -92,9 +93,11 @@ def forget_unused(folders: Path, older_than: float) -> None:
     """Remove folders in which nothing has changed for that many seconds."""
     limit = time.time() - older_than
     for folder in folders.iterdir():
-        times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
-        if max(times) < limit:
-            shutil.rmtree(folder, ignore_errors=True)  # another worker may be at it too
+        # Workers share this: what another one renames or removes meanwhile is in use, or gone.
+        with contextlib.suppress(FileNotFoundError):
+            times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
+            if max(times) < limit:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:

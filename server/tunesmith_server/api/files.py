@@ -147,6 +147,7 @@ def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
     if start >= end:
         raise RangeNotSatisfiable(
             ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {wanted!r} is outside the {size} bytes",
+            hint="ask for bytes that are there, or send no Range for all of them",
             headers={"content-range": f"bytes */{size}"},
         )  # fmt: skip
     return start, end
