@@ -233,21 +233,20 @@ def _probabilities(
         slope = 1 - bent * bent
         scores = bent * shape.softcap
     seen = tile.keys.stop - tile.keys.start
-    mask = _mask(tile.rows, seen, shape.window, scores.dtype)
+    window = shape.window if shape.window is not None and seen > shape.window else None
+    mask = _mask(tile.rows, tile.rows if window is None else seen, window, scores.dtype)
     # Only the last `mask` columns hide anything: all earlier keys are seen by every query.
     scores.unflatten(1, (-1, tile.rows))[..., seen - mask.shape[1] :].add_(mask)
     return torch.softmax(scores, -1), queries, slope
 
 
 @lru_cache(maxsize=256)
-def _mask(rows: int, keys: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+def _mask(rows: int, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
     """0 where the query sees the key and -inf where not; the last key is the last query's own."""
-    narrow = window is not None and keys > window
-    columns = keys if narrow else rows
     distance = torch.arange(rows)[:, None] - torch.arange(columns)[None, :] + columns - rows
     hidden = distance < 0
-    if narrow:
-        hidden |= distance >= (window or 0)
+    if window is not None:
+        hidden |= distance >= window
     return torch.zeros(rows, columns, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 

@@ -74,7 +74,7 @@ class Recipe(Request):
     """What happens to longer rows; dropped and truncated ones are counted and reported."""
     packing: bool | Auto = "auto"
     """Fill each sequence with several rows that do not see one another. `"auto"`: off."""
-    patches: Literal["auto", "off"] | list[PatchName] = "auto"
+    patches: Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1)] = "auto"
     """Our kernels in place of the model's own modules. `"auto"`: all that the model allows, the
     rest stays stock and is named; a list: these alone; `"off"`: the stock trainer."""
     gradient_checkpointing: bool | Auto = "auto"

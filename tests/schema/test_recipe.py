@@ -22,6 +22,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("max_seq_length", [8, 1_048_576, "auto"], [7, 1_048_577]),
     ("overlong", ["drop", "truncate", "error"], ["auto", "cut"]),
     ("packing", [True, False, "auto"], ["often", 2]),
+    ("patches", ["auto", "off", ["loss"], ["attention", "loss"]], [[], "loss", ["norm"], True]),
     ("gradient_checkpointing", [True, False, "auto"], ["often"]),
     ("precision", ["fp32", "bf16", "auto"], ["fp16", "int8"]),
     ("logging_steps", [1, 500], [0, "auto"]),
