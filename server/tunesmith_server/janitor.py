@@ -44,6 +44,7 @@ class Janitor(threading.Thread):
         self._stop_asked = threading.Event()
         # Workers could not report while no API was up: give each lease one more term.
         self._may_take_back = time.monotonic() + settings.lease_seconds
+        self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
 
     def run(self) -> None:
@@ -59,7 +60,7 @@ class Janitor(threading.Thread):
 
     def round(self) -> None:
         with self._database.write.begin() as session:
-            if time.monotonic() >= self._may_take_back:
+            if self._may_judge_leases(session):
                 leases.take_back_expired(session, self._settings, self._wake_ups)
             self._wake_again(session)
             _forget_old(session)
@@ -68,6 +69,18 @@ class Janitor(threading.Thread):
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_SECONDS
             self.sweep()
+
+    def _may_judge_leases(self, session: Session) -> bool:
+        """Not until one lease after our start, nor after a leap of the database's clock, which on
+        SQLite is the host's: the reports that renew leases must have had time to come."""
+        now = session.execute(select(epoch_now())).scalar_one()
+        steady = time.monotonic()  # after it: to begin on SQLite may have meant to wait for others
+        ahead, lease = now - steady, self._settings.lease_seconds
+        if self._clock_ahead is not None and ahead - self._clock_ahead > lease / 4:
+            log.warning("the clock leapt by %.0f s", ahead - self._clock_ahead)
+            self._may_take_back = steady + lease
+        self._clock_ahead = ahead
+        return steady >= self._may_take_back
 
     def _delete_parts(self) -> None:
         """From storage first, while no transaction is open; rows left by a crash say it again."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
+from sqlalchemy import event
+
+from tunesmith_server.database import Database
 
 from .actors import Server
 
@@ -62,3 +66,37 @@ def test_a_wake_up_is_sent_again_after_the_clock_was_set_back(
     jump(monkeypatch, -DAY)
     server.janitor().round()
     assert {subject for _, subject in server.wake_ups.sent} == {unread, job_id}
+
+
+class HostClock:
+    """The clock of SQLite, which is the host's: it can be set forward."""
+
+    def __init__(self, database: Database) -> None:
+        self.ahead = 0.0
+        event.listen(database.engine, "connect", self._take_over)
+        database.dispose()
+
+    def _take_over(self, connection: sqlite3.Connection, record: object) -> None:
+        connection.create_function("julianday", 1, lambda _: self._days())
+
+    def _days(self) -> float:
+        return (time.time() + self.ahead) / DAY + 2440587.5
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_leap_of_the_databases_clock_leaves_workers_time_to_report(server: Server) -> None:
+    clock, janitor = HostClock(server.database), server.janitor()
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    janitor._may_take_back = 0.0  # it started more than one lease ago
+    janitor.round()
+    clock.ahead = DAY
+    janitor.round()
+    assert server.job(job_id)["status"] == "running"
+    server.worker.report(claim)
+    janitor._may_take_back = 0.0  # one lease later
+    janitor.round()
+    assert server.job(job_id)["status"] == "running"
+    server.age_lease(job_id)
+    janitor.round()
+    assert server.job(job_id)["status"] == "queued", "a silent worker is found all the same"
