@@ -29,6 +29,11 @@ _OTHER_NAMES = {
 """What other programs call our fields; used for advice only."""
 
 
+def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON
+    """A request's configuration with one body that the OpenAPI document shows."""
+    return ConfigDict(json_schema_extra={"additionalProperties": False, "examples": [example]})
+
+
 class Request(BaseModel):
     """What a caller sends. Unknown keys are an error that names the nearest valid one."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from .base import Request, Response, Text
+from .base import Request, Response, Text, with_example
 from .errors import ErrorCategory
 from .recipe import Auto, Recipe
 
@@ -87,6 +87,18 @@ class Method(Request):
 
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model_config = with_example(
+        {
+            "model": "tiny-llama",
+            "training_file": "file-0123456789abcdef01234567",
+            "suffix": "support",
+            "seed": 7,
+            "metadata": {"team": "support"},
+            "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
+            "recipe": {"lora": {"r": 16, "lora_alpha": 32}, "learning_rate": 1e-4},
+        }
+    )
 
     model: Text = Field(min_length=1, max_length=512)
     """Hub id, folder name or path below an allowed directory, or a full-tuned `ft:` model."""

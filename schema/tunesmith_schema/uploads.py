@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from .base import Request, Response, Text
+from .base import Request, Response, Text, with_example
 from .files import FileObject, FilePurpose
 
 MAX_UPLOAD_BYTES = 8 * 1024**3
@@ -47,6 +47,15 @@ class ExpiresAfter(Request):
 
 class UploadCreate(Request):
     """What is announced before the first part is sent."""
+
+    model_config = with_example(
+        {
+            "bytes": 104_857_600,
+            "filename": "rows.jsonl",
+            "mime_type": "application/jsonl",
+            "purpose": "fine-tune",
+        }
+    )
 
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
     """Size of the whole file."""

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -69,6 +69,12 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     # With several cards in sight the Trainer would spread each batch over all of them, and batch
     # size and number of epochs would no longer mean what the recipe says: one worker, one card.
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+
+
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """For a child that reads what users sent: no setting of ours, no key to anybody's cloud."""
+    secrets = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
+    return {key: value for key, value in env.items() if not key.startswith(secrets)}
 
 
 def keep_freed_memory() -> None:

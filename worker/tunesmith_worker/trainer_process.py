@@ -1,7 +1,7 @@
 """The trainer as a child: spawn, pause, stop, kill, and say why it ended.
 
 An exec'd process in its own group, so that nothing it starts outlives it. It gets a clean
-environment: no token, no URL, no key.
+environment: no setting of ours, no key to anybody's cloud.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 from .errors import EXIT_DISK_FULL, disk_full
-from .process import SpawnSettings, default_environment
+from .process import SpawnSettings, default_environment, without_secrets
 
 _TAIL_BYTES = 1500
-_SECRETS = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
 
 
 class TrainerProcess:
@@ -95,8 +94,9 @@ class TrainerProcess:
 
 
 def trainer_environment() -> dict[str, str]:
-    """The worker's environment without our settings and without keys to anybody's cloud."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(_SECRETS)}
+    """The worker's environment without our settings and without keys to anybody's cloud. A token
+    for the hub (HF_TOKEN) stays: gated base models need it."""
+    env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
     spawn = SpawnSettings(supervisor_pid=os.getpid(), spawned_at=time.time())

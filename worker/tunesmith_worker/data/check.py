@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tunesmith_schema import FileValidation, RowProblem
 
-from ..process import SpawnSettings, die_with_supervisor
+from ..process import SpawnSettings, die_with_supervisor, without_secrets
 from .rows import validate_file
 
 MOST_SECONDS = 1800.0
@@ -35,7 +35,7 @@ def check_upload(path: Path, filename: str, *, seconds: float = MOST_SECONDS) ->
     """What is in the file, or that it cannot be read on this host."""
     command = [sys.executable, "-m", __name__, str(path), filename]
     env = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")},
+        **without_secrets(os.environ),
         # Arrow's own allocator reserves far more than it uses, which the limit would count.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         **SpawnSettings(supervisor_pid=os.getpid()).as_environment(),
