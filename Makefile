@@ -1,9 +1,11 @@
 # Every target sets up what it needs; the first one on a fresh machine takes a few minutes for that.
 PYTHON ?= python3
+# Tests at a time; each may start a service and a trainer (1 GB).
+JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-stacks test-openai check format serve clean
+.PHONY: setup demo test test-quick test-openai check format serve clean
 
 setup: $(READY)
 
@@ -21,11 +23,12 @@ demo: setup
 serve: setup
 	$(BIN)/tunesmith serve
 
+# A file's tests stay in one process: those that measure or share a service do not meet themselves.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stacks"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-stacks: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stacks
+test-quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not stacks and not slow"
 
 # The strict client suite with the newest openai package there is, beside the pinned one.
 test-openai: setup

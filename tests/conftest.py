@@ -24,8 +24,8 @@ STACKS = {"postgresql", "redis", "redis_url", "s3"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs more than SQLite, the embedded broker and a local directory: `make test`
-    leaves it to `make test-stacks`, CI runs both."""
+    """Mark what needs more than SQLite, the embedded broker and a local directory: `make
+    test-quick` leaves it out."""
     for item in items:
         asked: set[str] = set(getattr(item, "fixturenames", ()))
         if callspec := getattr(item, "callspec", None):

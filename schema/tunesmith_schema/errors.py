@@ -54,6 +54,7 @@ class ErrorCode(StrEnum):
     RECIPE_INVALID = "recipe_invalid"
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
+    GPU_NOT_USABLE = "gpu_not_usable"
     WORKER_LOST = "worker_lost"
     TRAINER_CRASHED = "trainer_crashed"
 

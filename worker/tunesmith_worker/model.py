@@ -12,10 +12,13 @@ from typing import Any
 import torch
 import transformers
 
-from tunesmith_schema import ErrorCode, RunSpec
+from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 
 from .errors import RunError, is_disk_full, is_out_of_memory
 from .plan import Device, LoadPlan
+
+NVIDIA_CONTROL = Path("/dev/nvidiactl")
+"""There on a host with an NVIDIA card and a driver of any age."""
 
 Untyped = Any  # Any: transformers ships types too slow for mypy to read
 
@@ -34,12 +37,30 @@ class Base:
 
 def find_device() -> Device:
     if not torch.cuda.is_available():
+        if torch.version.cuda and NVIDIA_CONTROL.exists():
+            _refuse_unusable_driver()
         return Device(name="cpu", is_gpu=False, has_bf16=False)
     return Device(
         name=torch.cuda.get_device_name(),
         is_gpu=True,
         has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
     )
+
+
+def _refuse_unusable_driver() -> None:
+    """A host that has a card must not train on its CPU because of the card's driver. No card in
+    sight by CUDA_VISIBLE_DEVICES is no such case."""
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "driver" in str(error).lower():
+            raise RunError(
+                ErrorCode.GPU_NOT_USABLE,
+                f"The NVIDIA driver here cannot run torch's CUDA {torch.version.cuda}: {error}",
+                category=ErrorCategory.INFRASTRUCTURE,
+                hint="Update the driver (CUDA 13 needs 580 or newer), or train on the CPU with "
+                "CUDA_VISIBLE_DEVICES='' in the worker's environment.",
+            ) from error
 
 
 def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
