@@ -163,6 +163,9 @@ class _LoraLinear(torch.autograd.Function):
             fits = residual is not None and residual.dtype == spec.dtype
             if residual is not None and fits and spec.residual_scale == 1.0:
                 y, residual = torch.addmm(residual.flatten(0, -2), h, weight.T), None
+            elif all(bias is not None for bias in biases):
+                # Inside the product, before it is rounded.
+                y, biases = torch.addmm(torch.cat(biases), h, weight.T), [None] * len(biases)
             else:
                 y = h @ weight.T
             for i, part in enumerate(y.split(spec.outs, dim=1)):

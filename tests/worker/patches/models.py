@@ -76,6 +76,13 @@ FAMILIES: dict[str, Callable[[], Untyped]] = {
         logits_scaling=0.8,
     ),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
+    "olmo3": lambda: transformers.Olmo3Config(**COMMON, sliding_window=6),
+    "gemma": lambda: transformers.GemmaConfig(**COMMON, head_dim=16),
+    "ministral": lambda: transformers.MinistralConfig(**COMMON, head_dim=16, sliding_window=6),
+    "cwm": lambda: transformers.CwmConfig(**COMMON, head_dim=16, sliding_window=6),
+    "seed_oss": lambda: transformers.SeedOssConfig(
+        **COMMON, head_dim=16, attention_dropout=0.0, residual_dropout=0.0
+    ),
 }
 
 

@@ -41,14 +41,19 @@ _OLMO = Family(
 
 FAMILIES: dict[str, Family] = {
     "LlamaDecoderLayer": _LLAMA,
+    "CwmDecoderLayer": _LLAMA,
+    "MinistralDecoderLayer": _LLAMA,
     "MistralDecoderLayer": _LLAMA,
     "Qwen2DecoderLayer": _LLAMA,
     "Qwen3DecoderLayer": _LLAMA,
     "SmolLM3DecoderLayer": _LLAMA,
     "GraniteDecoderLayer": _LLAMA,
+    "SeedOssDecoderLayer": _LLAMA,
+    "GemmaDecoderLayer": Family(norm=NormKind.GEMMA),
     "Gemma2DecoderLayer": _GEMMA,
     "Gemma3DecoderLayer": _GEMMA,
     "Olmo2DecoderLayer": _OLMO,
+    "Olmo3DecoderLayer": _OLMO,
     "Phi3DecoderLayer": Family(
         qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
     ),

@@ -39,7 +39,7 @@ class AttentionHalf:
         """Raises Unsupported."""
         attention = layer.self_attn
         _check_own(layer, attention)
-        _check_dropout(layer, "resid_attn_dropout")
+        _check_dropout(layer, attention, "resid_attn_dropout")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
@@ -84,7 +84,7 @@ class MLPHalf:
         """Raises Unsupported."""
         mlp = layer.mlp
         _check_own(layer, mlp)
-        _check_dropout(layer, "resid_mlp_dropout")
+        _check_dropout(layer, mlp, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
         if activation not in _ACTIVATIONS:
             raise Unsupported(f"activation {activation.__name__}")
@@ -182,6 +182,7 @@ def _check_own(layer: Untyped, module: Untyped) -> None:
             raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
 
 
-def _check_dropout(layer: Untyped, name: str) -> None:
-    if getattr(getattr(layer, name, None), "p", 0.0):
+def _check_dropout(layer: Untyped, part: Untyped, name: str) -> None:
+    """Phi-3 has a module for it on the layer, Seed-OSS a number on the part."""
+    if getattr(getattr(layer, name, None), "p", 0.0) or getattr(part, "residual_dropout", 0.0):
         raise Unsupported("dropout on the residual stream")
