@@ -18,6 +18,10 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from tunesmith_worker.patches.families import FAMILIES
 
+HYPERCLOVAX = "transformers.models.hyperclovax.modeling_hyperclovax:"
+VAULTGEMMA = "transformers.models.vaultgemma.modeling_vaultgemma:"
+MINISTRAL = "transformers.models.ministral.modeling_ministral:"
+
 PINNED: dict[str, dict[str, str]] = {
     "patches/half_blocks.py": {
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward": "75d1d62e173e",
@@ -70,6 +74,36 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.phi3.modeling_phi3:Phi3Attention.forward": "609bcef01ad9",
         "transformers.models.phi3.modeling_phi3:Phi3MLP.forward": "5574ea9d1470",
         "transformers.models.phi3.modeling_phi3:Phi3RMSNorm.forward": "790fa612e4fa",
+        f"{MINISTRAL}MinistralDecoderLayer.forward": "75d1d62e173e",
+        f"{MINISTRAL}MinistralAttention.__init__": "31c931141558",
+        f"{MINISTRAL}MinistralAttention.forward": "3d7ae1485294",
+        f"{MINISTRAL}MinistralMLP.forward": "03df2d7685cf",
+        f"{MINISTRAL}MinistralRMSNorm.forward": "790fa612e4fa",
+        "transformers.models.cwm.modeling_cwm:CwmDecoderLayer.forward": "75d1d62e173e",
+        "transformers.models.cwm.modeling_cwm:CwmAttention.__init__": "92b4f1587f19",
+        "transformers.models.cwm.modeling_cwm:CwmAttention.forward": "3d7ae1485294",
+        "transformers.models.cwm.modeling_cwm:CwmMLP.forward": "03df2d7685cf",
+        "transformers.models.cwm.modeling_cwm:CwmRMSNorm.forward": "790fa612e4fa",
+        "transformers.models.gemma.modeling_gemma:GemmaDecoderLayer.forward": "75d1d62e173e",
+        "transformers.models.gemma.modeling_gemma:GemmaAttention.__init__": "28a797746c19",
+        "transformers.models.gemma.modeling_gemma:GemmaAttention.forward": "dc6807936ef6",
+        "transformers.models.gemma.modeling_gemma:GemmaMLP.forward": "03df2d7685cf",
+        "transformers.models.gemma.modeling_gemma:GemmaRMSNorm.forward": "9e57d8928736",
+        f"{VAULTGEMMA}VaultGemmaDecoderLayer.forward": "d769c9b5b15e",
+        f"{VAULTGEMMA}VaultGemmaAttention.__init__": "3298952c363c",
+        f"{VAULTGEMMA}VaultGemmaAttention.forward": "7da2c26d036c",
+        f"{VAULTGEMMA}VaultGemmaMLP.forward": "03df2d7685cf",
+        f"{VAULTGEMMA}VaultGemmaRMSNorm.forward": "f3e813c72d85",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3DecoderLayer.forward": "5ea4f52ef486",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3Attention.__init__": "35730b443753",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3Attention.forward": "2cee658ac6ad",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3MLP.forward": "03df2d7685cf",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3RMSNorm.forward": "d648a8514289",
+        f"{HYPERCLOVAX}HyperCLOVAXDecoderLayer.forward": "7f32ceb05750",
+        f"{HYPERCLOVAX}HyperCLOVAXAttention.__init__": "008ed6f61f64",
+        f"{HYPERCLOVAX}HyperCLOVAXAttention.forward": "dc6807936ef6",
+        f"{HYPERCLOVAX}HyperCLOVAXMLP.forward": "03df2d7685cf",
+        f"{HYPERCLOVAX}HyperCLOVAXRMSNorm.forward": "790fa612e4fa",
         "transformers.models.llama.modeling_llama:apply_rotary_pos_emb": "ea234325c15d",
         "transformers.models.mistral.modeling_mistral:apply_rotary_pos_emb": "ea234325c15d",
         "transformers.models.qwen2.modeling_qwen2:apply_rotary_pos_emb": "ea234325c15d",
@@ -80,6 +114,12 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.gemma3.modeling_gemma3:apply_rotary_pos_emb": "ea234325c15d",
         "transformers.models.olmo2.modeling_olmo2:apply_rotary_pos_emb": "8ec8ad602003",
         "transformers.models.phi3.modeling_phi3:apply_rotary_pos_emb": "0d2d41fdeeda",
+        f"{MINISTRAL}apply_rotary_pos_emb": "ea234325c15d",
+        "transformers.models.cwm.modeling_cwm:apply_rotary_pos_emb": "ea234325c15d",
+        "transformers.models.gemma.modeling_gemma:apply_rotary_pos_emb": "ea234325c15d",
+        f"{VAULTGEMMA}apply_rotary_pos_emb": "ea234325c15d",
+        "transformers.models.olmo3.modeling_olmo3:apply_rotary_pos_emb": "8ec8ad602003",
+        f"{HYPERCLOVAX}apply_rotary_pos_emb": "ea234325c15d",
     },
     "patches/decoder.py": {
         "transformers.modeling_layers:GradientCheckpointingLayer.__init_subclass__": "2fe55f666f1f",
@@ -93,6 +133,12 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.gemma3.modeling_gemma3:Gemma3TextModel.forward": "2741a7e34189",
         "transformers.models.olmo2.modeling_olmo2:Olmo2Model.forward": "47acaf965388",
         "transformers.models.phi3.modeling_phi3:Phi3Model.forward": "a42aa8193426",
+        f"{MINISTRAL}MinistralModel.forward": "2ddfbfec394b",
+        "transformers.models.cwm.modeling_cwm:CwmModel.forward": "4c294e6138a5",
+        "transformers.models.gemma.modeling_gemma:GemmaModel.forward": "08eb64d247bd",
+        f"{VAULTGEMMA}VaultGemmaModel.forward": "ba8debfa84ea",
+        "transformers.models.olmo3.modeling_olmo3:Olmo3Model.forward": "1b33d278573b",
+        f"{HYPERCLOVAX}HyperCLOVAXModel.forward": "e15428838f0b",
     },
     "patches/head.py": {
         "trl.trainer.utils:FusedCausalLMOutput": "5ccdd6e41dcb",
