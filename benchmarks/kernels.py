@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +26,7 @@ from .kernel_operations import (
     outputs_and_gradients,
     upstream_of,
 )
+from .service_parts.machine import cpu_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ALLOCATOR = ("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
@@ -96,7 +96,7 @@ def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON
     """What a figure means nothing without."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "processor": platform.processor() or platform.machine(),
+        "processor": cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},

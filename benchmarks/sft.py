@@ -6,7 +6,8 @@ tokens, LoRA r 32, packs of 2 x 1,024, no recompute. A whole step counts: data, 
 clipping, optimiser and what TRL logs. One JSON line:
 
 speed_ratio      median over the rounds of ours / theirs: tokens per CPU-second (GPU: per second)
-memory_ratio     ours / theirs, peak resident memory above what was there before training
+memory_ratio     ours / theirs, peak memory above what was there before training: resident, or on a
+                 GPU what is allocated there
 loss_difference  the largest relative difference of a step's loss
 
 `allocator`: ours sets glibc's malloc options as the trainer does; `--their-allocator` gives them to
@@ -18,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from .service_parts.machine import cpu_model
 
 SIDE = Path(__file__).with_name("sft_side.py")
 ALLOCATOR = {
@@ -101,7 +103,7 @@ def summary(
         "loss_difference": difference(ours[0], theirs[0]) if same_rows else None,
         "their_allocator": given.their_allocator,
         "device": ours[0]["device"],
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": cpu_model(),
         "torch": ours[0]["torch"],
         "ours": ours,
         "theirs": theirs,

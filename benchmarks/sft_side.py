@@ -81,6 +81,21 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
 
+def watch_memory() -> float:
+    """MiB used now, on the GPU where there is one; the peak is counted from here."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def most_memory() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resident("VmHWM")
+
+
 def resident(field: str) -> float:
     """VmRSS or VmHWM of this process, MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -142,8 +157,7 @@ def main() -> None:
             keep_freed_memory()
 
             sys.stderr.write(patch(trainer.model).report.summary() + "\n")
-        Path("/proc/self/clear_refs").write_text("5")
-        idle = resident("VmRSS")
+        idle = watch_memory()
         if arguments.profile:
             _profiled(trainer)
         else:
@@ -160,7 +174,7 @@ def main() -> None:
                 "tokens_per_second": sum(done[skip:]) / sum(clock.wall[skip:]),
                 "warm_up_cpu_seconds": clock.cpu[:skip],
                 "idle_mib": idle,
-                "peak_above_idle_mib": resident("VmHWM") - idle,
+                "peak_above_idle_mib": most_memory() - idle,
                 "losses": [one["loss"] for one in history if "loss" in one],
                 "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
                 "torch": torch.__version__,

@@ -21,7 +21,7 @@ def facts() -> dict[str, object]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "other"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
@@ -43,7 +43,7 @@ def _commit() -> str:
     return told.stdout.strip() or "unknown"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

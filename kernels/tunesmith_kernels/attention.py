@@ -10,7 +10,8 @@ ds = p (dp - rowsum(dp p)) with dp = do v', dq = scale ds k, dk = scale ds' q
 (https://arxiv.org/abs/2307.08691, section 3.1).
 
 On a CPU a tile is a block of queries with all the heads of a key/value group stacked as rows, so
-that one batched GEMM serves a whole group. On a GPU torch's varlen kernels do the work.
+that one batched GEMM serves a whole group. On a GPU torch's varlen kernels do the work, and tiles
+what those cannot: fp32 and soft caps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def segment_attention(
     cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE.
     Returns [T, heads * head_dim].
     """
-    if qkv.is_cuda:
+    if qkv.is_cuda and varlen_takes(qkv.dtype, shape):
         return _on_gpu(qkv, cos, sin, segments, shape)
     result: torch.Tensor = _SegmentAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         qkv, cos, sin, segments, shape
@@ -119,6 +120,12 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
 
 
+def varlen_takes(dtype: torch.dtype, shape: AttentionShape) -> bool:
+    """Whether torch's varlen kernels compute this; what they do not is done by tiles."""
+    sizes = shape.head_dim % 8 == 0 and shape.head_dim <= 256
+    return sizes and shape.softcap is None and dtype in (torch.bfloat16, torch.float16)
+
+
 def _on_gpu(
     qkv: torch.Tensor,
     cos: torch.Tensor | None,
@@ -129,10 +136,6 @@ def _on_gpu(
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = rope(q, k, cos, sin)
-    if shape.softcap is not None or qkv.dtype not in (torch.bfloat16, torch.float16):
-        # What torch's varlen kernels do not do; PyTorch still fuses each row's softmax.
-        packed = torch.cat([q, k, v], dim=1).flatten(1)
-        return segment_attention_reference(packed, None, None, segments, shape)
     from torch.nn.attention.varlen import varlen_attn  # CUDA only, and slow to import
 
     longest, cumulative = segments.longest, segments.cumulative
@@ -161,7 +164,7 @@ class _SegmentAttention(torch.autograd.Function):
             rope_(_rotated_heads(qkv, shape), cos, sin)
         q, k, v = _split(qkv, shape)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for tile in _tiles(segments, shape, qkv.dtype):
+        for tile in _tiles(segments, shape, qkv):
             probabilities = _probabilities(q, k, tile, shape)[0]
             values = v[tile.keys].transpose(0, 1)
             out[tile.queries] = _unstacked(torch.bmm(probabilities, values), tile, shape)
@@ -180,9 +183,9 @@ class _SegmentAttention(torch.autograd.Function):
         d_q, d_k, d_v = _split(d_qkv, shape)
         # Sums over tiles, in fp32 at least; [KV, T, D] for the GEMMs' sake.
         size = (shape.kv_heads, qkv.shape[0], shape.head_dim)
-        k_sum = torch.zeros(size, dtype=torch.promote_types(qkv.dtype, torch.float32))
+        k_sum = qkv.new_zeros(size, dtype=wide(qkv.dtype))
         v_sum = torch.zeros_like(k_sum)
-        for tile in _tiles(ctx.segments, shape, qkv.dtype):
+        for tile in _tiles(ctx.segments, shape, qkv):
             p, queries, slope = _probabilities(q, k, tile, shape)
             d_rows = _stacked(d_out, tile, shape)
             d_p = torch.bmm(d_rows, v[tile.keys].permute(1, 2, 0))
@@ -210,8 +213,10 @@ class _Tile:
         return int(self.queries.stop - self.queries.start)
 
 
-def _tiles(segments: Segments, shape: AttentionShape, dtype: torch.dtype) -> Iterator[_Tile]:
-    block = 128 if dtype == torch.bfloat16 else 64  # measured: docs/log.md, 2026-11-20
+def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
+    block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/log.md, 2026-11-20
+    if qkv.is_cuda:
+        block = 512  # not measured: few launches, and scores of some 100 MB
     for first, after in segments.rows():
         for start in range(first, after, block):
             stop = min(start + block, after)
@@ -233,21 +238,28 @@ def _probabilities(
         slope = 1 - bent * bent
         scores = bent * shape.softcap
     seen = tile.keys.stop - tile.keys.start
-    window = shape.window if shape.window is not None and seen > shape.window else None
-    mask = _mask(tile.rows, tile.rows if window is None else seen, window, scores.dtype)
-    # Only the last `mask` columns hide anything: all earlier keys are seen by every query.
-    scores.unflatten(1, (-1, tile.rows))[..., seen - mask.shape[1] :].add_(mask)
+    by_query = scores.unflatten(1, (-1, tile.rows))
+    # All but the last columns are before every query ...
+    by_query[..., seen - tile.rows :].add_(_later(tile.rows, scores.dtype, scores.device))
+    if shape.window is not None and seen > shape.window:
+        # ... and all but the first ones within every query's window.
+        left = seen - shape.window
+        by_query[..., :left].add_(_left_behind(tile.rows, left, scores.dtype, scores.device))
     return torch.softmax(scores, -1), queries, slope
 
 
 @lru_cache(maxsize=256)
-def _mask(rows: int, columns: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """0 where the query sees the key and -inf where not; the last key is the last query's own."""
-    distance = torch.arange(rows)[:, None] - torch.arange(columns)[None, :] + columns - rows
-    hidden = distance < 0
-    if window is not None:
-        hidden |= distance >= window
-    return torch.zeros(rows, columns, dtype=dtype).masked_fill_(hidden, float("-inf"))
+def _later(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """-inf where a key comes after the query, else 0; the last key is the last query's own."""
+    mask = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device)
+    return mask.triu_(1)
+
+
+@lru_cache(maxsize=256)
+def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """-inf where a key has left the query's window, else 0; the last query has left all `keys`."""
+    mask = torch.full((rows, keys), float("-inf"), dtype=dtype, device=device)
+    return mask.tril_(keys - rows)
 
 
 def _stacked(x: torch.Tensor, tile: _Tile, shape: AttentionShape) -> torch.Tensor:

@@ -76,8 +76,8 @@ def gated_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [T, I] again, d_gate_up [T, 2I]) from gate_up [T, 2I] and d_out [T, I], in one pass.
 
-    `in_place` writes d_gate_up over gate_up and out over d_out and allocates no result; the caller
-    gives both up. Their last dimension must be contiguous then (ValueError).
+    `in_place` writes out over d_out, which the caller gives up; its last dimension must be
+    contiguous then (ValueError). gate_up is left for whoever goes backward again.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
@@ -85,14 +85,11 @@ def gated_backward(
             f"d_out must be [T, I] for gate_up [T, 2I], of the same dtype; got {list(d_out.shape)} "
             f"{d_out.dtype} and {list(gate_up.shape)} {gate_up.dtype}"
         )
-    if not in_place:
-        gate_up, d_out = _last_contiguous(gate_up), _last_contiguous(d_out)
-        out = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
-        d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
-    elif _last_contiguous(gate_up) is gate_up and _last_contiguous(d_out) is d_out:
-        out, d_gate_up = d_out, gate_up
-    else:
-        raise ValueError("in_place needs gate_up and d_out with a contiguous last dimension")
+    if in_place and _last_contiguous(d_out) is not d_out:
+        raise ValueError("in_place needs d_out with a contiguous last dimension")
+    gate_up, d_out = _last_contiguous(gate_up), _last_contiguous(d_out)
+    d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+    out = d_out if in_place else torch.empty_like(d_out, memory_format=torch.contiguous_format)
     _backward(gate_up, d_out, out, d_gate_up, activation)
     return out, d_gate_up
 
@@ -104,7 +101,7 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Fills d_gate_up, and out where it is wanted; they may be gate_up and d_out themselves."""
+    """Fills d_gate_up, and out where it is wanted, which may be d_out itself."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 

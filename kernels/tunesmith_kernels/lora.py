@@ -31,6 +31,7 @@ from .rms_norm import (
     rms_norm_forward,
     rms_norm_reference,
 )
+from .tiles import wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def lora_linear(
         norm=(norm.eps, norm.kind) if norm else None,
         activation=activation,
         outs=tuple(p.weight.shape[0] for p in projections),
-        scales=tuple(p.adapter.scale if p.adapter else 0.0 for p in projections),
+        scales=tuple(_scale(p.adapter) for p in projections),
         dropouts=tuple(p.adapter.dropout if p.adapter else 0.0 for p in projections),
         residual_scale=residual_scale,
         dtype=_compute_dtype(x),
@@ -152,16 +153,17 @@ class _LoraLinear(torch.autograd.Function):
         fused_weight: torch.Tensor | None,
         *tensors: torch.Tensor | None,
     ) -> torch.Tensor:
-        weights, biases, a, b = (_cast(tensors[i::4], spec.dtype) for i in range(4))
+        biases, a, b = (_cast(tensors[i::4], spec.dtype) for i in (1, 2, 3))
         with torch.autocast(x.device.type, enabled=False):
             rows = x.flatten(0, -2)
             h, rstd = _prologue(spec, rows, norm_weight)
             h = h.to(spec.dtype)
-            weight = torch.cat(weights) if fused_weight is None else fused_weight.to(spec.dtype)
+            weight = _whole(tensors[0::4]) if fused_weight is None else fused_weight
+            weight = weight.to(spec.dtype)
             masks = [_dropout_mask(h, p) for p in spec.dropouts]
             h_a = _times_a(h, a, masks)
             fits = residual is not None and residual.dtype == spec.dtype
-            if residual is not None and fits and spec.residual_scale == 1.0:
+            if residual is not None and fits and _accumulates(spec, b):
                 y, residual = torch.addmm(residual.flatten(0, -2), h, weight.T), None
             elif all(bias is not None for bias in biases):
                 # Inside the product, before it is rounded.
@@ -174,7 +176,8 @@ class _LoraLinear(torch.autograd.Function):
                 if b[i] is not None:
                     part.addmm_(h_a[i], b[i].T, alpha=spec.scales[i])
             if residual is not None:
-                y = residual.flatten(0, -2).add(y, alpha=spec.residual_scale)
+                out = y if fits else None
+                y = torch.add(residual.flatten(0, -2), y, alpha=spec.residual_scale, out=out)
         ctx.save_for_backward(rows, rstd, norm_weight, weight, *a, *b, *h_a, *masks)
         ctx.spec, ctx.shape = spec, x.shape
         # No view where none is needed: what comes next may then work in place.
@@ -228,6 +231,18 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
     return [None if one is None else one.to(dtype) for one in tensors]
 
 
+def _whole(weights: Tensors) -> torch.Tensor:
+    """Side by side; a single one itself, as a copy would be kept until backward."""
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights))
+
+
+def _accumulates(spec: _Spec, b: Tensors) -> bool:
+    """Whether the products may be added to the residual one by one. In half precision an adapter
+    that is small beside the residual would be rounded away: it joins its projection first."""
+    exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
+    return exact and spec.residual_scale == 1.0
+
+
 def _prologue(
     spec: _Spec, rows: torch.Tensor, norm_weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -260,16 +275,23 @@ def _prologue_backward(
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)
         return None, dx, d_norm
     if spec.activation is not None:
-        h, dx = gated_backward(rows, dh, spec.activation)
+        h, dx = gated_backward(rows, dh, spec.activation, in_place=True)
         return h, dx, None
     return rows, dh, None
 
 
+def _scale(adapter: Adapter | None) -> float:
+    """s, times the 1 / (1 - p) of its dropout, which half precision would round on the input."""
+    if adapter is None or adapter.dropout == 1.0:
+        return 0.0
+    return adapter.scale / (1.0 - adapter.dropout)
+
+
 def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
-    """Zeros, and 1 / (1 - p) where the input stays; drawn as torch.nn.Dropout does."""
+    """Where the input stays, bool; drawn as torch.nn.Dropout does."""
     if p == 0.0:
         return None
-    return torch.nn.functional.dropout(torch.ones_like(h), p)
+    return torch.nn.functional.dropout(torch.ones_like(h), p) != 0
 
 
 def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:

@@ -5,10 +5,14 @@ The Triton path is compiled where there is a GPU and interpreted elsewhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# What cuBLAS asks for where algorithms must be deterministic, as the fixture below has them.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from tunesmith_kernels import tiles
 from tunesmith_kernels.dispatch import interpreted

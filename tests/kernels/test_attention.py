@@ -13,6 +13,7 @@ from tunesmith_kernels.attention import (
     AttentionShape,
     segment_attention,
     segment_attention_reference,
+    varlen_takes,
 )
 from tunesmith_kernels.segments import Segments
 
@@ -220,6 +221,28 @@ def test_a_second_derivative_is_refused_and_not_wrong() -> None:
     (gradient,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_the_tiles_make_all_they_need_on_the_device_of_their_input() -> None:
+    """Tensors without memory: one that was made elsewhere meets them with an error."""
+    shape, device = replace(GQA, window=70, softcap=2.0), torch.device("meta")
+    qkv = _draw(200, shape, torch.float32).to(device).requires_grad_()
+    tables = _tables(200, 4, device)
+    out = segment_attention(qkv * 1, *tables, Segments.from_lengths([150, 50]), shape)
+    out.sum().backward()
+    assert qkv.grad is not None
+    assert qkv.grad.device == device
+
+
+def test_what_varlen_kernels_cannot_do_goes_to_the_tiles() -> None:
+    half = torch.bfloat16
+    usual = AttentionShape(32, 8, 128, 128**-0.5)
+    assert varlen_takes(half, usual)
+    assert varlen_takes(torch.float16, replace(usual, window=512))
+    assert not varlen_takes(torch.float32, usual)
+    assert not varlen_takes(half, replace(usual, softcap=50.0))
+    assert not varlen_takes(half, replace(usual, head_dim=12))
+    assert not varlen_takes(half, replace(usual, head_dim=512))
 
 
 def test_no_score_matrix_is_kept() -> None:

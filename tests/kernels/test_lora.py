@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_kernels.lora import lora_linear, lora_linear_reference
+from tunesmith_kernels.lora import Adapter, Projection, lora_linear, lora_linear_reference
 from tunesmith_kernels.rms_norm import NormKind
 
 from .accuracy import assert_exact, assert_no_worse
@@ -123,6 +123,44 @@ def test_fp32_adapters_on_a_bf16_base_keep_fp32_gradients() -> None:
         # Rounding the exact result once is the least error bf16 has; a chain has a few of them.
         error = (one.double() - truth[name]).norm() / truth[name].norm()
         assert error < 4 * (eager.double() - truth[name]).norm() / truth[name].norm()
+
+
+@pytest.mark.parametrize("residual_scale", [1.0, 0.5])
+def test_a_small_adapter_beside_a_large_residual_is_not_rounded_away(residual_scale: float) -> None:
+    """A tenth of a bf16 step of the residual: lost in any one number, there in their mean."""
+    rows, size, rank = 4000, 32, 8
+    x, weight = torch.randn(rows, size), torch.randn(size, size) / size**0.5
+    a, b = torch.randn(rank, size) / size**0.5, torch.randn(size, rank) * 2e-3
+    residual = torch.randn(rows, size) * 4
+    halves = [tensor.bfloat16() for tensor in (x, weight, a, b, residual)]
+    x, weight, a, b, residual = halves
+    share = residual_scale * (x.double() @ a.double().T @ b.double().T)
+    with_it, without = (
+        lora_linear(
+            x,
+            [Projection(weight, None, adapter)],
+            residual=residual,
+            residual_scale=residual_scale,
+        ).double()
+        for adapter in (Adapter(a, b, 1.0), None)
+    )
+    seen = ((with_it - without) * share).sum() / share.square().sum()
+    assert 0.9 < seen < 1.1
+
+
+def test_a_single_weight_is_not_copied() -> None:
+    """A copy of every down projection would be kept until backward."""
+    kept: list[int] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.untyped_storage().data_ptr())
+        return x
+
+    weight = torch.randn(6, 12)
+    x = torch.randn(3, 12, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        lora_linear(x, [Projection(weight)])
+    assert weight.untyped_storage().data_ptr() in kept
 
 
 def test_nothing_that_somebody_holds_is_written_to() -> None:

@@ -30,6 +30,16 @@ def test_both_curves_are_printed_and_agree(
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"
 
 
+def test_dropout_is_left_out_of_the_comparison(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Padded rows and rows end to end draw other masks: their curves part for no fault of ours."""
+    lora = {"r": 8, "lora_dropout": 0.3}
+    run = make_run(ROWS, recipe={"learning_rate": 1e-2, "lora": lora})
+    assert compare_stock(run, 3) == 0
+    assert "without lora_dropout" in capsys.readouterr().out
+
+
 def test_curves_that_part_are_called_so(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,8 @@ COMMON: dict[str, Untyped] = {
     "eos_token_id": 2,
 }
 
+LAYER_TYPES = ["full_attention", "sliding_attention", "sliding_attention"]
+
 FAMILIES: dict[str, Callable[[], Untyped]] = {
     "llama": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
     "llama-bias": lambda: transformers.LlamaConfig(
@@ -76,12 +78,25 @@ FAMILIES: dict[str, Callable[[], Untyped]] = {
         logits_scaling=0.8,
     ),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
-    "olmo3": lambda: transformers.Olmo3Config(**COMMON, sliding_window=6),
+    "olmo3": lambda: transformers.Olmo3Config(**COMMON, sliding_window=6, layer_types=LAYER_TYPES),
+    "ministral": lambda: transformers.MinistralConfig(
+        **COMMON, head_dim=12, sliding_window=6, layer_types=LAYER_TYPES
+    ),
+    "cwm": lambda: transformers.CwmConfig(
+        **COMMON, head_dim=16, sliding_window=6, layer_types=LAYER_TYPES
+    ),
     "gemma": lambda: transformers.GemmaConfig(**COMMON, head_dim=16),
-    "ministral": lambda: transformers.MinistralConfig(**COMMON, head_dim=16, sliding_window=6),
-    "cwm": lambda: transformers.CwmConfig(**COMMON, head_dim=16, sliding_window=6),
-    "seed_oss": lambda: transformers.SeedOssConfig(
-        **COMMON, head_dim=16, attention_dropout=0.0, residual_dropout=0.0
+    "vaultgemma": lambda: transformers.VaultGemmaConfig(
+        **COMMON,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=6,
+        layer_types=LAYER_TYPES,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0,
+    ),
+    "hyperclovax": lambda: transformers.HyperCLOVAXConfig(
+        **COMMON, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=0.8
     ),
 }
 

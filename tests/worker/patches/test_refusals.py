@@ -196,6 +196,17 @@ def test_another_linear_class_is_not_ours() -> None:
     _check(model, {("attention_block", reason): 2, ("mlp_block", reason): 1})
 
 
+@pytest.mark.parametrize("norm", ["input_layernorm", "post_attention_layernorm"])
+def test_a_half_that_stays_stock_keeps_its_weights_where_they_were(norm: str) -> None:
+    model = make_tuned("llama", "full")
+    layer = model.model.layers[1]
+    setattr(layer, norm, torch.nn.LayerNorm(48))
+    half = layer.self_attn if norm == "input_layernorm" else layer.mlp
+    before = {name: p.data_ptr() for name, p in half.named_parameters()}
+    assert sum(patch(model).report.stock.values()) == 1
+    assert {name: p.data_ptr() for name, p in half.named_parameters()} == before
+
+
 def _dora() -> Untyped:
     return make_tuned("llama", "lora", use_dora=True)
 

@@ -41,19 +41,20 @@ _OLMO = Family(
 
 FAMILIES: dict[str, Family] = {
     "LlamaDecoderLayer": _LLAMA,
-    "CwmDecoderLayer": _LLAMA,
-    "MinistralDecoderLayer": _LLAMA,
     "MistralDecoderLayer": _LLAMA,
     "Qwen2DecoderLayer": _LLAMA,
     "Qwen3DecoderLayer": _LLAMA,
     "SmolLM3DecoderLayer": _LLAMA,
     "GraniteDecoderLayer": _LLAMA,
-    "SeedOssDecoderLayer": _LLAMA,
+    "MinistralDecoderLayer": _LLAMA,
+    "CwmDecoderLayer": _LLAMA,
     "GemmaDecoderLayer": Family(norm=NormKind.GEMMA),
+    "VaultGemmaDecoderLayer": Family(norm=NormKind.GEMMA, before_mlp="pre_feedforward_layernorm"),
     "Gemma2DecoderLayer": _GEMMA,
     "Gemma3DecoderLayer": _GEMMA,
     "Olmo2DecoderLayer": _OLMO,
     "Olmo3DecoderLayer": _OLMO,
+    "HyperCLOVAXDecoderLayer": Family(after_attention="post_norm1", after_mlp="post_norm2"),
     "Phi3DecoderLayer": Family(
         qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
     ),

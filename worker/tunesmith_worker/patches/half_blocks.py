@@ -39,12 +39,11 @@ class AttentionHalf:
         """Raises Unsupported."""
         attention = layer.self_attn
         _check_own(layer, attention)
-        _check_dropout(layer, attention, "resid_attn_dropout")
+        _check_dropout(layer, "resid_attn_dropout")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
             raise Unsupported("attention that is not causal")
-        self._qkv = Projections([getattr(attention, name) for name in family.qkv])
         self._out = Projections([attention.o_proj])
         self._before = _norm(layer, family.before_attention)
         self._after = _norm(layer, family.after_attention)
@@ -53,6 +52,8 @@ class AttentionHalf:
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = _shape(attention)
+        # Last, because it moves weights, which a refusal after it would leave so.
+        self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
     def __call__(
         self,
@@ -84,17 +85,17 @@ class MLPHalf:
         """Raises Unsupported."""
         mlp = layer.mlp
         _check_own(layer, mlp)
-        _check_dropout(layer, mlp, "resid_mlp_dropout")
+        _check_dropout(layer, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
         if activation not in _ACTIVATIONS:
             raise Unsupported(f"activation {activation.__name__}")
         self._activation: Activation = _ACTIVATIONS[activation]
-        self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])
         self._down = Projections([mlp.down_proj])
         self._before = _norm(layer, family.before_mlp)
         self._after = _norm(layer, family.after_mlp)
         self._kind = family.norm
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
+        self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])  # last: above
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [1, T, hidden]"""
@@ -149,7 +150,7 @@ def _shape(attention: Untyped) -> AttentionShape:
 
 
 _WINDOW_IN_CONFIG = ("MistralAttention", "Phi3Attention")
-_SOFTCAPPED = ("Gemma2Attention",)
+_SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
 _QK_NORMS = ("q_norm", "k_norm")
 
 
@@ -182,7 +183,6 @@ def _check_own(layer: Untyped, module: Untyped) -> None:
             raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
 
 
-def _check_dropout(layer: Untyped, part: Untyped, name: str) -> None:
-    """Phi-3 has a module for it on the layer, Seed-OSS a number on the part."""
-    if getattr(getattr(layer, name, None), "p", 0.0) or getattr(part, "residual_dropout", 0.0):
+def _check_dropout(layer: Untyped, name: str) -> None:
+    if getattr(getattr(layer, name, None), "p", 0.0):
         raise Unsupported("dropout on the residual stream")
