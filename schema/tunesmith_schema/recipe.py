@@ -76,7 +76,8 @@ class Recipe(Request):
     """Fill each sequence with several rows that do not see one another. `"auto"`: off."""
     patches: Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1)] = "auto"
     """Our kernels in place of the model's own modules. `"auto"`: all that the model allows, the
-    rest stays stock and is named; a list: these alone; `"off"`: the stock trainer."""
+    rest stays stock and is named; a list: these alone (a half block brings our attention along);
+    `"off"`: the stock trainer."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory. `"auto"`: on a GPU only."""
     precision: Literal["fp32", "bf16"] | Auto = "auto"
