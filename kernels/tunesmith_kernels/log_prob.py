@@ -103,7 +103,7 @@ def token_log_probs(
         weight_gradient=recorded and weight.requires_grad,
         bias_gradient=recorded and bias is not None and bias.requires_grad,
     )
-    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call)  # type: ignore[no-untyped-call]  # torch's
+    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return TokenLogProbs(*scored)
 
 
