@@ -6,90 +6,11 @@ Pure functions of their arguments. What was settled is kept as `Choice`s with th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
 
-from pydantic import JsonValue
+from tunesmith_schema import Auto, ErrorCode, Hyperparameters, PatchName, Recipe
 
-from tunesmith_schema import (
-    Auto,
-    Choice,
-    ErrorCode,
-    Hyperparameters,
-    PatchName,
-    Plan,
-    Recipe,
-)
-
-from .errors import RunError
-
-Precision = Literal["fp32", "bf16"]
-Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
-T = TypeVar("T")
-
-
-class Choices:
-    """Collects what was settled; choices of an earlier attempt (plan.json) are taken again."""
-
-    def __init__(
-        self, earlier: Plan | None = None, tell: Callable[[Choice], None] = lambda choice: None
-    ) -> None:
-        self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
-        self._tell = tell
-        self.made: list[Choice] = []
-
-    def settle(self, name: str, given: T | Auto, value: T, reason: str) -> T:
-        """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
-        if given != "auto":
-            return given
-        choice = self._earlier.get(name) or Choice(
-            name=name, value=cast(JsonValue, value), reason=reason
-        )
-        self.made.append(choice)
-        self._tell(choice)
-        return cast(T, choice.value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """What the plans need to know of the machine."""
-
-    name: str
-    """For people: `cpu` or the card's name."""
-    is_gpu: bool
-    has_bf16: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    precision: Precision
-    gradient_checkpointing: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataPlan:
-    max_seq_length: int
-    overlong: Literal["drop", "truncate", "error"]
-    assistant_only_loss: bool
-    packing: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainPlan:
-    learning_rate: float
-    lr_scheduler_type: Scheduler
-    warmup_steps: int
-    weight_decay: float
-    max_grad_norm: float
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-    total_steps: int
-    logging_steps: int
-    eval_steps: int | None
-    """None: there is no validation file."""
-    save_steps: int | None
-    """None: no checkpoint before the end."""
+from ..errors import RunError
+from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
 
 
 def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
