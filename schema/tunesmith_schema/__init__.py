@@ -20,7 +20,7 @@ from .jobs import (
     wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
-from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Recipe
+from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
 from .run import (
     EXIT_STOPPED,
     Choice,
@@ -105,6 +105,7 @@ __all__ = [
     "Page",
     "PatchName",
     "Plan",
+    "Precision",
     "Recipe",
     "Report",
     "ReportReply",

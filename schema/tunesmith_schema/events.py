@@ -54,7 +54,9 @@ class MetricPoint(Response):
     step: int
     values: dict[str, float | None]
     """`train_loss` and `valid_loss` in nats per token, `learning_rate`, `grad_norm`, `epoch`,
-    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, ... Null stands for NaN."""
+    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, ... Null stands for NaN.
+    `updates_lost_fraction`, full tuning in bf16: the share of weights that a step meant to move and
+    that rounding left where they were."""
 
 
 class CheckpointMetrics(Response):

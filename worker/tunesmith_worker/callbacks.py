@@ -87,6 +87,8 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
                 "train_mean_token_accuracy": logs.get("mean_token_accuracy"),
                 "trained_tokens": self._trained_tokens(),
             }
+            if "updates_lost_fraction" in logs:
+                values["updates_lost_fraction"] = logs["updates_lost_fraction"]
             self._tell(state, values, f"train_loss={logs['loss']:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 

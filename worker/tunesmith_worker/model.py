@@ -70,7 +70,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             spec.model_path, trust_remote_code=False
         )
-        model = _model(spec, config, weights_dtype(spec, plan))
+        model = _model(spec, config, weights_dtype(plan))
     except Exception as error:  # a broken model can raise anything
         if isinstance(error, RunError) or is_out_of_memory(error) or is_disk_full(error):
             raise
@@ -89,6 +89,10 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
     return Base(model=model, tokenizer=tokenizer, context=context)
 
 
+def weights_dtype(plan: LoadPlan) -> torch.dtype:
+    return torch.float32 if plan.precision == "fp32" else torch.bfloat16
+
+
 def _mend_generation_config(model: Untyped) -> None:
     """Several released models (Llama 2) come with a temperature but without `do_sample`, which
     transformers loads with a warning and then refuses to save."""
@@ -96,15 +100,6 @@ def _mend_generation_config(model: Untyped) -> None:
         model.generation_config.validate(strict=True)
     except ValueError:
         model.generation_config.do_sample = True
-
-
-def weights_dtype(spec: RunSpec, plan: LoadPlan) -> torch.dtype:
-    """bf16 weights only where they stay frozen: 8 bits of mantissa round away an update of 2e-5.
-
-    Full tuning in bf16 keeps fp32 weights and computes in bf16 (autocast).
-    """
-    frozen = spec.recipe.tuning == "lora"
-    return torch.bfloat16 if plan.precision == "bf16" and frozen else torch.float32
 
 
 def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:

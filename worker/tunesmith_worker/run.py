@@ -71,6 +71,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
+        from .optimizers.choose import described, optimizer_for, rounded_weights
+        from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import patch, why_stock_attention
         from .trainers.sft import SFTTrainer, sft_config
 
@@ -81,6 +83,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
+            naive = load_plan.precision == "bf16"
+            events.message(described(load_plan.precision), level="warn" if naive else "info")
             check_saving(run.root, model, base.tokenizer)
         patches, padding_free = plan_patches(recipe, why_stock_attention(base.model), choices)
 
@@ -108,7 +112,10 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     write_json(run.plan, Plan(choices=choices.made))
 
     def save(folder: Path) -> None:
-        save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
+        with rounded_weights(trainer.optimizer):
+            save_trained(
+                folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first
+            )
 
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
@@ -130,7 +137,6 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
             load_plan,
             data_plan,
             train_plan,
-            full=full,
             seed=spec.seed,
             padding_free=padding_free,
         ),
@@ -138,7 +144,15 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         eval_dataset=valid_set,
         processing_class=base.tokenizer,
         save=save_checkpoint,
+        optimizer_cls_and_kwargs=optimizer_for(
+            load_plan.precision,
+            full=full,
+            learning_rate=train_plan.learning_rate,
+            seed=spec.seed,
+        ),
     )
+    if full and load_plan.precision != "fp32":
+        trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
         events,
         control,

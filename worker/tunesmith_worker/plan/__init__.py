@@ -1,6 +1,6 @@
 """Decides what a recipe leaves open, and writes down why."""
 
-from .choices import Choices, DataPlan, Device, LoadPlan, Precision, TrainPlan
+from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
 from .settle import plan_data, plan_load, plan_patches, plan_train
 
 __all__ = [
@@ -8,7 +8,6 @@ __all__ = [
     "DataPlan",
     "Device",
     "LoadPlan",
-    "Precision",
     "TrainPlan",
     "plan_data",
     "plan_load",

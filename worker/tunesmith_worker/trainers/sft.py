@@ -76,7 +76,6 @@ def sft_config(
     data: DataPlan,
     train: TrainPlan,
     *,
-    full: bool,
     seed: int,
     padding_free: bool,
 ) -> Untyped:
@@ -107,8 +106,7 @@ def sft_config(
         padding_free=padding_free,
         max_length=data.max_seq_length if data.packing else None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
-        bf16=full and load.precision == "bf16",
+        bf16=False,  # no autocast: the weights are in the dtype that is computed in
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
