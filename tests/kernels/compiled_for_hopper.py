@@ -19,6 +19,7 @@ from tunesmith_kernels import (
     adamw_triton,
     gated_activation_triton,
     head_rows_triton,
+    nf4_triton,
     rms_norm_triton,
     rope_triton,
 )
@@ -26,7 +27,16 @@ from tunesmith_kernels import (
 HOPPER = GPUTarget("cuda", 90, 32)
 FP32 = {"rstd", "partial", "cos", "sin", "target_out", "max_out", "sum_out", "mean_out"}
 FP32 |= {"m_state", "v_state", "m_scale", "v_scale"}
-WORDS = {"upper": "*i16", "error": "*i16", "m_code": "*i8", "v_code": "*u8", "seed": "i64"}
+FP32 |= {"code", "scales_code", "scales_absmax", "offset"}
+WORDS = {
+    "upper": "*i16",
+    "error": "*i16",
+    "m_code": "*i8",
+    "v_code": "*u8",
+    "seed": "i64",
+    "packed": "*u8",
+    "absmax": "*u8",
+}
 INT64 = {"positions", "targets"}
 FLOATS = {"eps", "gain", "scale", "softcap", "temperature"}
 FLOATS |= {"decay", "step_size", "one_minus_beta1", "beta2", "v_correction"}
@@ -86,6 +96,13 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
     ),
     (adamw_triton._error_word_kernel, {"ELEMENTS": adamw_triton.ELEMENTS}),
     (adamw_triton._8bit_kernel, {"BLOCKS": 4}),
+    *(
+        (
+            nf4_triton._dequantize_kernel,
+            {"BLOCK": 64, "SCALES_BLOCK": 256, "NESTED": nested, "BYTES": nf4_triton.BYTES},
+        )
+        for nested in (False, True)
+    ),
 ]
 
 

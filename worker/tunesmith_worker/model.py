@@ -16,6 +16,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 
 from .errors import RunError, is_disk_full, is_out_of_memory
 from .plan import Device, LoadPlan
+from .quantization import quantization_config, settle_layers
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 """There on a host with an NVIDIA card and a driver of any age."""
@@ -107,9 +108,11 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         return transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
         )
+    kind = spec.recipe.quantization
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         spec.model_path,
         config=config,
+        quantization_config=None if kind == "none" else quantization_config(kind, dtype),
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
@@ -124,6 +127,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
             f"being {missing[0]}.",
             hint="Download the model again, or use one whose weights fit its config.json.",
         )
+    settle_layers(model)
     return model
 
 

@@ -64,7 +64,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     _tell_spawn(events)
     choices = Choices(_earlier_plan(run), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import"), quick_imports():
+    with events.phase("import"), quick_imports(quantized=recipe.quantization != "none"):
         import transformers
 
         from .adapters import attach_lora, check_saving, save_trained
@@ -74,6 +74,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import patch, why_stock_attention
+        from .quantization import adapter_dtype_kept
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
@@ -130,27 +131,28 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
             },
         )
 
-    trainer = SFTTrainer(
-        model=model,
-        args=sft_config(
-            run.root,
-            load_plan,
-            data_plan,
-            train_plan,
-            seed=spec.seed,
-            padding_free=padding_free,
-        ),
-        train_dataset=train_set,
-        eval_dataset=valid_set,
-        processing_class=base.tokenizer,
-        save=save_checkpoint,
-        optimizer_cls_and_kwargs=optimizer_for(
-            load_plan.precision,
-            full=full,
-            learning_rate=train_plan.learning_rate,
-            seed=spec.seed,
-        ),
-    )
+    with adapter_dtype_kept(model):
+        trainer = SFTTrainer(
+            model=model,
+            args=sft_config(
+                run.root,
+                load_plan,
+                data_plan,
+                train_plan,
+                seed=spec.seed,
+                padding_free=padding_free,
+            ),
+            train_dataset=train_set,
+            eval_dataset=valid_set,
+            processing_class=base.tokenizer,
+            save=save_checkpoint,
+            optimizer_cls_and_kwargs=optimizer_for(
+                load_plan.precision,
+                full=full,
+                learning_rate=train_plan.learning_rate,
+                seed=spec.seed,
+            ),
+        )
     if full and load_plan.precision != "fp32":
         trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
