@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl
 from accelerate import Accelerator  # type: ignore[import-untyped]  # ships no types
 from torch.optim.optimizer import (
@@ -60,6 +62,26 @@ def counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], i
 
 
 @pytest.mark.parametrize(
+    ("read", "what"),
+    [
+        (lambda x: x.sum().item(), "_local_scalar_dense"),
+        (lambda x: bool((x > 0).all()), "_local_scalar_dense"),
+        (lambda x: f"{x[0]}", "_local_scalar_dense"),
+        (lambda x: x[x > 0], "index"),
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: x.cpu(), "cpu"),
+        (lambda x: x.repeat_interleave(x.long()), "repeat_interleave"),
+        (lambda x: torch.where(x > 0), "nonzero"),
+    ],
+)
+def test_every_way_to_read_a_tensor_is_found(read: Callable[[Untyped], object], what: str) -> None:
+    reads = HostReads()
+    with watched(reads):
+        read(torch.ones(3))
+    assert [who.endswith(f"/test_host_reads.py:<lambda> ({what})") for who in reads.found] == [True]
+
+
+@pytest.mark.parametrize(
     "recipe",
     [{"packing": False}, {"packing": True}, {"tuning": "full", "lora": None}],
     ids=["lora", "packed", "full"],
@@ -72,3 +94,15 @@ def test_nobody_reads_the_device_in_a_step(
     found, passes = counted(run, monkeypatch)
     assert passes >= 2
     assert {who: n for who, n in found.items() if who not in ON_A_CPU_ONLY} == {}
+
+
+def test_a_stock_model_reads_only_where_its_libraries_do(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded rows through transformers' and TRL's own code: theirs to mend."""
+    recipe = {"max_steps": 3, "per_device_train_batch_size": 2, "logging_steps": 3}
+    run = make_run(QUESTIONS, recipe={**recipe, "patches": "off", "packing": False})
+    found, _ = counted(run, monkeypatch)
+    assert set(found) == {
+        "transformers/masking_utils.py:_ignore_causal_mask_sdpa (_local_scalar_dense)"
+    }
