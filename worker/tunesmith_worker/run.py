@@ -225,12 +225,22 @@ def _tell(events: EventLog, choice: Choice) -> None:
 def _read(
     run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    from .data.rows import read_rows
-    from .data.tokens import tokenize_rows
+    from .data.token_cache import TokenCache
+    from .data.token_stream import usable_processes
+    from .data.tokens import tokenize_file
 
     path = run.root / file
-    tokenized = tokenize_rows(
-        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    kept = SpawnSettings.from_environment().token_cache
+    tokenized = tokenize_file(
+        path,
+        base.tokenizer,
+        plan,
+        vocabulary=base.vocabulary,
+        cache=TokenCache(Path(kept)) if kept else None,
+        scratch=run.root,
+        processes=usable_processes(),
+        tell=events.message,
+        warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
     events.message(counts.summary(path.name), data=counts.as_data())

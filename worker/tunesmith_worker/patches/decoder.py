@@ -11,7 +11,8 @@ import torch
 
 from tunesmith_kernels.segments import Segments
 
-from .attention_interface import without_masks
+from .attention_interface import NO_MASK
+from .batch_layout import current_layout
 from .families import FAMILIES, Family
 from .half_blocks import AttentionHalf, MLPHalf
 from .projections import Unsupported
@@ -137,9 +138,8 @@ class BackbonePatch:
                 raise RuntimeError("a copy of a patched model: undo its patches before copying it")
             if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
                 return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
-            segments = Segments.from_cumulative(cu_seq_lens_q)
-            with without_masks():
-                return stock(*args, cu_seq_lens_q=cu_seq_lens_q, segments=segments, **kwargs)
+            kwargs |= {"segments": _segments(cu_seq_lens_q), "attention_mask": NO_MASK}
+            return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
 
         backbone.forward = types.MethodType(forward, backbone)
 
@@ -148,3 +148,10 @@ class BackbonePatch:
             self._backbone.__dict__.pop("forward", None)
         else:
             self._backbone.forward = self._stock
+
+
+def _segments(cumulative: torch.Tensor) -> Segments:
+    layout = current_layout()
+    if layout is None or layout.bounds is None:
+        return Segments.from_cumulative(cumulative)
+    return Segments(layout.bounds, cumulative.to(torch.int32))
