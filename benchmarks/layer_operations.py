@@ -211,7 +211,8 @@ def _norm_of_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _weight(out: int, inputs: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Frozen, [out, in]."""
-    return (torch.randn(out, inputs, device=device) * inputs**-0.5).to(dtype)
+    weight: torch.Tensor = torch.randn(out, inputs, device=device) * inputs**-0.5
+    return weight.to(dtype)
 
 
 def _adapters(inputs: int, outs: list[int], rank: int, device: torch.device) -> list[torch.Tensor]:
