@@ -49,8 +49,8 @@ def test_a_full_disk_and_a_bug_are_the_hosts_affair() -> None:
     assert bug.message == "The trainer crashed: ZeroDivisionError: division by zero"
 
 
-def failure(run: Path) -> JobFailure:
-    assert main(run) == 1
+def failure(run: Path, status: int = 1) -> JobFailure:
+    assert main(run) == status
     result = read_result(run)
     assert result.outcome == "failed"
     assert result.error is not None
@@ -58,7 +58,8 @@ def failure(run: Path) -> JobFailure:
 
 
 def test_a_missing_model(make_run: MakeRun, tmp_path: Path) -> None:
-    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(tmp_path / "nowhere")))
+    run = make_run(QUESTIONS, recipe=FAST, model_path=str(tmp_path / "nowhere"))
+    found = failure(run, status=2)
     assert found.code == ErrorCode.MODEL_NOT_FOUND
     assert found.category == ErrorCategory.USER
     assert "'acme/tiny'" in found.message
