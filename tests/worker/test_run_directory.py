@@ -46,10 +46,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no spec.json": (without_spec, "has no spec.json"),
     "a folder": (spec_is_a_folder, "spec.json cannot be read: Is a directory"),
     "no JSON": (spec_is_no_json, "spec.json: Invalid JSON: key must be a string at line 1"),
-    "a list": (
-        lambda run: (run / "spec.json").write_text("[]") and None,
-        "spec.json: Input should",
-    ),
+    "a list": (spec_is_a_list, "spec.json: Input should be an object"),
     "an unknown field": (
         lambda run: change(run, modle="m"),
         "unknown field 'modle': did you mean 'model'?",

@@ -7,8 +7,8 @@ a gradient 1 % too large everywhere leaves the losses as they are.
 
 bf16: two runs part by what each rounds, each in its own places: their distance says little. Stock
 in fp32 is the truth: ours may lie no farther from it than 1.5 times what stock in bf16 does, as
-root mean square over the steps. That tells a fault from rounding only where it is larger; ours in fp32
-against stock in fp32 tells the smaller ones, so it is asked for as well.
+root mean square over the steps. That tells a fault from rounding only where it is larger; ours in
+fp32 against stock in fp32 tells the smaller ones, so it is asked for as well.
 """
 
 from __future__ import annotations
