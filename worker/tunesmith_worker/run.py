@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
-from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult
+from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
 
 from .compare import compare_stock
 from .control import StopControl
