@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_schema import JobFailure
+from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, RunSpec
 from tunesmith_worker import compare
 from tunesmith_worker.compare import compare_stock
 from tunesmith_worker.patches import half_blocks
@@ -77,6 +77,24 @@ def test_bf16_is_measured_by_stock_in_fp32_which_is_said_to_cost(
     found = [out.index(words) for words in order]
     assert found == sorted(found)
     assert "bf16's distance of the loss from stock in fp32: stock " in out
+
+
+@pytest.mark.parametrize(("given", "used"), [("auto", False), (False, False), (True, True)])
+def test_no_layout_is_measured_that_would_leave_our_kernels_out(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, given: object, used: bool
+) -> None:
+    seen: list[object] = []
+
+    def failing(run: Path) -> JobFailure:
+        spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
+        seen.append(spec.recipe.packing)
+        return JobFailure(
+            category=ErrorCategory.INFRASTRUCTURE, code=ErrorCode.TRAINER_CRASHED, message="no"
+        )
+
+    monkeypatch.setattr(compare, "_train", failing)
+    assert compare_stock(make_run(ROWS, recipe={"packing": given}), 30) == 1
+    assert seen == [used]
 
 
 def one_percent_more(

@@ -94,7 +94,12 @@ def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], 
     data = run / spec.training_file
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
-    recipe = spec.recipe.model_copy(update={**change, "max_steps": steps, "logging_steps": 1})
+    fixed: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
+    if spec.recipe.packing == "auto":
+        fixed["packing"] = (
+            False  # a padded batch, which measuring may prefer, proves nothing of ours
+        )
+    recipe = spec.recipe.model_copy(update={**change, **fixed})
     again = spec.model_copy(
         update={
             "recipe": recipe,
