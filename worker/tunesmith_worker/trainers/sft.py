@@ -13,6 +13,7 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
+from ..patches.trl_compat import RECOMPUTE
 from ..plan import DataPlan, LoadPlan, TrainPlan
 from .micro_batches import balance
 
@@ -102,7 +103,6 @@ def sft_config(
         eval_strategy="no" if train.eval_steps is None else "steps",
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
-        activation_checkpointing=load.gradient_checkpointing,
         packing=data.packing,
         padding_free=padding_free,
         max_length=data.max_seq_length if data.packing else None,
@@ -114,4 +114,5 @@ def sft_config(
         report_to="none",
         disable_tqdm=True,
         push_to_hub=False,
+        **{RECOMPUTE: load.gradient_checkpointing},
     )
