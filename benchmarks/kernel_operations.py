@@ -39,6 +39,9 @@ SHAPES = {
     "llama-1b": Shape(
         rows=2048, hidden=2048, heads=32, kv_heads=8, head_size=64, intermediate=8192
     ),
+    "qwen-1.5b": Shape(
+        rows=8192, hidden=1536, heads=12, kv_heads=2, head_size=128, intermediate=8960
+    ),
     "llama-8b": Shape(
         rows=8192, hidden=4096, heads=32, kv_heads=8, head_size=128, intermediate=14_336
     ),

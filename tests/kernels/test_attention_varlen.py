@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def _dense(q: Any, k: Any, v: Any, cumulative: Any, scale: float, window: tuple[
     assert window[1] == 0
     bounds, groups = cumulative.tolist(), q.shape[1] // k.shape[1]
     outputs = []
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         rows = (x[start:stop].transpose(0, 1) for x in (q, k, v))
         one, *others = rows
         keys, values = (x.repeat_interleave(groups, 0) for x in others)
