@@ -30,7 +30,14 @@ with quick_imports():
     from tunesmith_worker.model import find_device
     from tunesmith_worker.patches import patch, why_stock_attention
     from tunesmith_worker.patches.trl_compat import RECOMPUTE
-    from tunesmith_worker.plan import Choices, plan_data, plan_load, plan_patches, plan_train
+    from tunesmith_worker.plan import (
+        Choices,
+        plan_layouts,
+        plan_load,
+        plan_patches,
+        plan_train,
+    )
+    from tunesmith_worker.trainers.layouts import Layouts
     from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
 
     from .models import random_model
@@ -105,9 +112,8 @@ def ours(task: Task) -> Made:
     load = plan_load(recipe, device, choices)
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = attach_lora(base, recipe.lora, choices)
-    patches, padding_free = plan_patches(recipe, why_stock_attention(base), choices)
+    patches = plan_patches(recipe, choices)
     rows = task.dataset(base.config.vocab_size)
-    data = plan_data(recipe, base.config.max_position_embeddings, choices)
     train = plan_train(
         recipe,
         Hyperparameters(),
@@ -116,20 +122,33 @@ def ours(task: Task) -> Made:
         has_validation=False,
         choices=choices,
     )
+    layout = plan_layouts(
+        recipe,
+        why_stock_attention(base),
+        patched=bool(patches - {"loss"}),
+        lengths=[len(ids) for ids in rows["input_ids"]],
+        rows=train.per_device_train_batch_size,
+        passes=train.gradient_accumulation_steps,
+        total_steps=train.total_steps,
+        device=device,
+    )
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(
-            task.folder, load, data, train, full=False, seed=SEED, padding_free=padding_free
-        ),
+        args=sft_config(task.folder, load, train, full=False, seed=SEED),
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,
+        layouts=Layouts(layout, choices, decided=lambda: None),
     )
     summary = patch(model, patches).report.summary()
     return Made(
         trainer=trainer,
         model=model,
-        notes={"patched": summary, "recompute": load.gradient_checkpointing},
+        notes={
+            "patched": summary,
+            "recompute": load.gradient_checkpointing,
+            "layout": layout.first,
+        },
     )
 
 
