@@ -3,7 +3,7 @@
 Checks, of outputs and gradients: fp32 within a relative RMS of 1e-5 of eager torch in float64, and
 bf16's error against eager torch in fp32 at most 1.5 times eager bf16's. Times: forward and backward
 in bf16, ours, eager torch's and Liger's; `ratio` is ours on the ceiling measured in the same
-process, the copy bandwidth or the BLAS's rate on the same products.
+process: what the bytes take at the copy bandwidth, and the products in torch.mm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from ..kernel_operations import (
 from .attention_paths import attention_paths
 from .head_rows import head_rows
 from .serving import Case, serve
-from .timing import copy_bytes_per_second, median_seconds, operations, product_seconds
+from .timing import (
+    Product,
+    copy_bytes_per_second,
+    median_seconds,
+    operations,
+    product_seconds,
+)
 from .work import WORK
 
 FP32_LIMIT = 1e-5
@@ -46,21 +52,29 @@ BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
 
 
 def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
-    side = 8192 if device.type == "cuda" else 64
-    square = [(side, side, side)]
-    seconds = product_seconds(square, device, torch.bfloat16)
     return {
         "copy_gb_per_s": round(copy_bytes_per_second(device) / 1e9, 1),
-        "bf16_product": list(square[0]),
-        "bf16_tflop_per_s": round(operations(square) / seconds / 1e12, 2),
+        "bf16_product": list(_square(device)),
+        "bf16_tflop_per_s": round(square_rate(device), 2),
     }
+
+
+def square_rate(device: torch.device) -> float:
+    """TFLOP/s of the BLAS on a large square in bf16."""
+    square = [_square(device)]
+    return operations(square) / product_seconds(square, device, torch.bfloat16) / 1e12
+
+
+def _square(device: torch.device) -> Product:
+    side = 8192 if device.type == "cuda" else 64
+    return side, side, side
 
 
 def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
     """One operation's checks and times; a check that fails does not keep the times away."""
     result = check(operation, shape, device)
     problem = OPERATIONS[operation](shape, device, torch.bfloat16)
-    functions = {"ours": problem.ours, "eager": problem.eager}
+    functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
     if problem.liger is not None:
         functions["liger"] = problem.liger
     upstream = upstream_of(problem)
@@ -86,22 +100,31 @@ def rates(
         "formula": work.words,
         "barred": work.barred,
     }
+    moved = work.elements * torch.bfloat16.itemsize
+    copying = moved / copy_bytes_per_second(device)
+    if work.attention:
+        rate = work.attention / seconds["ours"] / 1e12
+        ceiling = square_rate(device)
+        return found | {
+            "bound": "attention",
+            "tflop_per_s": round(rate, 2),
+            "ratio": round(rate / ceiling, 3),
+        }
     if work.products:
-        least = product_seconds(work.products, device, torch.bfloat16)
+        multiplying = product_seconds(work.products, device, torch.bfloat16)
         count = operations(work.products)
         return found | {
             "bound": "products",
             "tflop_per_s": round(count / seconds["ours"] / 1e12, 2),
-            "blas_tflop_per_s": round(count / least / 1e12, 2),
-            "ratio": round(least / seconds["ours"], 3),
+            "blas_tflop_per_s": round(count / multiplying / 1e12, 2),
+            "least_ms": {"products": round(multiplying * 1e3, 4), "bytes": round(copying * 1e3, 4)},
+            "ratio": round((multiplying + copying) / seconds["ours"], 3),
         }
-    moved = work.elements * torch.bfloat16.itemsize
-    rate = moved / seconds["ours"]
     return found | {
         "bound": "bandwidth",
         "bytes": moved,
-        "gb_per_s": round(rate / 1e9, 1),
-        "ratio": round(rate / copy_bytes_per_second(device), 3),
+        "gb_per_s": round(moved / seconds["ours"] / 1e9, 1),
+        "ratio": round(copying / seconds["ours"], 3),
     }
 
 

@@ -29,6 +29,14 @@ from .rope import rope, rope_
 from .segments import Segments
 from .tiles import wide
 
+__all__ = [
+    "AttentionShape",
+    "segment_attention",
+    "segment_attention_reference",
+    "varlen_takes",
+    "why_tiles",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -1,8 +1,8 @@
 """torch's FlashAttention over rows of unequal length, and why a call cannot be its.
 
 `torch.nn.attention.varlen` is in torch from 2.10 on, and its arguments have changed since.
-FlashAttention 3, faster on compute capability 9.0, stands in for the built-in 2 where its package is
-installed. Knows no RoPE.
+FlashAttention 3, faster on compute capability 9.0, stands in for the built-in 2 where its package
+is installed. Knows no RoPE.
 """
 
 from __future__ import annotations

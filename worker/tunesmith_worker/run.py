@@ -157,8 +157,11 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
-    if patches:
-        events.message(patch(model, patches).report.summary())
+    events.message(
+        patch(model, patches).report.summary()
+        if patches
+        else "the stock trainer: recipe.patches is 'off'"
+    )
 
     with events.phase("train"):
         control.training_begins()
