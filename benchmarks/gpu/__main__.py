@@ -6,8 +6,8 @@
 It needs torch, triton, transformers, peft and accelerate, and the wheels that
 requirements-gpu-bench.txt names; nothing of ours need be installed, and nothing is downloaded.
 Results go to FOLDER/gpu-DEVICE.json after every case. A case that fails takes no other with it;
-when the time is up the rest is skipped, and both are said. Exit status 1 then. A bar that is missed
-is a result: it is printed at the end, and stands in the file.
+exit status 1 says so. When the time is up the rest is skipped, and named. A bar that is missed is a
+result: it is printed at the end, and stands in the file.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ def _log_prob(s: Shape) -> Work:
 
 WORK: dict[str, Callable[[Shape], Work]] = {
     "rms_norm": _rms_norm,
+    "rms_norm_gemma": _rms_norm,
     "rope": _rope,
     "swiglu": _gated,
     "geglu": _gated,
