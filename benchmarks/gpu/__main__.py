@@ -34,7 +34,9 @@ DRIVER = Path("/dev/nvidiactl")
 
 def main() -> int:
     arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     arguments.add_argument("--minutes", type=float, default=7.5, help="the rest is skipped then")

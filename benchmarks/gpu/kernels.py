@@ -28,6 +28,7 @@ from ..kernel_operations import (
     upstream_of,
 )
 from .attention_paths import attention_paths
+from .cudnn_rows import cudnn_rows
 from .head_rows import head_rows
 from .serving import Case, serve
 from .timing import (
@@ -47,6 +48,7 @@ REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
 BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
     "head_rows": head_rows,
     "attention_paths": attention_paths,
+    "cudnn_rows": cudnn_rows,
 }
 """Cases that are no row of OPERATIONS: what works in place, and what has several ways."""
 
