@@ -38,6 +38,7 @@ def _device(result: Result) -> str:
     ]
     if result.get("speed"):
         parts += [f"![Tokens a second]({plot})\n", _speed(result)]
+        parts += _profiles(result)
     if result.get("kernels"):
         parts.append(_kernels(result))
     if result.get("parity"):
@@ -82,6 +83,15 @@ def _speed(result: Result) -> str:
     )
     head = ("model", "setting", "side", "tokens/s", "on stock's", "peak, GiB")
     return words + "\n" + table(head, rows)
+
+
+def _profiles(result: Result) -> list[str]:
+    return [
+        f"Where the time of `{case}` goes: the device was busy {one['device_busy_share']:.0%} of it "
+        f"({one['top_shown']}).\n\n```\n" + "\n".join(one["top"]) + "\n```\n"
+        for case, one in result["speed"].items()
+        if "top" in one
+    ]
 
 
 def _kernels(result: Result) -> str:

@@ -45,6 +45,8 @@ def test_a_gpus_results_become_tables_and_a_plot(tmp_path: Path) -> None:
     )
     assert "| qwen2.5-1.5b: tokens/s | at least 46,000 | - | open |" in text
     assert "| llama-3.1-8b | no-recompute | ours | 14,000 | 1.40x | 40.0 |" in text
+    assert "the device was busy 91% of it (share" in text
+    assert "```\n 60.0 %  gemm\n```" in text
     assert "| llama-8b/rms_norm | 0.1 | 3,600 GB/s | 86% | yes | 2.5x |" in text
     assert "| llama-3.2-1b/bf16 | 1.1 | `o_proj.lora_A` | yes |" in text
     assert "| speed | qwen2.5-1.5b/ours/defaults/1 | took more than 90 s |" in text
@@ -85,6 +87,11 @@ def results(*, tiny: bool) -> dict[str, Any]:  # Any: JSON
         },
         "speed": {
             "llama-3.1-8b/ours/no-recompute/1": run,
+            "llama-3.1-8b/ours/profile/1": {
+                "device_busy_share": 0.91,
+                "top_shown": "share of the busy time",
+                "top": [" 60.0 %  gemm"],
+            },
             "llama-3.1-8b/stock/no-recompute/1": run | {"tokens_per_second": 10_000.0},
         },
         "errors": [
