@@ -87,7 +87,7 @@ def _speed(result: Result) -> str:
 
 def _profiles(result: Result) -> list[str]:
     return [
-        f"Where the time of `{case}` goes: the device was busy {one['device_busy_share']:.0%} of it "
+        f"Time of `{case}`: the device was busy {one['device_busy_share']:.0%} of it "
         f"({one['top_shown']}).\n\n```\n" + "\n".join(one["top"]) + "\n```\n"
         for case, one in result["speed"].items()
         if "top" in one
