@@ -138,7 +138,7 @@ def ours(task: Task) -> Made:
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,
-        layouts=Layouts(layout, choices, decided=lambda: None),
+        layouts=Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None),
     )
     summary = patch(model, patches).report.summary()
     return Made(
