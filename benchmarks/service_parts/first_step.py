@@ -1,4 +1,8 @@
-"""Time to first step: from the POST to the first step's event, tiny model, workers up and warm."""
+"""Time to first step: from the POST to the first step's event, tiny model, as our watcher has it.
+
+`cold`: the first job after the workers' start. `warm`: the worker's spare trainer is ready.
+`at_once`: the job before has only just ended, and the spare has only just started.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,38 @@ from typing import Any
 
 import tunesmith
 from tunesmith_worker.demo.architecture import write_architecture
+from tunesmith_worker.spare import SPARE
 
 from .installation import BASE_MODEL, ROWS, installation
+from .process_use import cpu_seconds
 
+STARTS = 3
 JOBS = 5
+QUIET_SECONDS = 2.0
+"""A spare trainer that has used no CPU for so long has imported everything and waits."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
 """Phases before the first step, as the job's own events name them."""
 
+Seconds = dict[str, float]
+"""By phase, and `first_step`."""
+
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Medians over some jobs, one after the other; one more before them warms up. Any: JSON."""
+    """Medians and every single job, by kind; a cold one needs an installation of its own. Any:
+    JSON."""
+    runs: dict[str, list[Seconds]] = {"cold": [], "warm": [], "at_once": []}
+    for number in range(STARTS):
+        root = folder / str(number)
+        root.mkdir()
+        last = number == STARTS - 1
+        for kind, found in measure_on(root, JOBS if last else 0).items():
+            runs[kind] += found
+    return {kind: _summary(found) for kind, found in runs.items()}
+
+
+def measure_on(folder: Path, jobs: int) -> dict[str, list[Seconds]]:
+    """One cold job in an installation of its own below `folder`, and `jobs` of each other kind."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     write_architecture(folder / "models" / BASE_MODEL, texts)
     with (
@@ -29,28 +54,61 @@ def measure(folder: Path) -> dict[str, Any]:
     ):
         file = client.files.create(file=("rows.jsonl", ROWS))
         client.files.wait_for_processing(file.id)
-        runs = [_one(client, file.id) for _ in range(JOBS + 1)][1:]
+        cold = _one(client, file.id)
+        runs: dict[str, list[Seconds]] = {"cold": [cold], "warm": [], "at_once": []}
+        for _ in range(jobs):
+            _wait_for_spare(service.data_dir)
+            runs["warm"].append(_one(client, file.id))
+            runs["at_once"].append(_one(client, file.id))
+    return runs
+
+
+def _wait_for_spare(data_dir: Path) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    used, since = -1.0, time.monotonic()
+    while used < 0 or time.monotonic() < since + QUIET_SECONDS:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no spare trainer is ready after {WAIT_SECONDS:g} s")
+        time.sleep(0.1)
+        now = sum(cpu_seconds(pid) for pid in spare_trainers(data_dir)) or -1.0
+        if now != used:
+            used, since = now, time.monotonic()
+
+
+def spare_trainers(data_dir: Path) -> list[int]:
+    """Pids of those that wait for a run: one that has taken a run works in its directory."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if (process / "cwd").readlink() != data_dir:
+                continue
+            if SPARE in (process / "cmdline").read_text().split("\0"):
+                found.append(int(process.name))
+        except OSError:  # no process, or not any more
+            continue
+    return found
+
+
+def _summary(runs: list[Seconds]) -> dict[str, Any]:
     totals = [run["first_step"] for run in runs]
     return {
-        "jobs": JOBS,
         "first_step_seconds": round(statistics.median(totals), 2),
-        "fastest_seconds": round(min(totals), 2),
-        "slowest_seconds": round(max(totals), 2),
+        "each": [round(total, 2) for total in totals],
         "part_seconds": {
             name: round(statistics.median(run[name] for run in runs), 2) for name in PARTS
         },
     }
 
 
-def _one(client: tunesmith.Client, file_id: str) -> dict[str, float]:
-    """Seconds by phase, and `first_step`: until our own watcher has the event."""
+def _one(client: tunesmith.Client, file_id: str) -> Seconds:
+    """`first_step`: until our own watcher has the event."""
     began = time.monotonic()
     job = client.fine_tuning.jobs.create(
         model=BASE_MODEL,
         training_file=file_id,
         recipe={"tuning": "full", "from_scratch": True, "max_steps": 3},
     )
-    seconds: dict[str, float] = {}
+    seconds: Seconds = {}
     for event in job.stream():
         phase, taken = event.data.get("phase"), event.data.get("seconds")
         if event.kind == "phase" and isinstance(taken, int | float):

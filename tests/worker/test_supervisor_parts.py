@@ -17,7 +17,8 @@ from tunesmith_worker.event_feed import EventFeed
 from tunesmith_worker.events import EventLog
 from tunesmith_worker.folders import forget_unused
 from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.trainer_process import TrainerProcess, trainer_environment
+from tunesmith_worker.spawn import trainer_environment
+from tunesmith_worker.trainer_process import TrainerProcess
 
 
 def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
