@@ -34,6 +34,7 @@ ENGINE = (
     "tunesmith_worker.data.tokens",
     "tunesmith_worker.model",
     "tunesmith_worker.patches",
+    "tunesmith_worker.trainers.layouts",
     "tunesmith_worker.trainers.sft",
 )
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""
