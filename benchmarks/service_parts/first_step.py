@@ -1,7 +1,8 @@
 """Time to first step: from the POST to the first step's event, tiny model, as our watcher has it.
 
 `cold`: the first job after the workers' start. `warm`: the worker's spare trainer is ready.
-`at_once`: the job before has only just ended, and the spare has only just started.
+`at_once`: the job before has only just ended, and the spare has only just started. `without`: a
+worker that keeps no spare; warm jobs and these in turn.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import tunesmith
 from tunesmith_worker.demo.architecture import write_architecture
 from tunesmith_worker.spare import SPARE
 
-from .installation import BASE_MODEL, ROWS, installation
+from .installation import BASE_MODEL, ROWS, Installation, installation
 from .process_use import cpu_seconds
 
 STARTS = 3
@@ -32,35 +35,37 @@ Seconds = dict[str, float]
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Medians and every single job, by kind; a cold one needs an installation of its own. Any:
-    JSON."""
-    runs: dict[str, list[Seconds]] = {"cold": [], "warm": [], "at_once": []}
+    """Medians and every single job, by kind. Any: JSON."""
+    runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
-        root = folder / str(number)
-        root.mkdir()
-        last = number == STARTS - 1
-        for kind, found in measure_on(root, JOBS if last else 0).items():
-            runs[kind] += found
+        with _service(folder / str(number), spare=True) as (service, one):
+            runs["cold"].append(one())
+            if number < STARTS - 1:  # only a start of its own makes a job a cold one
+                continue
+            with _service(folder / "without", spare=False) as (_, one_without):
+                one_without()  # the first is cold
+                for _ in range(JOBS):
+                    _wait_for_spare(service.data_dir)
+                    runs["warm"].append(one())
+                    runs["at_once"].append(one())
+                    _wait_for_spare(service.data_dir)
+                    runs["without"].append(one_without())
     return {kind: _summary(found) for kind, found in runs.items()}
 
 
-def measure_on(folder: Path, jobs: int) -> dict[str, list[Seconds]]:
-    """One cold job in an installation of its own below `folder`, and `jobs` of each other kind."""
+@contextmanager
+def _service(folder: Path, *, spare: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
+    """One below `folder`, and what trains one small job on it."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
+    folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)
     with (
-        installation(folder, workers=True) as service,
+        installation(folder, workers=True, SPARE_TRAINER=str(spare)) as service,
         tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
     ):
         file = client.files.create(file=("rows.jsonl", ROWS))
         client.files.wait_for_processing(file.id)
-        cold = _one(client, file.id)
-        runs: dict[str, list[Seconds]] = {"cold": [cold], "warm": [], "at_once": []}
-        for _ in range(jobs):
-            _wait_for_spare(service.data_dir)
-            runs["warm"].append(_one(client, file.id))
-            runs["at_once"].append(_one(client, file.id))
-    return runs
+        yield service, lambda: _one(client, file.id)
 
 
 def _wait_for_spare(data_dir: Path) -> None:

@@ -6,6 +6,7 @@ Most tests have a stand-in with imports of its own; the protocol is the real one
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -19,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import EventKind
-from tunesmith_worker import trainer_process
+from tunesmith_worker import run, trainer_process
 from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.spare import SpareTrainer
+from tunesmith_worker.spare import ENGINE, SpareTrainer
 from tunesmith_worker.trainer_process import TrainerProcess
 
 from ..end_to_end.service import alive, until
@@ -102,7 +103,8 @@ def run_of(launcher: Launcher, tmp_path: Path, name: str = "run") -> dict[str, f
 def test_a_run_in_a_spare_trainer_is_the_run_of_a_fresh_one(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
-    recipe = {"max_steps": 4, "lora": {"r": 4, "lora_dropout": 0.1}}
+    # `packing` is given, as measuring two layouts' speed may choose either.
+    recipe = {"max_steps": 4, "packing": False, "lora": {"r": 4, "lora_dropout": 0.1}}
     launcher = Launcher(WorkerSettings(data_dir=tmp_path))
     launcher.keep_spare()
     fresh, spare = (make_run(QUESTIONS, recipe=recipe, name=name) for name in ("fresh", "spare"))
@@ -115,13 +117,15 @@ def test_a_run_in_a_spare_trainer_is_the_run_of_a_fresh_one(
         trainer.kill()
         launcher.close()
     adapters = [
-        {file.name: file.read_bytes() for file in (run / "adapter").iterdir()}
-        for run in (fresh, spare)
+        {file.name: file.read_bytes() for file in (folder / "adapter").iterdir()}
+        for folder in (fresh, spare)
     ]
     assert "adapter_model.safetensors" in adapters[0]
     assert adapters[0] == adapters[1]
     assert losses(fresh) == losses(spare)
-    told = [[(e.kind, e.data.get("phase")) for e in read_events(run)] for run in (fresh, spare)]
+    told = [
+        [(e.kind, e.data.get("phase")) for e in read_events(folder)] for folder in (fresh, spare)
+    ]
     assert told[0] == told[1]
     waited = {
         str(event.data["phase"]): event.data["seconds"]
@@ -130,6 +134,18 @@ def test_a_run_in_a_spare_trainer_is_the_run_of_a_fresh_one(
     }
     assert float(str(waited["import"])) < 0.5, "ENGINE lacks something heavy that a run imports"
     assert (fresh / "trainer.log").read_bytes() == (spare / "trainer.log").read_bytes()
+
+
+def test_a_spare_imports_what_a_run_imports() -> None:
+    tree = ast.parse(Path(run.__file__).read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    imported = set()
+    for node in (node for function in functions for node in ast.walk(function)):
+        if isinstance(node, ast.ImportFrom):
+            imported.add(f"tunesmith_worker.{node.module}" if node.level else node.module)
+        if isinstance(node, ast.Import):
+            imported |= {name.name for name in node.names}
+    assert imported == set(ENGINE)
 
 
 def test_importing_asks_no_driver_for_a_gpu() -> None:
