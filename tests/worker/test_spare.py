@@ -24,6 +24,7 @@ from tunesmith_worker import run, trainer_process
 from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.settings import WorkerSettings
 from tunesmith_worker.spare import ENGINE, SpareTrainer
+from tunesmith_worker.spawn import TrainerProgram
 from tunesmith_worker.trainer_process import TrainerProcess
 
 from ..end_to_end.service import alive, until
@@ -108,7 +109,7 @@ def test_a_run_in_a_spare_trainer_is_the_run_of_a_fresh_one(
     launcher = Launcher(WorkerSettings(data_dir=tmp_path))
     launcher.keep_spare()
     fresh, spare = (make_run(QUESTIONS, recipe=recipe, name=name) for name in ("fresh", "spare"))
-    trainer = TrainerProcess(fresh)
+    trainer = TrainerProcess(fresh, TrainerProgram())
     try:
         assert ended(trainer) == 0
         until(spare_of(launcher).is_ready)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .settings import WorkerSettings
 from .spare import SpareTrainer
+from .spawn import TrainerProgram
 from .trainer_process import TrainerProcess
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,10 @@ log = logging.getLogger(__name__)
 class Launcher:
     def __init__(self, settings: WorkerSettings) -> None:
         """Starts nothing: a pool forks after this."""
-        self._python, self._cwd = settings.trainer_python, settings.data_dir
+        self._program = TrainerProgram(
+            python=settings.trainer_python, token_cache=settings.token_cache
+        )
+        self._cwd = settings.data_dir
         self._wanted = settings.spare_trainer
         self._spare: SpareTrainer | None = None
 
@@ -32,13 +36,13 @@ class Launcher:
             return
         self.close()
         try:
-            self._spare = SpareTrainer(self._python, self._cwd)
+            self._spare = SpareTrainer(self._program, self._cwd)
         except OSError as error:
             log.warning("no spare trainer: %s", error)
 
     def launch(self, run_dir: Path) -> TrainerProcess:
         spare, self._spare = self._spare, None
-        return TrainerProcess(run_dir, self._python, spare)
+        return TrainerProcess(run_dir, self._program, spare)
 
     def close(self) -> None:
         """End the spare."""

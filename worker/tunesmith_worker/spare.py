@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from .process import Waited, quick_imports
-from .spawn import spawn_trainer
+from .spawn import TrainerProgram
 
 SPARE = "--spare"
 """In place of the run directory on the command line."""
@@ -30,7 +30,8 @@ ENGINE = (
     "transformers",
     "tunesmith_worker.adapters",
     "tunesmith_worker.callbacks",
-    "tunesmith_worker.data.rows",
+    "tunesmith_worker.data.token_cache",
+    "tunesmith_worker.data.token_stream",
     "tunesmith_worker.data.tokens",
     "tunesmith_worker.model",
     "tunesmith_worker.patches",
@@ -52,14 +53,14 @@ class HandOver:
 class SpareTrainer:
     """The supervisor's end. Nothing here waits."""
 
-    def __init__(self, python: str, cwd: Path) -> None:
+    def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._heard = b""
         with theirs:
-            self.process: subprocess.Popen[bytes] = spawn_trainer(
-                python, SPARE, cwd=cwd, stdin=theirs.fileno(), output=self._output
+            self.process: subprocess.Popen[bytes] = program.spawn(
+                SPARE, cwd=cwd, stdin=theirs.fileno(), output=self._output
             )
 
     def hand_over(self, run_dir: Path) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 from .errors import EXIT_DISK_FULL, disk_full
 from .spare import SpareTrainer
-from .spawn import spawn_trainer
+from .spawn import TrainerProgram
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +27,10 @@ _TAIL_BYTES = 1500
 
 class TrainerProcess:
     def __init__(
-        self, run_dir: Path, python: str = sys.executable, spare: SpareTrainer | None = None
+        self, run_dir: Path, program: TrainerProgram, spare: SpareTrainer | None = None
     ) -> None:
         """The run goes to `spare`, and to a fresh process when that does not take it."""
-        self._run_dir, self._python, self._spare = run_dir, python, spare
+        self._run_dir, self._program, self._spare = run_dir, program, spare
         self._log = run_dir / "trainer.log"
         self._paused = self._ending = False
         if spare is None:
@@ -122,8 +121,7 @@ class TrainerProcess:
 
     def _fresh(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:
-            return spawn_trainer(
-                self._python,
+            return self._program.spawn(
                 str(self._run_dir),
                 cwd=self._run_dir,
                 stdin=subprocess.DEVNULL,
