@@ -30,6 +30,7 @@ def _dequantize_kernel(
     scales_absmax,
     offset,
     out,
+    num_bytes,
     size,
     BLOCK: tl.constexpr,
     SCALES_BLOCK: tl.constexpr,
@@ -38,7 +39,7 @@ def _dequantize_kernel(
 ):
     first = tl.program_id(0).to(tl.int64) * BYTES
     at = first + tl.arange(0, BYTES)
-    mask = at * 2 < size
+    mask = at < num_bytes
     byte = tl.load(packed + at, mask=mask, other=0).to(tl.int32)
     # A block has an even number of weights: both of a byte are of one.
     block = at * 2 // BLOCK
@@ -66,9 +67,9 @@ def launch(weight: NF4Weight, out: torch.Tensor) -> None:
     size = out.numel()
     if size == 0:
         return
-    scales, code = weight.scales, _code_on(out.device)
+    scales, code, num_bytes = weight.scales, _code_on(out.device), weight.packed.numel()
     with on_device_of(out):
-        _dequantize_kernel[(triton.cdiv(weight.packed.numel(), BYTES),)](
+        _dequantize_kernel[(triton.cdiv(num_bytes, BYTES),)](
             weight.packed,
             weight.absmax,
             code,
@@ -76,6 +77,7 @@ def launch(weight: NF4Weight, out: torch.Tensor) -> None:
             code if scales is None else scales.absmax,
             code if scales is None else scales.offset,
             out,
+            num_bytes,
             size,
             BLOCK=weight.block,
             SCALES_BLOCK=SCALES_BLOCK,

@@ -40,7 +40,7 @@ WORDS = {
 INT64 = {"positions", "targets"}
 FLOATS = {"eps", "gain", "scale", "softcap", "temperature"}
 FLOATS |= {"decay", "step_size", "one_minus_beta1", "beta2", "v_correction"}
-NORM_POINTERS = {"x", "weight", "y", "dy", "dx", "residual_grad"}
+NORM_POINTERS = {"x", "weight", "y", "dy", "dx"}
 HEAD_POINTERS = {"logits", "spread"}
 BF16 = (
     NORM_POINTERS
@@ -61,7 +61,7 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
     *(
         (
             rms_norm_triton._backward_kernel,
-            {"GEMMA": flag, "RESIDUAL": flag, "WEIGHT_GRAD": flag, **NORM},
+            {"GEMMA": flag, "WEIGHT_GRAD": flag, **NORM},
         )
         for flag in (False, True)
     ),

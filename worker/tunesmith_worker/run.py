@@ -14,57 +14,73 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
+from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import Choices, DataPlan, plan_data, plan_load, plan_patches, plan_train
+from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .process import (
     SpawnSettings,
+    Waited,
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
     quick_imports,
 )
+from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
+from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
     from .model import Base
 
+EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, waited: Waited | None = None) -> int:
+    """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
     run = RunDirectory(folder.resolve())
     control = StopControl(run)
+    unusable = False
     try:
-        result = train(run, EventLog(run.events), control)
+        result = train(run, EventLog(run.events), control, waited or _waited())
+    except RunError as error:
+        say(error.failure)
+        result = RunResult(outcome="failed", error=error.failure)
+        unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
         result = RunResult(outcome="failed", error=failure_of(error))
+    if unusable and not run.root.is_dir():
+        return EXIT_UNUSABLE
     try:
         write_json(run.result, result)
     except OSError as error:
         if not is_disk_full(error):
             raise
         return EXIT_DISK_FULL
-    return EXIT_CODES[result.outcome]
+    return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
-def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResult:
-    spec = RunSpec.model_validate_json(run.spec.read_bytes())
+def train(
+    run: RunDirectory, events: EventLog, control: StopControl, waited: Waited | None
+) -> RunResult:
+    spec = read_spec(run.root)
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
-    _tell_spawn(events)
-    choices = Choices(_earlier_plan(run), tell=lambda choice: _tell(events, choice))
+    _tell_spawn(events, waited)
+    choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import"), quick_imports(quantized=recipe.quantization != "none"):
+    quantized = recipe.quantization != "none"
+    waited_for_imports = waited.imports if waited else 0.0
+    with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         import transformers
 
         from .adapters import attach_lora, check_saving, save_trained
@@ -73,21 +89,23 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
-        from .patches import patch, why_stock_attention
+        from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
+        from .trainers.layouts import Layouts
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
         transformers.utils.logging.disable_progress_bar()
         transformers.set_seed(spec.seed)
-        load_plan = plan_load(recipe, find_device(), choices)
+        device = find_device()
+        load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
             naive = load_plan.precision == "bf16"
             events.message(described(load_plan.precision), level="warn" if naive else "info")
             check_saving(run.root, model, base.tokenizer)
-        patches, padding_free = plan_patches(recipe, why_stock_attention(base.model), choices)
+        patches = plan_patches(recipe, choices)
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)
@@ -110,7 +128,22 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         has_validation=valid_set is not None,
         choices=choices,
     )
-    write_json(run.plan, Plan(choices=choices.made))
+
+    def write_plan() -> None:
+        write_json(run.plan, Plan(spec_sha256=spec.sha256(), choices=choices.made))
+
+    layout_plan = plan_layouts(
+        recipe,
+        why_stock_attention(base.model),
+        patched=bool(patches - {"loss"}),
+        lengths=training.lengths,
+        rows=train_plan.per_device_train_batch_size,
+        passes=train_plan.gradient_accumulation_steps,
+        total_steps=train_plan.total_steps,
+        device=device,
+    )
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
+    write_plan()
 
     def save(folder: Path) -> None:
         with rounded_weights(trainer.optimizer):
@@ -134,18 +167,12 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with adapter_dtype_kept(model):
         trainer = SFTTrainer(
             model=model,
-            args=sft_config(
-                run.root,
-                load_plan,
-                data_plan,
-                train_plan,
-                seed=spec.seed,
-                padding_free=padding_free,
-            ),
+            args=sft_config(run.root, load_plan, train_plan, seed=spec.seed),
             train_dataset=train_set,
             eval_dataset=valid_set,
             processing_class=base.tokenizer,
             save=save_checkpoint,
+            layouts=layouts,
             optimizer_cls_and_kwargs=optimizer_for(
                 load_plan.precision,
                 full=full,
@@ -164,7 +191,12 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     if patches:
-        events.message(patch(model, patches).report.summary())
+        patched = patch(model, patches)
+        events.message(patched.report.summary())
+        if not load_plan.gradient_checkpointing and not quantized:
+            layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    else:
+        events.message("the stock trainer: recipe.patches is 'off'")
 
     with events.phase("train"):
         control.training_begins()
@@ -191,36 +223,63 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
 
 
-def _tell_spawn(events: EventLog) -> None:
+def _waited() -> Waited | None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
     spawned = SpawnSettings.from_environment().spawned_at
-    if spawned is not None:
-        seconds = round(max(0.0, time.time() - spawned), 3)
+    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
+
+
+def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
+    if waited is not None:
+        seconds = round(waited.spawn, 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
 
-def _earlier_plan(run: RunDirectory) -> Plan | None:
-    return Plan.model_validate_json(run.plan.read_bytes()) if run.plan.exists() else None
+def _earlier_plan(run: RunDirectory, spec: RunSpec, events: EventLog) -> Plan | None:
+    """What an earlier run of the same spec settled on."""
+    if not run.plan.exists():
+        return None
+    try:
+        plan = Plan.model_validate_json(run.plan.read_bytes())
+    except ValidationError:
+        events.message(
+            "plan.json is another version's: what it settled is settled anew", level="warn"
+        )
+        return None
+    if plan.spec_sha256 != spec.sha256():
+        events.message("plan.json was made for another spec: what it settled is settled anew")
+        return None
+    return plan
 
 
 def _tell(events: EventLog, choice: Choice) -> None:
     events.append(
         EventKind.CHOICE,
         f"{choice.name} = {choice.value}: {choice.reason}",
-        {"name": choice.name, "value": choice.value, "reason": choice.reason},
+        choice.model_dump(mode="json", exclude_defaults=True),
     )
 
 
 def _read(
     run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    from .data.rows import read_rows
-    from .data.tokens import tokenize_rows
+    from .data.token_cache import TokenCache
+    from .data.token_stream import usable_processes
+    from .data.tokens import tokenize_file
 
     path = run.root / file
-    tokenized = tokenize_rows(
-        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    kept = SpawnSettings.from_environment().token_cache
+    tokenized = tokenize_file(
+        path,
+        base.tokenizer,
+        plan,
+        vocabulary=base.vocabulary,
+        cache=TokenCache(Path(kept)) if kept else None,
+        scratch=run.root,
+        processes=usable_processes(),
+        tell=events.message,
+        warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
     events.message(counts.summary(path.name), data=counts.as_data())
@@ -242,18 +301,23 @@ def _command() -> int:
     )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
-        if arguments.compare_stock < 1 or not (arguments.run_dir / "spec.json").is_file():
-            parser.error("--compare-stock takes a number of steps, and a RUN_DIR with a spec.json")
+        if arguments.compare_stock < 1:
+            parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     status = main(arguments.run_dir)
-    if arguments.json:
+    if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")
     return status
+
+
+def _spare() -> int:
+    taken = take_a_run()
+    return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)
 
 
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
     keep_freed_memory()
-    sys.exit(_command())
+    sys.exit(_spare() if sys.argv[1:] == [SPARE] else _command())
