@@ -1,6 +1,6 @@
 """Full tuning in every precision, on the same rows in the same order:
 
-    python -P -m benchmarks.precision
+    python -m benchmarks.precision
 
 loss: one run a precision of the trainer as users have it (`tunesmith run`), 300 steps of tiny-math
       on GSM8K; the loss on 200 rows that are not trained on, relative to fp32's.
