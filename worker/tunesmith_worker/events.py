@@ -18,14 +18,18 @@ from pydantic import JsonValue
 
 from tunesmith_schema import EventKind, RunEvent
 
+from .report.clock import WallClock
+
 Level = Literal["info", "warn", "error"]
 
 
 class EventLog:
     """Appends events to a file; a line cut off by a crash is removed before the next is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: WallClock | None = None) -> None:
+        """`clock` is told of the phases too."""
         self._path = path
+        self._clock = clock or WallClock()
         self._last_seq = self._mend()
 
     def message(self, text: str, *, level: Level = "info", data: JsonData | None = None) -> None:
@@ -49,7 +53,8 @@ class EventLog:
     def phase(self, name: str) -> Iterator[None]:
         """Report how long a part of the work took, once it has ended well."""
         began = time.perf_counter()
-        yield
+        with self._clock.during(name):
+            yield
         seconds = round(time.perf_counter() - began, 3)
         self.append(
             EventKind.PHASE, f"{name} took {seconds:.1f} s", {"phase": name, "seconds": seconds}

@@ -33,6 +33,7 @@ from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, write_json
 from .inputs import fetch_inputs
+from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .trainer_process import TrainerProcess
@@ -76,6 +77,7 @@ class HeldJob:
         root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
         self._run = RunDirectory(root)
         self._feed = EventFeed(self._run.events)
+        self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -87,6 +89,7 @@ class HeldJob:
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
+        self._account.claimed(claim_seconds)
         for folder in ("data", "checkpoints"):
             (self._run.root / folder).mkdir(parents=True)
         events = EventLog(self._run.events)
@@ -108,6 +111,7 @@ class HeldJob:
         write_json(self._run.spec, spec)
 
     def spawn(self) -> None:
+        self._account.trainer_spawned()
         self._trainer = TrainerProcess(self._run.root, self._settings.trainer_python)
 
     def watch(self) -> Outcome:
@@ -127,6 +131,7 @@ class HeldJob:
         return self._outcome(self._trainer)
 
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
+        self._account.trainer_ended()
         if not self._run.result.is_file():
             return Outcome(state="failed", error=trainer.why_it_ended())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
@@ -156,6 +161,7 @@ class HeldJob:
         while self._trainer.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         self._trainer.kill()
+        self._account.trainer_ended()
 
     def finish(self, outcome: Outcome) -> None:
         """Have the server store every remaining event, then the outcome."""
@@ -256,6 +262,7 @@ class HeldJob:
             fence=claim.fence,
             phase=self._feed.phase,
             events=events,
+            run_report=self._account.news(outcome),
             outcome=outcome,
         )
         sent, self._answered = time.monotonic(), False
@@ -264,8 +271,10 @@ class HeldJob:
         self._answered = True
         self._last_answer, self._lease = sent, reply.lease_seconds
         self._feed.stored(reply.accepted_seq)
+        self._account.taken()
         if self._trainer:
             self._trainer.resume()
+            self._account.paused_seconds = self._trainer.paused_seconds
         if reply.control is Control.CANCEL and not self._leaving:
             raise Cancelled
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
+from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, PhaseName, Plan, RunResult, RunSpec
 
 from .compare import compare_stock
 from .control import StopControl
@@ -31,6 +31,8 @@ from .process import (
     keep_freed_memory,
     quick_imports,
 )
+from .report.recorder import RunRecorder
+from .report.settings import training_settings
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
@@ -41,14 +43,16 @@ EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 def main(folder: Path) -> int:
     run = RunDirectory(folder.resolve())
-    control = StopControl(run)
+    recorder = RunRecorder(run)
+    control = StopControl(run, before_leaving=recorder.leave)
     try:
-        result = train(run, EventLog(run.events), control)
+        result = train(run, EventLog(run.events, recorder.clock), control, recorder)
     except Exception as error:
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
         result = RunResult(outcome="failed", error=failure_of(error))
+    recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
@@ -58,8 +62,11 @@ def main(folder: Path) -> int:
     return EXIT_CODES[result.outcome]
 
 
-def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResult:
+def train(
+    run: RunDirectory, events: EventLog, control: StopControl, recorder: RunRecorder
+) -> RunResult:
     spec = RunSpec.model_validate_json(run.spec.read_bytes())
+    recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events)
     choices = Choices(_earlier_plan(run), tell=lambda choice: _tell(events, choice))
@@ -77,7 +84,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with events.phase("load"):
         transformers.utils.logging.disable_progress_bar()
         transformers.set_seed(spec.seed)
-        load_plan = plan_load(recipe, find_device(), choices)
+        device = find_device()
+        load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
@@ -94,9 +102,11 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
-            train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
-            valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
+            with recorder.clock.during(PhaseName.PACK):
+                train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
+                valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
 
+    recorder.clock.switch(PhaseName.PLAN)
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,
@@ -106,6 +116,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         choices=choices,
     )
     write_json(run.plan, Plan(choices=choices.made))
+    recorder.clock.switch(PhaseName.SETUP)
 
     def save(folder: Path) -> None:
         save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
@@ -144,16 +155,20 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         control,
         save_steps=train_plan.save_steps,
         trained_tokens=lambda: trainer.trained_tokens,
+        live=recorder.live,
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     if patches:
         events.message(patch(model, patches).report.summary())
 
+    settings = training_settings(load_plan, data_plan, train_plan, full, padding_free)
+    recorder.watch(trainer, settings, device=device.name, choices=choices.made)
     with events.phase("train"):
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+        recorder.training_ended()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
     if not finished:
         return RunResult(

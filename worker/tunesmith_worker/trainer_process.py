@@ -26,6 +26,9 @@ class TrainerProcess:
     def __init__(self, run_dir: Path, python: str = sys.executable) -> None:
         self._log = run_dir / "trainer.log"
         self._paused = False
+        self._paused_at = 0.0
+        self.paused_seconds = 0.0
+        """How long it has stood still in pauses that are over."""
         with self._log.open("ab") as output:
             # From the main thread: the death signal follows the thread that spawned.
             self._process = subprocess.Popen(
@@ -52,12 +55,13 @@ class TrainerProcess:
 
     def pause(self) -> None:
         if not self._paused:
-            self._paused = True
+            self._paused, self._paused_at = True, time.monotonic()
             self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         if self._paused:
             self._paused = False
+            self.paused_seconds += time.monotonic() - self._paused_at
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
