@@ -88,7 +88,7 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
     if layers := _layers(report.layers):
         yield "layers", layers
     if report.queued_seconds is not None:
-        yield "queued", f"{_seconds(report.queued_seconds)} before that"
+        yield "in the queue", f"{_seconds(report.queued_seconds)} before"
     if report.paused_seconds:
         yield "paused", f"{_seconds(report.paused_seconds)}, the server being out of reach"
     for earlier in report.earlier_attempts:
@@ -131,7 +131,7 @@ def _seconds(seconds: float) -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
 def _number(value: float | None) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from .base import Response
+from .report_example import REPORT_EXAMPLE
 from .run import Choice
 
 
@@ -279,6 +280,8 @@ class AttemptSummary(Response):
 
 class JobReport(RunReport):
     """What `GET /v1/fine_tuning/jobs/{id}/report` answers: the newest attempt that has a report."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [dict(REPORT_EXAMPLE)]})
 
     object: Literal["fine_tuning.job.report"] = "fine_tuning.job.report"
     job_id: str

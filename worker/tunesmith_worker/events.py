@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from tunesmith_schema import EventKind, RunEvent
+from tunesmith_schema import EventKind, PhaseName, RunEvent
 
 from .report.clock import WallClock
 
@@ -53,7 +53,7 @@ class EventLog:
     def phase(self, name: str) -> Iterator[None]:
         """Report how long a part of the work took, once it has ended well."""
         began = time.perf_counter()
-        with self._clock.during(name):
+        with self._clock.during(_CLOCK_PHASE.get(name, name)):
             yield
         seconds = round(time.perf_counter() - began, 3)
         self.append(
@@ -71,6 +71,9 @@ class EventLog:
         lines = content[:complete].splitlines()
         return int(json.loads(lines[-1])["source_seq"]) if lines else 0
 
+
+_CLOCK_PHASE = {"train": PhaseName.SETUP}
+"""Training tells the clock of its parts by itself; what comes before the first is setting up."""
 
 JsonData = Mapping[str, JsonValue]
 

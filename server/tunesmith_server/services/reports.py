@@ -35,16 +35,20 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
     if not chosen:
         raise _none(job, [row.attempt for row in rows], attempt)
     row = chosen[-1]
-    return JobReport(
-        **row.content,
-        job_id=job.id,
-        live=job.state == JobState.RUNNING and row.attempt == job.attempt,
-        updated_at=int(row.updated_at),
-        earlier_attempts=[
-            AttemptSummary.model_validate(other.content | {"attempt": other.attempt})
-            for other in rows
-            if other.attempt < row.attempt
-        ],
+    return JobReport.model_validate(
+        {
+            **row.content,
+            "job_id": job.id,
+            "live": job.state == JobState.RUNNING and row.attempt == job.attempt,
+            "updated_at": int(row.updated_at),
+            "earlier_attempts": [_summary(other) for other in rows if other.attempt < row.attempt],
+        }
+    )
+
+
+def _summary(row: ReportRow) -> AttemptSummary:
+    return AttemptSummary.model_validate(
+        {name: row.content.get(name) for name in AttemptSummary.model_fields}
     )
 
 
