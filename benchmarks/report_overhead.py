@@ -22,25 +22,21 @@ import transformers
 
 from tunesmith_worker import run
 from tunesmith_worker.report.recorder import RunRecorder
+from tunesmith_worker.report.steps import PHASES
 
 from .service_parts.machine import cpu_model
 
-TIMED = (
-    *("get_train_dataloader", "_prepare_for_training", "get_batch_samples", "evaluate"),
-    *("_maybe_log_save_evaluate", "_save_checkpoint", "training_step", "compute_loss"),
-)
-"""What `time_steps` puts into a trainer instance, beside its collator."""
+TIMED = (*PHASES, "training_step", "compute_loss")
+"""What `time_steps` puts into a trainer instance."""
 
 
 class Alternator(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
     """Takes the timing out of the trainer and puts it back, block by block."""
 
-    def __init__(self, trainer: Any, plain_collator: Any, block: int) -> None:
+    def __init__(self, trainer: Any, block: int) -> None:
         self._trainer, self._block = trainer, block
         self._methods = {name: vars(trainer)[name] for name in TIMED}
         self.timed = True
-        counting = trainer.data_collator
-        trainer.data_collator = lambda rows: (counting if self.timed else plain_collator)(rows)
         self.blocks: list[tuple[bool, float]] = []
         self._began = 0.0
 
@@ -68,9 +64,8 @@ def main() -> int:
     watch, live = RunRecorder.watch, RunRecorder.live
 
     def watch_in_blocks(recorder: RunRecorder, trainer: Any, *rest: Any, **named: Any) -> None:
-        plain = trainer.data_collator
         watch(recorder, trainer, *rest, **named)
-        alternators.append(Alternator(trainer, plain, given.block))
+        alternators.append(Alternator(trainer, given.block))
         trainer.add_callback(alternators[0])
 
     def live_in_blocks(self: RunRecorder) -> dict[str, float | None]:

@@ -143,9 +143,10 @@ class TrainingSettings(Response):
     gradient_accumulation_steps: int
     """Forward passes in an optimiser step."""
     packing: bool
-    """Whether sequences hold several rows each."""
-    padding_free: bool
-    """Whether rows stand end to end."""
+    """Whether sequences were filled with several rows each beforehand."""
+    layout: Literal["padded", "padding_free", "packed"] | None = None
+    """How a step's rows are laid out: side by side, end to end by rows, end to end by tokens. Null
+    while that is being measured."""
     gradient_checkpointing: bool
     """Whether activations are computed anew in the backward."""
     logging_steps: int

@@ -32,7 +32,7 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "per_device_train_batch_size": 8,
             "gradient_accumulation_steps": 2,
             "packing": False,
-            "padding_free": True,
+            "layout": "padding_free",
             "gradient_checkpointing": False,
             "logging_steps": 1,
             "eval_steps": 50,

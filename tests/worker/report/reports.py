@@ -30,7 +30,7 @@ def report(**changes: Any) -> RunReport:
         per_device_train_batch_size=4,
         gradient_accumulation_steps=4,
         packing=False,
-        padding_free=True,
+        layout="padding_free",
         gradient_checkpointing=False,
         logging_steps=1,
         eval_steps=10,

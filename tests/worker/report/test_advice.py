@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-from tunesmith_schema import Saturation
+from tunesmith_schema import Choice, Saturation
 from tunesmith_worker.report.advice import RULES, advice_of
 
 from .reports import GPU, report
 
 UNSATURATED = Saturation(state="not_saturated", text="half is fixed", doubling_gain=0.25)
+MEASURED = Choice(
+    name="packing",
+    value="padded",
+    reason="measured",
+    figures={"tokens_per_second": {"padding_free": 9.0, "packed": 8.0, "padded": 10.0}},
+)
 
 PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
     "data_wait": ({"phases": {"data_wait": 40.0}}, "faster or more cores", 40 / 137),
     "padding": (
-        {"padding_share": 0.4, "settings": {"padding_free": False}},
+        {"padding_share": 0.4, "settings": {"layout": "padded"}},
         'recipe.patches="auto"',
         0.4 * 90 / 98,
     ),
@@ -68,8 +74,11 @@ def test_a_run_that_spends_its_time_well_is_told_so() -> None:
         {"phases": {"evaluation": 20.0}},
         {"phases": {"checkpointing": 10.0}},
         {"phases": {"logging": 4.9}},
-        {"padding_share": 0.19, "settings": {"padding_free": False}},
+        {"padding_share": 0.19, "settings": {"layout": "padded"}},
         {"padding_share": 0.4},  # padding-free already: it cannot be padding
+        {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [MEASURED]},
+        {"saturation": UNSATURATED, "choices": [MEASURED]},
+        {"saturation": UNSATURATED, "settings": {"layout": "packed"}},
         {"saturation": UNSATURATED, "settings": {"gradient_accumulation_steps": 1}},
         {"device_waits_share": 0.4},
         {"peak_memory": GPU},

@@ -55,7 +55,7 @@ def test_a_run_by_hand_leaves_a_report_and_prints_nothing(
     assert report.utilization is not None
     assert (report.utilization.mfu, "CPU" in report.utilization.reason) == (None, True)
     assert report.settings is not None
-    assert report.settings.padding_free
+    assert report.settings.layout == "padding_free"
     assert {choice.name for choice in report.choices} == {
         choice["name"] for choice in event_data(run, EventKind.CHOICE)
     }

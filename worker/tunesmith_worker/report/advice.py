@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from tunesmith_schema import STARTUP, TRAINING, Advice, PhaseName, RunReport, TrainingSettings
 
@@ -85,20 +86,23 @@ def _data_share(report: RunReport, settings: TrainingSettings) -> float | None:
 
 def _padding(report: RunReport, settings: TrainingSettings) -> Finding | None:
     share = _padding_share(report, settings)
-    if share is None or settings.padding_free:
+    if share is None or settings.layout != "padded" or _measured(report):
         return None
     rows = settings.per_device_train_batch_size
-    change = (
-        'recipe.patches="auto", which lays rows end to end where the model allows it'
-        if not settings.packing
-        else "recipe.packing=false"
-    )
     passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return (
-        f"{change}, or fewer rows at once than {rows}: {share:.0%} of the places in the batches "
-        "held no token",
+        'recipe.patches="auto", which lays rows end to end where the model allows it, or fewer '
+        f"rows at once than {rows}: {share:.0%} of the places in the batches held no token",
         share * passes,
     )
+
+
+def _measured(report: RunReport) -> list[str]:
+    """The layouts that were tried in turn at the start: what won is not put in question."""
+    for choice in report.choices:
+        if choice.name == "packing" and isinstance(choice.figures.get("tokens_per_second"), dict):
+            return [*cast(dict[str, float], choice.figures["tokens_per_second"])]
+    return []
 
 
 def _padding_share(report: RunReport, settings: TrainingSettings) -> float | None:
@@ -157,10 +161,12 @@ def _host(report: RunReport, settings: TrainingSettings) -> Finding | None:
 
 
 def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
-    """Twice the rows at once leaves the optimiser's steps as they are, and should fit."""
+    """Twice the rows at once leaves the optimiser's steps as they are, should fit, and is not
+    what the packed layout has tried."""
     memory = report.peak_memory
     full = (memory.reserved or 0) / (memory.device_total or 1)
-    return settings.gradient_accumulation_steps % 2 == 0 and full < 0.5
+    tried = settings.layout == "packed" or "packed" in _measured(report)
+    return settings.gradient_accumulation_steps % 2 == 0 and full < 0.5 and not tried
 
 
 def _twice(settings: TrainingSettings) -> str:

@@ -1,19 +1,15 @@
-"""What the training batches held, counted on the host while rows are put together, and how the
-time of a micro-batch grows with its size.
+"""What the training batches held, counted on the host, and how the time of a micro-batch grows
+with its size.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tunesmith_schema import PhaseName
-
-Example = Mapping[str, Any]  # Any: lists of token ids, or tensors
-Collator = Callable[[list[Example]], Any]
 
 WARM_UP = 3
 """First micro-batches that say nothing of the later ones: allocations, kernels being chosen."""
@@ -62,12 +58,11 @@ class Fit:
 
 
 class BatchCounts:
-    """Sums over the training batches handed out so far."""
+    """Sums over the steps trained so far."""
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Iterable[int | None]) -> None:
         """`windows`: the reach of each layer's attention in tokens; None where it sees all."""
         self._windows = Counter(windows)
-        self._collated: deque[tuple[int, int, float]] = deque()
         self.slots = self.tokens = self.micro_batches = 0
         self.pairs = 0.0
         """Sum over layers and rows of twice the pairs of tokens that attention looks at: the
@@ -76,52 +71,26 @@ class BatchCounts:
         self._sizes: deque[int] = deque()
         self._forward = 0.0
 
-    def counting(self, collate: Collator, phase: Callable[[], str]) -> Collator:
-        """`collate`, with its batches counted where they are for training."""
+    def step(self, lengths: Sequence[int]) -> None:
+        """An optimiser step on rows of so many tokens begins."""
+        self.tokens += sum(lengths)
+        self.pairs += sum(
+            layers * (n * n if window is None or n <= window else window * (2 * n - window))
+            for window, layers in self._windows.items()
+            for n in lengths
+        )
 
-        def count_too(examples: list[Example]) -> Any:  # Any: a batch of TRL's
-            batch = collate(examples)
-            if phase() == PhaseName.DATA_WAIT:
-                lengths = [n for example in examples for n in row_lengths(example)]
-                self._collated.append(
-                    (batch["input_ids"].numel(), sum(lengths), self._pairs(lengths))
-                )
-            return batch
-
-        return count_too
-
-    def handed_out(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """The next micro-batches of the run. The loader collates one ahead, so counting waits
-        until here; rows may have changed places between them, which changes no sum."""
-        for batch in batches:
-            if self._collated:
-                slots, tokens, pairs = self._collated.popleft()
-                self.slots += slots
-                self.tokens += tokens
-                self.pairs += pairs
-            self.micro_batches += 1
-            self._sizes.append(batch["input_ids"].numel())
+    def micro_batch(self, slots: int, *, settled: bool) -> None:
+        """One of its micro-batches begins. `settled`: in the layout that all later ones have."""
+        self.slots += slots
+        self.micro_batches += 1
+        self._sizes.append(slots if settled and self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
         """A forward or backward pass took `seconds`; they are told of in the order of the run."""
         if phase == PhaseName.FORWARD:
-            self._forward = seconds
-        elif phase == PhaseName.BACKWARD and self._sizes:
-            size = self._sizes.popleft()
-            if self.micro_batches - len(self._sizes) > WARM_UP:
-                self.fit.add(size, self._forward + seconds)
-
-    def _pairs(self, lengths: Sequence[int]) -> float:
-        return float(
-            sum(
-                layers * (n * n if window is None or n <= window else window * (2 * n - window))
-                for window, layers in self._windows.items()
-                for n in lengths
-            )
-        )
-
-
-def row_lengths(example: Example) -> list[int]:
-    """Tokens of each row in an example: several where rows were packed."""
-    packed = example.get("seq_lengths")
-    return list(packed) if packed is not None else [len(example["input_ids"])]
+            self._forward += seconds
+        elif phase == PhaseName.BACKWARD:
+            size, forward, self._forward = self._sizes.popleft(), self._forward, 0.0
+            if size:
+                self.fit.add(size, forward + seconds)

@@ -17,6 +17,7 @@ from .clock import WallClock
 from .judge import empty_report, judged
 
 if TYPE_CHECKING:
+    from ..trainers.layouts import Layouts
     from .watch import LayerCounters, TrainingWatch
 
 WRITE_SECONDS = 5.0
@@ -36,6 +37,7 @@ class RunRecorder:
         self,
         trainer: Any,  # Any: TRL is untyped
         settings: TrainingSettings,
+        layouts: Layouts,
         *,
         device: str,
         choices: list[Choice],
@@ -47,6 +49,7 @@ class RunRecorder:
         self._watch = TrainingWatch(
             trainer,
             settings,
+            layouts,
             self.clock,
             device=device,
             choices=choices,

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tunesmith_schema import PhaseName
 
+from ..trainers.layouts import Layouts
 from .batches import BatchCounts
 from .clock import WallClock
 from .cuda import CudaTimeline
 
 Untyped = Any  # Any: transformers and TRL are untyped
 
+PHASES = {
+    "get_train_dataloader": PhaseName.SETUP,
+    "_prepare_for_training": PhaseName.SETUP,
+    "get_batch_samples": PhaseName.DATA_WAIT,
+    "_maybe_log_save_evaluate": PhaseName.LOGGING,
+    "evaluate": PhaseName.EVALUATION,
+    "_save_checkpoint": PhaseName.CHECKPOINTING,
+}
+"""Methods of transformers' Trainer that are one phase each; those called inside another count for
+themselves."""
 
-def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
+
+def time_steps(
+    trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts
+) -> CudaTimeline | None:
     """Wrap this one trainer's methods. On a GPU the clock follows the timeline that is returned;
     it is `clock.unfollow()` that ends it."""
-    trainer.data_collator = counts.counting(trainer.data_collator, lambda: clock.phase)
-    _wrap(trainer, "get_train_dataloader", PhaseName.SETUP, clock)
-    _wrap(trainer, "_prepare_for_training", PhaseName.SETUP, clock)
-    _wrap(trainer, "get_batch_samples", PhaseName.DATA_WAIT, clock)
-    _wrap(trainer, "_maybe_log_save_evaluate", PhaseName.LOGGING, clock)
-    _wrap(trainer, "evaluate", PhaseName.EVALUATION, clock)
-    _wrap(trainer, "_save_checkpoint", PhaseName.CHECKPOINTING, clock)
-    _split_step(trainer, clock)
-    _count_batches(trainer, counts)
+    for name, phase in PHASES.items():
+        _wrap(trainer, name, phase, clock)
+    _split_step(trainer, clock, counts, layouts)
     clock.computed = counts.computed
     if trainer.args.device.type != "cuda":
         return None
@@ -38,46 +45,33 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
     method = getattr(trainer, name)
 
     def timed(*arguments: Untyped, **named: Untyped) -> Untyped:
+        if clock.phase == PhaseName.OPTIMIZER:  # the step has ended where logging begins
+            clock.switch(PhaseName.TRAIN)
         with clock.during(phase):
             return method(*arguments, **named)
 
     setattr(trainer, name, timed)
 
 
-def _split_step(trainer: Untyped, clock: WallClock) -> None:
-    """A training step is forward until the loss is there, then backward; what follows the last
-    micro-batch is the optimiser's, until the trainer looks whether to log."""
+def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts) -> None:
+    """Of each micro-batch, forward until the loss is there, then backward; after the last one the
+    optimiser, until the trainer looks whether to log."""
     training_step, compute_loss = trainer.training_step, trainer.compute_loss
 
-    def timed_step(*arguments: Untyped, **named: Untyped) -> Untyped:
+    def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
+        counts.step(inputs["lengths"])
         clock.switch(PhaseName.FORWARD)
-        loss = training_step(*arguments, **named)
-        last = trainer.accelerator.sync_gradients
-        clock.switch(PhaseName.OPTIMIZER if last else PhaseName.TRAIN)
+        loss = training_step(model, inputs, *rest, **named)
+        clock.switch(PhaseName.OPTIMIZER)
         return loss
 
-    def timed_loss(*arguments: Untyped, **named: Untyped) -> Untyped:
-        loss = compute_loss(*arguments, **named)
-        if clock.phase == PhaseName.FORWARD:  # evaluations come here too
-            clock.switch(PhaseName.BACKWARD)
+    def timed_loss(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
+        if clock.phase not in (PhaseName.FORWARD, PhaseName.BACKWARD):
+            return compute_loss(model, inputs, *rest, **named)  # of an evaluation
+        counts.micro_batch(inputs["input_ids"].numel(), settled=not layouts.measuring)
+        clock.switch(PhaseName.FORWARD)
+        loss = compute_loss(model, inputs, *rest, **named)
+        clock.switch(PhaseName.BACKWARD)
         return loss
 
     trainer.training_step, trainer.compute_loss = timed_step, timed_loss
-    log_save_evaluate: Callable[..., Untyped] = trainer._maybe_log_save_evaluate
-
-    def after_step(*arguments: Untyped, **named: Untyped) -> Untyped:
-        clock.switch(PhaseName.TRAIN)
-        return log_save_evaluate(*arguments, **named)
-
-    trainer._maybe_log_save_evaluate = after_step
-
-
-def _count_batches(trainer: Untyped, counts: BatchCounts) -> None:
-    get_batch_samples = trainer.get_batch_samples
-
-    def counted(*arguments: Untyped, **named: Untyped) -> Untyped:
-        batches, items = get_batch_samples(*arguments, **named)
-        counts.handed_out(batches)
-        return batches, items
-
-    trainer.get_batch_samples = counted

@@ -17,6 +17,7 @@ from tunesmith_schema import (
     Utilization,
 )
 
+from ..trainers.layouts import Layouts
 from .batches import BatchCounts
 from .clock import WallClock
 from .flops import ModelShape, model_shape, peak_tflops
@@ -68,6 +69,7 @@ class TrainingWatch:
         self,
         trainer: Untyped,
         settings: TrainingSettings,
+        layouts: Layouts,
         clock: WallClock,
         *,
         device: str,
@@ -75,18 +77,21 @@ class TrainingWatch:
         layers: LayerCounters,
     ) -> None:
         self._trainer, self._settings, self._clock = trainer, settings, clock
+        self._layouts = layouts
         self._device, self._choices, self._layers = device, choices, layers
         self._shape = model_shape(trainer.model, full=settings.tuning == "full")
         windows = self._shape.windows if isinstance(self._shape, ModelShape) else ()
         self._counts = BatchCounts(windows)
-        self._timeline = time_steps(trainer, clock, self._counts)
+        self._timeline = time_steps(trainer, clock, self._counts, layouts)
         self._told = self._now()
 
     def fill_in(self, report: RunReport) -> None:
         """Everything that is known of the training."""
         report.steps = self._trainer.state.global_step
         report.total_steps = self._trainer.state.max_steps or None
-        report.settings, report.choices = self._settings, self._choices
+        layout = None if self._layouts.measuring else self._layouts.settled.kind
+        report.settings = self._settings.model_copy(update={"layout": layout})
+        report.choices = self._choices
         report.device, report.layers = self._device, self._layers.read()
         report.peak_memory = peak_memory()
         if self._timeline is not None and self._timeline.steps:
