@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tunesmith_schema import Choice, Saturation
+from tunesmith_schema import Choice, PhaseName, Saturation
 from tunesmith_worker.report.advice import RULES, advice_of
 
 from .reports import GPU, report
@@ -118,3 +119,11 @@ def test_a_short_run_is_told_that_its_start_weighs_much() -> None:
 
 def test_before_the_first_step_there_is_nothing_to_say() -> None:
     assert "no step" in advice_of(report(steps=0)).text
+
+
+def test_the_page_names_every_rule_with_its_threshold_and_every_phase() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
+    for rule in RULES:
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{rule.name}`"))
+        assert f"{rule.above:.0%}".replace("%", " %") in line or "half" in line, line
+    assert [phase for phase in PhaseName if f"`{phase}`" not in page] == []
