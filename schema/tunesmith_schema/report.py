@@ -40,7 +40,7 @@ class PhaseName(StrEnum):
     SELF_CHECK = "self_check"
     """Proving before the first step that the model learns what it should."""
     DATA_WAIT = "data_wait"
-    """Waiting for batches: collating rows and moving them to the device."""
+    """Waiting for batches: collating rows, laying them out and moving them to the device."""
     FORWARD = "forward"
     """The forward passes of training, and the loss."""
     BACKWARD = "backward"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, ControlAction, ControlFile, RunResult
 
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, remove_unfinished, write_json
 
 
 class StopControl:
@@ -49,6 +49,7 @@ class StopControl:
         return asked.action == ControlAction.CANCEL
 
     def _leave(self) -> None:
+        remove_unfinished(self._run.root)
         # _exit, because a signal may arrive in the middle of an import, where raising would be
         # caught by whoever tries optional packages.
         self._before_leaving()

@@ -112,7 +112,11 @@ class HeldJob:
 
     def spawn(self) -> None:
         self._account.trainer_spawned()
-        self._trainer = TrainerProcess(self._run.root, self._settings.trainer_python)
+        self._trainer = TrainerProcess(
+            self._run.root,
+            self._settings.trainer_python,
+            token_cache=self._settings.token_cache,
+        )
 
     def watch(self) -> Outcome:
         """Until the trainer has ended and everything it made is stored."""

@@ -42,8 +42,7 @@ def test_times_go_to_the_micro_batches_in_their_order_and_the_first_are_left_out
     for size in range(10, 20):  # all begin before the first one's time is known, as on a GPU
         counts.micro_batch(size, settled=size != 15)
     for size in range(10, 20):
-        counts.computed(PhaseName.FORWARD, size * 0.5)
-        counts.computed(PhaseName.FORWARD, size * 0.5)  # laying out the rows comes before
+        counts.computed(PhaseName.FORWARD, size * 1.0)
         counts.computed(PhaseName.BACKWARD, size * 2.0 + (1e6 if size == 15 else 0))
         counts.computed(PhaseName.OPTIMIZER, 99.0)
     assert counts.fit.count == 10 - WARM_UP - 1, "one was of a layout being tried"

@@ -89,8 +89,8 @@ class BatchCounts:
     def computed(self, phase: str, seconds: float) -> None:
         """A forward or backward pass took `seconds`; they are told of in the order of the run."""
         if phase == PhaseName.FORWARD:
-            self._forward += seconds
+            self._forward = seconds
         elif phase == PhaseName.BACKWARD:
-            size, forward, self._forward = self._sizes.popleft(), self._forward, 0.0
+            size = self._sizes.popleft()
             if size:
-                self.fit.add(size, forward + seconds)
+                self.fit.add(size, self._forward + seconds)

@@ -54,19 +54,19 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
 
 
 def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts) -> None:
-    """Of each micro-batch, forward until the loss is there, then backward; after the last one the
-    optimiser, until the trainer looks whether to log."""
+    """Laying out the step's rows counts as data. Of each micro-batch, forward until the loss is
+    there, then backward; after the last one the optimiser, until the trainer looks whether to log."""
     training_step, compute_loss = trainer.training_step, trainer.compute_loss
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
         counts.step(inputs["lengths"])
-        clock.switch(PhaseName.FORWARD)
+        clock.switch(PhaseName.DATA_WAIT)
         loss = training_step(model, inputs, *rest, **named)
         clock.switch(PhaseName.OPTIMIZER)
         return loss
 
     def timed_loss(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
-        if clock.phase not in (PhaseName.FORWARD, PhaseName.BACKWARD):
+        if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # of an evaluation
         counts.micro_batch(inputs["input_ids"].numel(), settled=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
