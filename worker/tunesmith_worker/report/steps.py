@@ -55,7 +55,8 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
 
 def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts) -> None:
     """Laying out the step's rows counts as data. Of each micro-batch, forward until the loss is
-    there, then backward; after the last one the optimiser, until the trainer looks whether to log."""
+    there, then backward; after the last one the optimiser, until the trainer looks whether to
+    log."""
     training_step, compute_loss = trainer.training_step, trainer.compute_loss
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
