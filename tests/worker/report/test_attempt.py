@@ -74,6 +74,19 @@ def test_a_whole_attempt_is_accounted_for_to_the_last_second(story: Story) -> No
     assert (found.attempt, found.queued_seconds) == (2, 30)
 
 
+def test_imports_that_a_spare_trainer_still_had_to_do_are_the_job_s(story: Story) -> None:
+    story.until_spawned()
+    story.told |= {"spawn": 1.0, "import": 6.0}  # four are in the trainer's own report
+    written = report(outcome="succeeded")
+    story.now += 1 + 2 + written.wall_seconds + 0.5
+    story.trainer_writes(written)
+    story.account.trainer_ended()
+    found = story.summed(FAILED)
+    assert found.phases["import"] == 6
+    assert found.phases["exit"] == pytest.approx(0.5)
+    assert found.phases["other"] == pytest.approx(0, abs=1e-3)
+
+
 def test_before_the_trainer_has_written_events_stand_in(story: Story) -> None:
     story.until_spawned()
     story.told |= {"spawn": 1.0, "import": 4.0}

@@ -71,9 +71,12 @@ class AttemptAccount:
             report = empty_report(self._attempt, self._began_at)
             report.phases = dict(told)
         else:
+            waited = self._waited_imports(report)
             report.phases |= {name: told[name] for name in BEFORE_TRAINER if name in told}
+            if waited:
+                report.phases[PhaseName.IMPORT] = told[PhaseName.IMPORT]
             if report.outcome is not None:
-                report.phases[PhaseName.EXIT] = self._exit_seconds(report.wall_seconds)
+                report.phases[PhaseName.EXIT] = self._exit_seconds(report.wall_seconds + waited)
         report.phases[PhaseName.CLAIM] = self._claim_seconds
         if self._trainer_ended is not None:
             report.phases[PhaseName.UPLOAD] = now - self._trainer_ended
@@ -82,6 +85,11 @@ class AttemptAccount:
         report.outcome = outcome.state if outcome else None
         report.wall_seconds = now - self._began
         return judged(report)
+
+    def _waited_imports(self, report: RunReport) -> float:
+        """What of its imports a spare trainer did before it began to count."""
+        told = self._phases.get(PhaseName.IMPORT, 0.0)
+        return max(0.0, told - report.phases.get(PhaseName.IMPORT, 0.0)) if told else 0.0
 
     def _exit_seconds(self, trainer_seconds: float) -> float:
         """What the trainer's process lived beside its start and what it accounted for."""

@@ -17,6 +17,7 @@ import trl
 
 from ..data.tokens import IGNORED
 from ..patches.batch_layout import batch_layout
+from ..patches.trl_compat import RECOMPUTE
 from ..plan import LoadPlan, TrainPlan
 from .batches import collate, slots, split
 from .layouts import Layouts
@@ -166,7 +167,6 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         eval_strategy="no" if train.eval_steps is None else "steps",
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
-        activation_checkpointing=load.gradient_checkpointing,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
@@ -176,4 +176,5 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         report_to="none",
         disable_tqdm=True,
         push_to_hub=False,
+        **{RECOMPUTE: load.gradient_checkpointing},
     )
