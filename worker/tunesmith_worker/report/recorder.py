@@ -30,7 +30,7 @@ class RunRecorder:
         self._path = run.report
         self._started_at = time.time()
         self._watch: TrainingWatch | None = None
-        self._written = 0.0
+        self._written = -WRITE_SECONDS  # the first step writes at once
         self.attempt = 1
 
     def watch(
