@@ -28,6 +28,8 @@ from .rope import rope, rope_
 from .segments import Segments
 from .tiles import wide
 
+__all__ = ["AttentionShape", "segment_attention", "segment_attention_reference", "varlen_takes"]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -20,7 +20,7 @@ from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, R
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
+from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
@@ -32,6 +32,7 @@ from .process import (
     keep_freed_memory,
     quick_imports,
 )
+from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
@@ -46,26 +47,33 @@ def main(folder: Path, waited: Waited | None = None) -> int:
     """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
     run = RunDirectory(folder.resolve())
     control = StopControl(run)
+    unusable = False
     try:
         result = train(run, EventLog(run.events), control, waited or _waited())
+    except RunError as error:
+        say(error.failure)
+        result = RunResult(outcome="failed", error=error.failure)
+        unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
         result = RunResult(outcome="failed", error=failure_of(error))
+    if unusable and not run.root.is_dir():
+        return EXIT_UNUSABLE
     try:
         write_json(run.result, result)
     except OSError as error:
         if not is_disk_full(error):
             raise
         return EXIT_DISK_FULL
-    return EXIT_CODES[result.outcome]
+    return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
 def train(
     run: RunDirectory, events: EventLog, control: StopControl, waited: Waited | None
 ) -> RunResult:
-    spec = RunSpec.model_validate_json(run.spec.read_bytes())
+    spec = read_spec(run.root)
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
@@ -168,6 +176,8 @@ def train(
         events.message(patched.report.summary())
         if not load_plan.gradient_checkpointing:
             layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    else:
+        events.message("the stock trainer: recipe.patches is 'off'")
 
     with events.phase("train"):
         control.training_begins()
@@ -272,11 +282,11 @@ def _command() -> int:
     )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
-        if arguments.compare_stock < 1 or not (arguments.run_dir / "spec.json").is_file():
-            parser.error("--compare-stock takes a number of steps, and a RUN_DIR with a spec.json")
+        if arguments.compare_stock < 1:
+            parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     status = main(arguments.run_dir)
-    if arguments.json:
+    if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")
     return status
