@@ -9,12 +9,13 @@ operations stand here, those around large products in layer_operations.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from tunesmith_kernels.gated_activation import gated
-from tunesmith_kernels.rms_norm import rms_norm
+from tunesmith_kernels.rms_norm import NormKind, rms_norm
 from tunesmith_kernels.rope import rope
 
 from .kernel_problem import SHAPES, Problem, Shape, Tensors, leaf, liger_function
@@ -37,8 +38,10 @@ __all__ = [
 ]
 
 
-def rms_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """x and the trained weight; eager is transformers' module."""
+def rms_norm_problem(
+    shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
+) -> Problem:
+    """x and the trained weight; eager is transformers' module, Llama's or Gemma's (1 + weight)."""
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = leaf(shape.hidden, device=device, dtype=dtype)
     liger = liger_function("LigerRMSNormFunction")
@@ -46,13 +49,19 @@ def rms_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> 
     def eager(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
         x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        if kind is NormKind.GEMMA:
+            return ((normed * (1.0 + weight.to(normed.dtype))).to(x.dtype),)
         return (weight * normed.to(x.dtype),)
+
+    def of_liger(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+        offset, in_place = float(kind is NormKind.GEMMA), False  # the gradient is given again
+        return (liger(x, weight, 1e-6, offset, kind.value, in_place),)
 
     return Problem(
         leaves=(x, weight),
-        ours=lambda x, weight: (rms_norm(x, weight, 1e-6),),
+        ours=lambda x, weight: (rms_norm(x, weight, 1e-6, kind),),
         eager=eager,
-        liger=liger and (lambda x, weight: (liger(x, weight, 1e-6),)),
+        liger=liger and of_liger,
         least_bytes=5 * x.nbytes,
     )
 
@@ -122,6 +131,7 @@ def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pro
 
 OPERATIONS: dict[str, Callable[[Shape, torch.device, torch.dtype], Problem]] = {
     "rms_norm": rms_norm_problem,
+    "rms_norm_gemma": partial(rms_norm_problem, kind=NormKind.GEMMA),
     "rope": rope_problem,
     "swiglu": swiglu_problem,
     "geglu": geglu_problem,

@@ -64,6 +64,15 @@ SHAPES = {
         intermediate=8192,
         vocabulary=128_256,
     ),
+    "qwen-1.5b": Shape(
+        rows=8192,
+        hidden=1536,
+        heads=12,
+        kv_heads=2,
+        head_size=128,
+        intermediate=8960,
+        vocabulary=151_936,
+    ),
     "llama-8b": Shape(
         rows=8192,
         hidden=4096,

@@ -23,6 +23,7 @@ from tunesmith_schema import (
 )
 from tunesmith_worker import held_job
 from tunesmith_worker.inputs import fetch_inputs
+from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from tunesmith_worker.settings import WorkerSettings
 from tunesmith_worker.supervise import supervise
@@ -108,8 +109,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         python = tmp_path / "python"
         python.write_text(f"#!{sys.executable}\n{TRAINER}\n{program}\n")
         python.chmod(0o755)
-        settings = WorkerSettings(data_dir=tmp_path / "data", trainer_python=str(python))
-        assert supervise(settings, api, "worker-1", stopping)
+        settings = WorkerSettings(
+            data_dir=tmp_path / "data", trainer_python=str(python), spare_trainer=False
+        )
+        assert supervise(settings, api, "worker-1", stopping, Launcher(settings))
         return api
 
     return supervised

@@ -46,11 +46,12 @@ class EventLog:
         self._last_seq = event.source_seq
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Report how long a part of the work took, once it has ended well."""
+    def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
+        """Report how long a part of the work took, once it has ended well; `waited`: seconds of it
+        that had passed before."""
         began = time.perf_counter()
         yield
-        seconds = round(time.perf_counter() - began, 3)
+        seconds = round(waited + time.perf_counter() - began, 3)
         self.append(
             EventKind.PHASE, f"{name} took {seconds:.1f} s", {"phase": name, "seconds": seconds}
         )

@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, write_json
 from .inputs import fetch_inputs
+from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .trainer_process import TrainerProcess
@@ -70,7 +71,9 @@ class HeldJob:
         worker_id: str,
         claim: Claim,
         stopping: Callable[[], bool],
+        launcher: Launcher,
     ) -> None:
+        self._launcher = launcher
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
         root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
@@ -108,14 +111,16 @@ class HeldJob:
         write_json(self._run.spec, spec)
 
     def spawn(self) -> None:
-        self._trainer = TrainerProcess(self._run.root, self._settings.trainer_python)
+        self._trainer = self._launcher.launch(self._run.root)
 
     def watch(self) -> Outcome:
         """Until the trainer has ended and everything it made is stored."""
         trainer = self._trainer
         assert trainer is not None, "spawn comes first"
         while trainer.poll() is None:
+            time.sleep(TICK_SECONDS)
             self._tick()
+        self._launcher.keep_spare()  # the next trainer imports while this one's work is stored
         return self._outcome(trainer)
 
     def leave(self, grace_seconds: float) -> Outcome:
@@ -199,13 +204,12 @@ class HeldJob:
 
     def _meanwhile(self, transfer: Future[T]) -> T:
         """Keep reporting, which holds the lease, until a transfer is through."""
-        while not transfer.done():
+        while wait([transfer], TICK_SECONDS).not_done:
             self._tick()
         return transfer.result()
 
     def _tick(self) -> None:
         """One look around: new events, orders, a report when it is due."""
-        time.sleep(TICK_SECONDS)
         if self._stopping() and not self._leaving:
             raise Released
         self._look()

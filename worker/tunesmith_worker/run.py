@@ -26,26 +26,30 @@ from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .process import (
     SpawnSettings,
+    Waited,
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
     quick_imports,
 )
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
+from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
     from .model import Base
 
+EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, waited: Waited | None = None) -> int:
+    """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
     run = RunDirectory(folder.resolve())
     control = StopControl(run)
     unusable = False
     try:
-        result = train(run, EventLog(run.events), control)
+        result = train(run, EventLog(run.events), control, waited or _waited())
     except RunError as error:
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -66,20 +70,22 @@ def main(folder: Path) -> int:
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
-def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResult:
+def train(
+    run: RunDirectory, events: EventLog, control: StopControl, waited: Waited | None
+) -> RunResult:
     spec = read_spec(run.root)
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
-    _tell_spawn(events)
+    _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import"), quick_imports():
+    with events.phase("import", waited=waited.imports if waited else 0.0), quick_imports():
         import transformers
 
         from .adapters import attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
-        from .patches import patch, why_stock_attention
+        from .patches import CompiledLayers, patch, why_stock_attention
         from .trainers.layouts import Layouts
         from .trainers.sft import SFTTrainer, sft_config
 
@@ -129,7 +135,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         total_steps=train_plan.total_steps,
         device=device,
     )
-    layouts = Layouts(layout_plan, choices, decided=write_plan)
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
     write_plan()
 
     def save(folder: Path) -> None:
@@ -165,11 +171,13 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
-    events.message(
-        patch(model, patches).report.summary()
-        if patches
-        else "the stock trainer: recipe.patches is 'off'"
-    )
+    if patches:
+        patched = patch(model, patches)
+        events.message(patched.report.summary())
+        if not load_plan.gradient_checkpointing:
+            layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    else:
+        events.message("the stock trainer: recipe.patches is 'off'")
 
     with events.phase("train"):
         control.training_begins()
@@ -196,11 +204,15 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
 
 
-def _tell_spawn(events: EventLog) -> None:
+def _waited() -> Waited | None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
     spawned = SpawnSettings.from_environment().spawned_at
-    if spawned is not None:
-        seconds = round(max(0.0, time.time() - spawned), 3)
+    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
+
+
+def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
+    if waited is not None:
+        seconds = round(waited.spawn, 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
@@ -233,12 +245,22 @@ def _tell(events: EventLog, choice: Choice) -> None:
 def _read(
     run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    from .data.rows import read_rows
-    from .data.tokens import tokenize_rows
+    from .data.token_cache import TokenCache
+    from .data.token_stream import usable_processes
+    from .data.tokens import tokenize_file
 
     path = run.root / file
-    tokenized = tokenize_rows(
-        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    kept = SpawnSettings.from_environment().token_cache
+    tokenized = tokenize_file(
+        path,
+        base.tokenizer,
+        plan,
+        vocabulary=base.vocabulary,
+        cache=TokenCache(Path(kept)) if kept else None,
+        scratch=run.root,
+        processes=usable_processes(),
+        tell=events.message,
+        warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
     events.message(counts.summary(path.name), data=counts.as_data())
@@ -270,8 +292,13 @@ def _command() -> int:
     return status
 
 
+def _spare() -> int:
+    taken = take_a_run()
+    return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)
+
+
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
     keep_freed_memory()
-    sys.exit(_command())
+    sys.exit(_spare() if sys.argv[1:] == [SPARE] else _command())
