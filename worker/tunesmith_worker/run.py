@@ -71,7 +71,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
-        from .patches import patch, why_stock_attention
+        from .patches import CompiledLayers, patch, why_stock_attention
         from .trainers.layouts import Layouts
         from .trainers.sft import SFTTrainer, sft_config
 
@@ -121,7 +121,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         total_steps=train_plan.total_steps,
         device=device,
     )
-    layouts = Layouts(layout_plan, choices, decided=write_plan)
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
     write_plan()
 
     def save(folder: Path) -> None:
@@ -158,7 +158,10 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     if patches:
-        events.message(patch(model, patches).report.summary())
+        patched = patch(model, patches)
+        events.message(patched.report.summary())
+        if not load_plan.gradient_checkpointing:
+            layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
     with events.phase("train"):
         control.training_begins()

@@ -30,12 +30,17 @@ class DecoderLayerPatch:
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             raise Unsupported(f"{name} has hooks or a forward of its own")
         self._layer, self._family = layer, FAMILIES[name]
+        self._replaced: Untyped | None = None
         self._attention = _half("attention_block", AttentionHalf, layer, wanted, report)
         self._mlp = _half("mlp_block", MLPHalf, layer, wanted, report)
-        if self._attention is None and self._mlp is None:
+        if not self.has_half:
             return
-        self._stock = layer.forward
+        self._stock: Untyped = layer.forward
         layer.forward = types.MethodType(_forward(self), layer)
+
+    @property
+    def has_half(self) -> bool:
+        return self._attention is not None or self._mlp is not None
 
     def undo(self) -> None:
         self._layer.__dict__.pop("forward", None)
@@ -53,7 +58,12 @@ class DecoderLayerPatch:
 
     @property
     def stock(self) -> Untyped:
-        return self._stock
+        """The layer's own forward, for batches without segments."""
+        return self._stock if self._replaced is None else self._replaced
+
+    def replace_stock(self, forward: Untyped | None) -> None:
+        """Another function with the same result in its place; None: its own again."""
+        self._replaced = forward
 
 
 def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
