@@ -112,6 +112,9 @@ class HeldJob:
                 )
             )
         write_json(self._run.spec, spec)
+        before = self._run.root.with_name(f"attempt-{self._claim.attempt - 1}") / "plan.json"
+        if before.is_file():  # this host had the job before: it goes on as it had settled
+            shutil.copyfile(before, self._run.plan)
 
     def spawn(self) -> None:
         self._account.trainer_spawned()
