@@ -134,7 +134,7 @@ def ours(task: Task) -> Made:
     )
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(task.folder, load, train, full=False, seed=SEED),
+        args=sft_config(task.folder, load, train, seed=SEED),
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,

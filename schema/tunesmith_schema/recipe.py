@@ -12,6 +12,7 @@ from .base import Request, Text
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
+Precision = Literal["fp32", "bf16", "bf16_error_word", "bf16_sr8"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that LoRA adapts unless told otherwise."""
@@ -84,8 +85,16 @@ class Recipe(Request):
     `"off"`: the stock trainer."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory. `"auto"`: on a GPU only."""
-    precision: Literal["fp32", "bf16"] | Auto = "auto"
-    """`"auto"`: bf16 on a GPU that has it, else fp32."""
+    precision: Precision | Auto = "auto"
+    """What weights are kept and computed in. LoRA: its frozen base model in fp32 or bf16, the
+    adapter always in fp32. Full tuning, with bytes a parameter for weights and AdamW's state: fp32
+    (12); bf16_error_word (12, and a gradient of 2 instead of 4): bf16 with what fp32 has beyond it
+    kept beside, fp32's trajectory; bf16_sr8 (4): rounded stochastically, moments in 8 bits; bf16
+    (6): plain, which rounds small updates away, and warns. `"auto"`: on a GPU that has bf16, bf16
+    for LoRA and bf16_error_word for full tuning, else fp32."""
+    quantization: Literal["none", "nf4", "int8"] = "none"
+    """Keep the frozen base model of a LoRA in 4 bits (NF4, its scales quantised as well) or 8, by
+    bitsandbytes: less memory, slower, a slightly different model."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two metric events."""
     eval_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -95,6 +104,16 @@ class Recipe(Request):
     in a run; none for full tuning."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_fp16(cls, value: object) -> object:
+        if value == "fp16":
+            raise ValueError(
+                "fp16 is not offered, as its gradients overflow: use 'bf16' (LoRA) or "
+                "'bf16_error_word' (full tuning), or 'fp32' where the hardware has no bf16"
+            )
+        return value
 
     @field_validator("patches", mode="before")
     @classmethod
@@ -122,6 +141,16 @@ class Recipe(Request):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
+        if self.tuning == "lora" and self.precision in ("bf16_error_word", "bf16_sr8"):
+            raise ValueError(
+                f"precision={self.precision!r} is for tuning='full': LoRA's adapter is in fp32 and "
+                "its base model frozen, so use precision='bf16'"
+            )
+        if self.tuning == "full" and self.quantization != "none":
+            raise ValueError(
+                f"quantization={self.quantization!r} is for tuning='lora': quantised weights "
+                "cannot be trained; precision='bf16_sr8' is full tuning in the least memory"
+            )
         if self.tuning == "full" and self.lora is not None:
             raise ValueError("lora is for tuning='lora': remove it, or set tuning='lora'")
         if self.from_scratch and self.tuning != "full":

@@ -25,6 +25,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("patches", ["auto", "off", ["loss"], ["attention", "loss"]], [[], "loss", ["norm"], True]),
     ("gradient_checkpointing", [True, False, "auto"], ["often"]),
     ("precision", ["fp32", "bf16", "auto"], ["fp16", "int8"]),
+    ("quantization", ["none", "nf4", "int8"], ["auto", "fp4", "int4"]),
     ("logging_steps", [1, 500], [0, "auto"]),
     ("eval_steps", [1, "auto"], [0]),
     ("save_steps", [1, "auto"], [0]),
@@ -85,11 +86,20 @@ def test_everything_has_a_default() -> None:
         ({"tuning": "full", "lora": {}}, "lora is for tuning='lora'"),
         ({"from_scratch": True}, "set tuning='full'"),
         ({"from_scratch": True, "tuning": "lora"}, "set tuning='full'"),
+        ({"precision": "bf16_error_word"}, "is for tuning='full'.*use precision='bf16'"),
+        ({"precision": "bf16_sr8"}, "precision='bf16_sr8' is for tuning='full'"),
+        ({"precision": "fp16"}, "its gradients overflow: use 'bf16'"),
+        ({"tuning": "full", "quantization": "nf4"}, "quantised weights cannot be trained"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(recipe: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Recipe.model_validate(recipe)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_error_word", "bf16_sr8", "auto"])
+def test_full_tuning_has_every_precision(precision: str) -> None:
+    assert Recipe.model_validate({"tuning": "full", "precision": precision}).precision == precision
 
 
 def test_a_recipe_survives_json() -> None:

@@ -88,14 +88,19 @@ def train(
     _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import", waited=waited.imports if waited else 0.0), quick_imports():
+    quantized = recipe.quantization != "none"
+    waited_for_imports = waited.imports if waited else 0.0
+    with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         import transformers
 
         from .adapters import attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
+        from .optimizers.choose import described, optimizer_for, rounded_weights
+        from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
+        from .quantization import adapter_dtype_kept
         from .trainers.layouts import Layouts
         from .trainers.sft import SFTTrainer, sft_config
 
@@ -107,6 +112,8 @@ def train(
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
+            naive = load_plan.precision == "bf16"
+            events.message(described(load_plan.precision), level="warn" if naive else "info")
             check_saving(run.root, model, base.tokenizer)
         patches = plan_patches(recipe, choices)
 
@@ -152,7 +159,10 @@ def train(
     recorder.clock.switch(PhaseName.SETUP)
 
     def save(folder: Path) -> None:
-        save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
+        with rounded_weights(trainer.optimizer):
+            save_trained(
+                folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first
+            )
 
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
@@ -167,15 +177,24 @@ def train(
             },
         )
 
-    trainer = SFTTrainer(
-        model=model,
-        args=sft_config(run.root, load_plan, train_plan, full=full, seed=spec.seed),
-        train_dataset=train_set,
-        eval_dataset=valid_set,
-        processing_class=base.tokenizer,
-        save=save_checkpoint,
-        layouts=layouts,
-    )
+    with adapter_dtype_kept(model):
+        trainer = SFTTrainer(
+            model=model,
+            args=sft_config(run.root, load_plan, train_plan, seed=spec.seed),
+            train_dataset=train_set,
+            eval_dataset=valid_set,
+            processing_class=base.tokenizer,
+            save=save_checkpoint,
+            layouts=layouts,
+            optimizer_cls_and_kwargs=optimizer_for(
+                load_plan.precision,
+                full=full,
+                learning_rate=train_plan.learning_rate,
+                seed=spec.seed,
+            ),
+        )
+    if full and load_plan.precision != "fp32":
+        trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
         events,
         control,
@@ -188,7 +207,7 @@ def train(
     if patches:
         patched = patch(model, patches)
         events.message(patched.report.summary())
-        if not load_plan.gradient_checkpointing:
+        if not load_plan.gradient_checkpointing and not quantized:
             layouts.may_compile(CompiledLayers(base.model, patched.layers))
     else:
         events.message("the stock trainer: recipe.patches is 'off'")

@@ -146,7 +146,7 @@ class _Sums:
         return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
 
 
-def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, seed: int) -> Untyped:
+def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, seed: int) -> Untyped:
     """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
     return trl.SFTConfig(
         output_dir=str(folder),  # nothing is written there
@@ -169,8 +169,7 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         save_strategy="no",  # the callback asks for checkpoints
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
-        bf16=full and load.precision == "bf16",
+        bf16=False,  # no autocast: the weights are in the dtype that is computed in
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
