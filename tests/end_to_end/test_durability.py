@@ -73,6 +73,8 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
     assert_complete(job, LONG["max_steps"])
     messages = [event.message for event in job.stream()]
     assert any("went silent in attempt 1: queued again" in message for message in messages)
+    (lost,) = job.report().earlier_attempts
+    assert (lost.attempt, lost.outcome) == (1, None)
 
 
 def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
@@ -105,6 +107,11 @@ def test_a_killed_trainer_fails_the_job_and_says_how(sturdy: Service, rows: Path
         job.wait(timeout=20)
     assert caught.value.code == "out_of_memory"
     assert "SIGKILL" in str(caught.value)
+    report = job.report()
+    assert (report.outcome, report.live) == ("failed", False)
+    assert report.phases["import"] > 0
+    assert report.phases["forward"] > 0, "from the trainer's first step, which it wrote down"
+    assert sum(report.phases.values()) == pytest.approx(report.wall_seconds, abs=0.01)
 
 
 def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
-from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
+from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, PhaseName, Plan, RunResult, RunSpec
 
 from .compare import compare_stock
 from .control import StopControl
@@ -32,6 +32,8 @@ from .process import (
     keep_freed_memory,
     quick_imports,
 )
+from .report.recorder import RunRecorder
+from .report.settings import training_settings
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 
@@ -46,10 +48,12 @@ EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 def main(folder: Path, waited: Waited | None = None) -> int:
     """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
     run = RunDirectory(folder.resolve())
-    control = StopControl(run)
+    recorder = RunRecorder(run)
+    control = StopControl(run, before_leaving=recorder.leave)
     unusable = False
     try:
-        result = train(run, EventLog(run.events), control, waited or _waited())
+        events = EventLog(run.events, recorder.clock)
+        result = train(run, events, control, recorder, waited or _waited())
     except RunError as error:
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -61,6 +65,7 @@ def main(folder: Path, waited: Waited | None = None) -> int:
         result = RunResult(outcome="failed", error=failure_of(error))
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
+    recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
@@ -71,9 +76,14 @@ def main(folder: Path, waited: Waited | None = None) -> int:
 
 
 def train(
-    run: RunDirectory, events: EventLog, control: StopControl, waited: Waited | None
+    run: RunDirectory,
+    events: EventLog,
+    control: StopControl,
+    recorder: RunRecorder,
+    waited: Waited | None,
 ) -> RunResult:
     spec = read_spec(run.root)
+    recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
@@ -117,9 +127,11 @@ def train(
         )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
-            train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
-            valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
+            with recorder.clock.during(PhaseName.PACK):
+                train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
+                valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
 
+    recorder.clock.switch(PhaseName.PLAN)
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,
@@ -144,6 +156,7 @@ def train(
     )
     layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
     write_plan()
+    recorder.clock.switch(PhaseName.SETUP)
 
     def save(folder: Path) -> None:
         with rounded_weights(trainer.optimizer):
@@ -187,6 +200,7 @@ def train(
         control,
         save_steps=train_plan.save_steps,
         trained_tokens=lambda: trainer.trained_tokens,
+        live=recorder.live,
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
@@ -198,10 +212,13 @@ def train(
     else:
         events.message("the stock trainer: recipe.patches is 'off'")
 
+    settings = training_settings(load_plan, data_plan, train_plan, full=full)
+    recorder.watch(trainer, settings, layouts, device=device.name, choices=choices.made)
     with events.phase("train"):
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+        recorder.training_ended()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
     if not finished:
         return RunResult(

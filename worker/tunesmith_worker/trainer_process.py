@@ -33,6 +33,9 @@ class TrainerProcess:
         self._run_dir, self._program, self._spare = run_dir, program, spare
         self._log = run_dir / "trainer.log"
         self._paused = self._ending = False
+        self._paused_at = 0.0
+        self.paused_seconds = 0.0
+        """How long it has stood still in pauses that are over."""
         if spare is None:
             self._process = self._fresh()
             return
@@ -57,12 +60,13 @@ class TrainerProcess:
 
     def pause(self) -> None:
         if not self._paused:
-            self._paused = True
+            self._paused, self._paused_at = True, time.monotonic()
             self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         if self._paused:
             self._paused = False
+            self.paused_seconds += time.monotonic() - self._paused_at
             if self._spare is not None:
                 self._waits_until = self._patience(self._spare)
             self._signal(signal.SIGCONT)
