@@ -137,9 +137,9 @@ class LostUpdatesCallback(transformers.TrainerCallback):  # type: ignore[misc]  
             self._warned = True
             self._events.message(
                 f"Step {state.global_step}: {fraction:.0%} of the weights' updates are rounded "
-                "away, because they are too small for bf16. Use recipe.precision="
-                "'bf16_error_word', which loses none in the same memory and a little more, or "
-                "'bf16_sr8' in less.",
+                "away, because they are too small for bf16. recipe.precision='bf16_error_word' "
+                "loses none, for 12 bytes a parameter instead of 6; 'bf16_sr8' none in the mean, "
+                "for 4.",
                 level="warn",
                 data={"step": state.global_step, NAME: fraction},
             )
