@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tunesmith_schema import RunResult
-
 from ..tiny_model import make_tiny_model
 from .conftest import MakeRun
 from .runs import QUESTIONS, losses, read_events, read_result
@@ -24,19 +22,26 @@ RECIPE: dict[str, Any] = {  # Any: JSON
     "learning_rate": 1e-2,
     "precision": "fp32",
 }
+TRAIN = """
+import sys
+from pathlib import Path
+from tunesmith_worker.run import main
+for folder in sys.argv[1:]:
+    main(Path(folder))
+"""
 PROBE = """
-import sys, peft, torch, transformers
+import peft, torch, transformers
 from safetensors.torch import load_file
-base, adapter = sys.argv[1:]
+run = Path(sys.argv[1])
 four = transformers.BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
     bnb_4bit_compute_dtype=torch.float32)
 model = transformers.AutoModelForCausalLM.from_pretrained(
-    base, quantization_config=four, dtype=torch.float32)
+    run.parent / "base", quantization_config=four, dtype=torch.float32)
 for module in model.modules():
     module.support_avx512bf16_for_cpu = False
-model = peft.PeftModel.from_pretrained(model, adapter).eval()
-probe = load_file(adapter + "/probe.safetensors")
+model = peft.PeftModel.from_pretrained(model, run / "adapter").eval()
+probe = load_file(run / "adapter" / "probe.safetensors")
 with torch.no_grad():
     logits = model(input_ids=probe["input_ids"]).logits[:, -probe["logits"].shape[1]:]
 print(float((logits - probe["logits"]).abs().max()))
@@ -51,12 +56,14 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def trained(run: Path) -> RunResult:
-    command = [sys.executable, "-m", "tunesmith_worker.run", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    result = read_result(run)
+def python(code: str, *runs: Path) -> str:
+    """What it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, runs)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     assert "float16" not in done.stderr, "bitsandbytes' remarks, at each layer and step"
-    return result
+    return done.stdout
 
 
 def patched(run: Path) -> str:
@@ -64,39 +71,34 @@ def patched(run: Path) -> str:
 
 
 def test_nf4_trains_by_our_kernels_as_by_the_stock_trainer(
-    make_run: MakeRun, wide_model: Path
+    make_run: MakeRun, wide_model: Path, tmp_path: Path
 ) -> None:
     runs = {}
     for patches in ("auto", "off"):
         recipe = {**RECIPE, "quantization": "nf4", "patches": patches}
         runs[patches] = make_run(QUESTIONS, recipe=recipe, name=patches, model_path=str(wide_model))
-        assert trained(runs[patches]).outcome == "succeeded"
+    (tmp_path / "base").symlink_to(wide_model)
+    error = python(TRAIN + PROBE, *runs.values())
+    assert float(error) <= 1e-5, "stock PEFT on stock bitsandbytes gives the probe's logits"
     assert patched(runs["auto"]) == "patched 2 x attention_block, 1 x loss, 2 x mlp_block"
     assert losses(runs["auto"]) == pytest.approx(losses(runs["off"]), rel=1e-5)
     adapter = runs["auto"] / "adapter"
     weights = load_file(adapter / "adapter_model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert any(weight.abs().max() > 0 for name, weight in weights.items() if "lora_B" in name)
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(wide_model), str(adapter)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert float(done.stdout) <= 1e-5
 
 
-def test_int8_trains_and_its_layers_stay_stock_by_name(make_run: MakeRun, wide_model: Path) -> None:
-    recipe = {**RECIPE, "quantization": "int8"}
-    run = make_run(QUESTIONS, recipe=recipe, model_path=str(wide_model))
-    assert trained(run).outcome == "succeeded"
+def test_int8_stays_stock_by_name_and_what_bitsandbytes_reads_wrongly_is_refused(
+    make_run: MakeRun, wide_model: Path
+) -> None:
+    eight = {**RECIPE, "quantization": "int8"}
+    run = make_run(QUESTIONS, recipe=eight, model_path=str(wide_model))
+    narrow = make_run(QUESTIONS, recipe={**RECIPE, "quantization": "nf4"}, name="narrow")
+    python(TRAIN, run, narrow)
+    assert read_result(run).outcome == "succeeded"
     assert "2 x attention_block stay stock: Linear8bitLt is not a plain linear" in patched(run)
     assert losses(run)[-1] < losses(run)[0]
-
-
-def test_rows_that_bitsandbytes_reads_wrongly_are_refused(make_run: MakeRun) -> None:
-    run = make_run(QUESTIONS, recipe={**RECIPE, "quantization": "nf4"})
-    error = trained(run).error
+    error = read_result(narrow).error
     assert error is not None
     assert error.param == "recipe.quantization"
     assert "q_proj has 48 inputs" in error.message
