@@ -25,6 +25,10 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("patches", ["auto", "off", ["loss"], ["attention", "loss"]], [[], "loss", ["norm"], True]),
     ("gradient_checkpointing", [True, False, "auto"], ["often"]),
     ("precision", ["fp32", "bf16", "auto"], ["fp16", "int8"]),
+    ("add_tokens", [[], ["<a>", "two words"]], ["<a>", [""], [1], ["a\0"], ["a" * 257], None]),
+    ("embedding_learning_rate", [1e-9, 1, "auto"], [0, -1e-4, 1.1, float("nan"), None]),
+    ("allow_full_embeddings", [True, False], ["auto", "perhaps"]),
+    ("adapter_dtype", ["bf16", "fp32"], ["auto", "fp16"]),
     ("logging_steps", [1, 500], [0, "auto"]),
     ("eval_steps", [1, "auto"], [0]),
     ("save_steps", [1, "auto"], [0]),
@@ -84,6 +88,8 @@ def test_everything_has_a_default() -> None:
     [
         ({"tuning": "full", "lora": {}}, "lora is for tuning='lora'"),
         ({"from_scratch": True}, "set tuning='full'"),
+        ({"add_tokens": ["<a>", "  "]}, "'  ' is only white space"),
+        ({"add_tokens": ["<a>", "<b>", "<a>"]}, "'<a>' more than once"),
         ({"from_scratch": True, "tuning": "lora"}, "set tuning='full'"),
     ],
 )

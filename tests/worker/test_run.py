@@ -85,7 +85,8 @@ def test_a_full_run_leaves_a_model_that_stock_transformers_loads(
 
 def test_bf16_keeps_what_is_trained_in_fp32(make_run: MakeRun, tiny_model: Path) -> None:
     full = make_run(QUESTIONS, recipe={**FAST, "precision": "bf16", "tuning": "full"}, name="full")
-    lora = make_run(QUESTIONS, recipe={**FAST, "precision": "bf16"}, name="lora")
+    recipe = {**FAST, "precision": "bf16", "adapter_dtype": "fp32"}
+    lora = make_run(QUESTIONS, recipe=recipe, name="lora")
     assert [main(full), main(lora)] == [0, 0]
     for run, file in ((full, "model"), (lora, "adapter_model")):
         weights = load_file(run / "adapter" / f"{file}.safetensors")

@@ -87,6 +87,8 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
                 "train_mean_token_accuracy": logs.get("mean_token_accuracy"),
                 "trained_tokens": self._trained_tokens(),
             }
+            if "embedding_learning_rate" in logs:
+                values["embedding_learning_rate"] = logs["embedding_learning_rate"]
             self._tell(state, values, f"train_loss={logs['loss']:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 

@@ -33,6 +33,7 @@ from .process import (
 )
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
+    from .adapters import Saved
     from .data.tokens import TokenizedRows
     from .model import Base
 
@@ -67,9 +68,11 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with events.phase("import"), quick_imports():
         import transformers
 
-        from .adapters import attach_lora, check_saving, save_trained
+        from .adapter_size import settle_size
+        from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
+        from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .patches import patch, why_stock_attention
         from .trainers.sft import SFTTrainer, sft_config
@@ -79,7 +82,8 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         transformers.set_seed(spec.seed)
         load_plan = plan_load(recipe, find_device(), choices)
         base = load_base(spec, load_plan)
-        model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
+        model = base.model if full else attach_lora(base.model, recipe, choices)
         if full:
             check_saving(run.root, model, base.tokenizer)
         patches, padding_free = plan_patches(recipe, why_stock_attention(base.model), choices)
@@ -92,6 +96,12 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
             if spec.validation_file
             else None
         )
+        if not recipe.from_scratch:
+            itemsize = adapter_dtype(recipe).itemsize
+            used = used_tokens(training.dataset)
+            train_token_rows(
+                model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
+            )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
             train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
@@ -105,10 +115,21 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         has_validation=valid_set is not None,
         choices=choices,
     )
+    token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
+    if not full:
+        settle_size(model, adapter_dtype(recipe), choices)
     write_json(run.plan, Plan(choices=choices.made))
 
-    def save(folder: Path) -> None:
-        save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
+    def save(folder: Path) -> Saved | None:
+        return save_trained(
+            folder,
+            model,
+            base.tokenizer,
+            base_name=spec.model,
+            probe_ids=training.first,
+            dtype=adapter_dtype(recipe),
+            with_tokenizer=bool(new_tokens.ids),
+        )
 
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
@@ -138,6 +159,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         eval_dataset=valid_set,
         processing_class=base.tokenizer,
         save=save_checkpoint,
+        embedding_rate=token_rate,
     )
     callback = RunCallback(
         events,
@@ -164,7 +186,9 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         )
 
     with events.phase("save"):
-        save(run.adapter)
+        saved = save(run.adapter)
+        if saved is not None:
+            events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from tunesmith_kernels.log_prob import token_log_probs
+from tunesmith_kernels.log_prob import TrainedRows, token_log_probs
 
+from .token_rows import has_token_rows, trained_rows
 from .trl_compat import FusedCausalLMOutput, logit_scale
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -70,12 +71,13 @@ def _score(
     shifted = labels[:, 1:]
     mask = shifted != _IGNORED
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()
+    weight, bias, trained = _read(model.get_output_embeddings())
     scored = token_log_probs(
         hidden[:, :-1][mask],
-        head.weight,
-        head.bias,
+        weight,
+        bias,
         shifted[mask],
+        trained=trained,
         softcap=getattr(config, "final_logit_softcapping", None),
         logit_scale=logit_scale(config),
         entropy=True,
@@ -94,3 +96,12 @@ def _score(
         is_top1=is_top1,
         label_mask=mask,
     )
+
+
+def _read(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
+    """Weight [V, H], bias [V], and the rows that train in place of the weight's own."""
+    if has_token_rows(head):
+        base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
+        if rows is not None and not base.weight.requires_grad:
+            return base.weight, None, rows  # PEFT leaves a bias out as well
+    return head.weight, head.bias, None

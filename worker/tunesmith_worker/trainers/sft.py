@@ -13,6 +13,7 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
+from ..embeddings import embedding_parameters, give_rate
 from ..plan import DataPlan, LoadPlan, TrainPlan
 from .micro_batches import balance
 
@@ -20,10 +21,18 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
-    def __init__(self, *, save: Callable[[int], None], **arguments: Untyped) -> None:
-        """`save` writes a checkpoint of the given step."""
+    def __init__(
+        self,
+        *,
+        save: Callable[[int], None],
+        embedding_rate: float | None = None,
+        **arguments: Untyped,
+    ) -> None:
+        """`save` writes a checkpoint of the given step; `embedding_rate`: peak rate of the
+        embedding, the head and token rows, None: as all others."""
         super().__init__(**arguments)
         self._save = save
+        self._embedding_rate = embedding_rate
         # Kept on the device: reading them at every step would wait for it.
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self._valid_loss = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -33,6 +42,12 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def trained_tokens(self) -> int:
         """Tokens that carried loss so far."""
         return int(self._trained)
+
+    def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if self._embedding_rate is not None:
+            give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
+        return optimizer
 
     def get_batch_samples(
         self, epoch_iterator: Untyped, num_batches: int, device: torch.device
@@ -63,6 +78,9 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
             logs["eval_loss"] = float(self._valid_loss) / self._valid_tokens
             self._valid_loss.zero_()
             self._valid_tokens = 0
+        if self._embedding_rate is not None and "learning_rate" in logs:
+            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both
+            logs["embedding_learning_rate"] = logs["learning_rate"] * share
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
