@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind
 from tunesmith_worker.run import main
@@ -145,3 +146,14 @@ def test_a_run_that_has_no_such_row_says_nothing_of_rows(
     assert main(run) == 0
     assert not [event for event in read_events(run) if "token rows" in event.message]
     assert read_result(run).outcome == "succeeded"
+
+
+def test_on_a_bf16_base_rows_train_in_fp32(make_run: MakeRun, make_base: MakeBase) -> None:
+    """A hundredth of a bf16 unit at a time would be rounded away."""
+    recipe = {**FAST, "precision": "bf16", "learning_rate": 1e-4}
+    base = make_base(tied=True, zero=EMPTY)
+    run = make_run(QUESTIONS, recipe=recipe, model_path=str(base))
+    assert main(run) == 0
+    weights = load_file(run / "adapter" / "adapter_model.safetensors")
+    (rows,) = [weight for name, weight in weights.items() if "trainable_tokens" in name]
+    assert (rows != rows.bfloat16().float()).float().mean() > 0.9
