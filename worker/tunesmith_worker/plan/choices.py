@@ -29,12 +29,19 @@ class Choices:
         """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
         if given != "auto":
             return given
-        choice = self._earlier.get(name) or Choice(
+        choice = self.earlier(name) or Choice(
             name=name, value=cast(JsonValue, value), reason=reason
         )
+        self.add(choice)
+        return cast(T, choice.value)
+
+    def earlier(self, name: str) -> Choice | None:
+        return self._earlier.get(name)
+
+    def add(self, choice: Choice) -> None:
+        """What was found by measuring while training."""
         self.made.append(choice)
         self._tell(choice)
-        return cast(T, choice.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +83,8 @@ class TrainPlan:
     """None: there is no validation file."""
     save_steps: int | None
     """None: no checkpoint before the end."""
+
+    @property
+    def rows_of_step(self) -> int:
+        """Examples of an optimiser step."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
