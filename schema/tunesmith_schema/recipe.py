@@ -86,8 +86,8 @@ class Recipe(Request):
     precision: Literal["fp32", "bf16"] | Auto = "auto"
     """`"auto"`: bf16 on a GPU that has it, else fp32."""
     add_tokens: list[NewToken] = Field(default=[], max_length=1024)
-    """Tokens to add to the tokenizer, which is saved with the result. Each gets a row of its own,
-    which starts from the mean of the pieces that the token was cut into before."""
+    """Tokens to add to the tokenizer, which is saved with the result; their text is then one token
+    wherever it stands. Each gets a row that starts from the mean of the pieces it was cut into."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak rate of the embedding, the head and token rows. `"auto"`: a tenth of `learning_rate`;
     with `tuning: "full"` all weights share `learning_rate`."""

@@ -61,7 +61,7 @@ def test_e4_an_adapter_with_new_tokens_makes_the_round_trip(
     merged.save_pretrained(tmp_path / "merged")
     assert_gives_the_probe(load(tmp_path / "merged"), adapter)
 
-    (said,) = messages(run, "added 3 tokens")
+    (said,) = messages(run, "tokens added: ")
     advice = "call model.resize_token_embeddings(387) first" if extra_rows == 0 else ""
     assert advice in said
     assert ("have room for them" in said) == (extra_rows == 64)
@@ -122,7 +122,7 @@ def test_what_is_a_token_already_is_said_and_not_added(
     assert main(run) == 0
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
     assert any("'</s>', ' capital' can be said with one token already" in one for one in warnings)
-    assert len(messages(run, "added 1 tokens: '<new>' (384)")) == 1
+    assert len(messages(run, "tokens added: '<new>' (384).")) == 1
 
 
 def test_a_head_with_a_bias_is_refused_before_training(

@@ -65,5 +65,5 @@ def mean_row(weight: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.
     index = torch.as_tensor(rows, device=weight.device)
     total = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
     for part in index.split(8192):
-        total += weight[part].double().sum(0)
+        total += weight[part].sum(0, dtype=torch.float64)
     return total / len(index)
