@@ -53,8 +53,9 @@ class MetricPoint(Response):
     object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     step: int
     values: dict[str, float | None]
-    """`train_loss` and `valid_loss` in nats per token, `learning_rate`, `embedding_learning_rate`
-    where it is another, `grad_norm`, `epoch`, `tokens_per_second` (input tokens), `train_mean_token_accuracy`, ... Null stands for NaN."""
+    """`train_loss` and `valid_loss` in nats per token, `learning_rate`, `grad_norm`, `epoch`,
+    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, `embedding_learning_rate` where
+    it is another, ... Null stands for NaN."""
 
 
 class CheckpointMetrics(Response):

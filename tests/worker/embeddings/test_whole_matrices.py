@@ -142,6 +142,18 @@ def test_a_rate_of_its_own_keeps_the_group_s_other_settings() -> None:
     ]
 
 
+def test_a_schedule_scales_both_rates() -> None:
+    one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([one, two], lr=1.0)
+    give_rate(optimizer, [two], 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for step in range(3):
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([1 / (1 + step), 0.1 / (1 + step)])
+        optimizer.step()
+        schedule.step()
+
+
 def test_what_trains_of_the_embeddings_is_named_once(make_base: MakeBase) -> None:
     model = load(make_base(tied=True))
     assert len(embedding_parameters(model)) == 1

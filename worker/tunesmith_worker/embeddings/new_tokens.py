@@ -63,8 +63,8 @@ def add_tokens(
                 start = mean_row(matrix.weight, pieces[token] or every)
                 matrix.weight[row] = start.to(matrix.weight.dtype)
     events.message(
-        f"tokens added: {_named(fresh, ids)}. Their rows start from the mean of the pieces that each "
-        f"was cut into before; {_vocabulary(new)}.",
+        f"tokens added: {_named(fresh, ids)}. Their rows start from the mean of the pieces that "
+        f"each was cut into before; {_vocabulary(new)}.",
         data={"tokens": list(fresh), "token_ids": list(ids), "vocabulary": new.rows},
     )
     return new
