@@ -36,6 +36,7 @@ _NAMES = (
     "SUPERVISOR_PID",
     "TLS_CERT",
     "TLS_KEY",
+    "TOKEN_CACHE",
     "TRAINER_PYTHON",
     "TRUSTED_PROXIES",
     "WORKER_TOKEN",

@@ -23,7 +23,7 @@ from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_
 
 from . import base_models, tasks
 from .devices import describe_device
-from .folders import forget_unused
+from .folders import KEEP_SECONDS, forget_unused
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
@@ -32,17 +32,15 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 AGAIN_SECONDS = 0.5
 """After a hello that got no answer: at first the API is often only just starting."""
-KEEP_SECONDS = 14 * 24 * 3600.0
-"""Run directories and cached base models unused for so long go when a worker starts."""
 
 Queue = Literal["train", "light"]
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     """Serve one queue until SIGTERM; a job in progress is released."""
-    for folder in ("runs", "models"):
-        (settings.data_dir / folder).mkdir(parents=True, exist_ok=True)
-        forget_unused(settings.data_dir / folder, KEEP_SECONDS)
+    for folder in (settings.data_dir / "runs", settings.data_dir / "models", settings.token_cache):
+        folder.mkdir(parents=True, exist_ok=True)
+        forget_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     # Made before the pool forks, so that parent and child share it.
     stopping = multiprocessing.get_context("fork").Event()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, ControlAction, ControlFile, RunResult
 
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, remove_unfinished, write_json
 
 
 class StopControl:
@@ -48,6 +48,7 @@ class StopControl:
         return asked.action == ControlAction.CANCEL
 
     def _leave(self) -> None:
+        remove_unfinished(self._run.root)
         # _exit, because a signal may arrive in the middle of an import, where raising would be
         # caught by whoever tries optional packages.
         write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+KEEP_SECONDS = 14 * 24 * 3600.0
+"""Run directories, cached base models and cached tokens unused for so long go."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:

@@ -108,7 +108,11 @@ class HeldJob:
         write_json(self._run.spec, spec)
 
     def spawn(self) -> None:
-        self._trainer = TrainerProcess(self._run.root, self._settings.trainer_python)
+        self._trainer = TrainerProcess(
+            self._run.root,
+            self._settings.trainer_python,
+            token_cache=self._settings.token_cache,
+        )
 
     def watch(self) -> Outcome:
         """Until the trainer has ended and everything it made is stored."""

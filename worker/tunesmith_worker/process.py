@@ -29,6 +29,8 @@ class SpawnSettings:
     """Whose death the child follows."""
     spawned_at: float | None = None
     """When the supervisor spawned it, unix seconds."""
+    token_cache: str | None = None
+    """Folder of tokenised files that runs share; None: none are kept."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -37,11 +39,12 @@ class SpawnSettings:
         return cls(
             supervisor_pid=int(pid) if pid else None,
             spawned_at=float(spawned_at) if spawned_at else None,
+            token_cache=os.environ.get("TUNESMITH_TOKEN_CACHE"),
         )
 
     def as_environment(self) -> dict[str, str]:
         return {
-            f"TUNESMITH_{name.upper()}": repr(value)
+            f"TUNESMITH_{name.upper()}": str(value)
             for name, value in asdict(self).items()
             if value is not None
         }

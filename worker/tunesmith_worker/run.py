@@ -74,7 +74,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .data.tokens import pack
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
-        from .patches import patch, why_stock_attention
+        from .patches import CompiledLayers, patch, why_stock_attention
         from .trainers.layouts import Layouts
         from .trainers.sft import SFTTrainer, sft_config
 
@@ -134,7 +134,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         total_steps=train_plan.total_steps,
         device=device,
     )
-    layouts = Layouts(layout_plan, choices, decided=write_plan)
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
     write_plan()
 
     def save(folder: Path) -> Saved | None:
@@ -180,7 +180,10 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     if patches:
-        events.message(patch(model, patches).report.summary())
+        patched = patch(model, patches)
+        events.message(patched.report.summary())
+        if not load_plan.gradient_checkpointing:
+            layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
     with events.phase("train"):
         control.training_begins()
@@ -246,12 +249,22 @@ def _tell(events: EventLog, choice: Choice) -> None:
 def _read(
     run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    from .data.rows import read_rows
-    from .data.tokens import tokenize_rows
+    from .data.token_cache import TokenCache
+    from .data.token_stream import usable_processes
+    from .data.tokens import tokenize_file
 
     path = run.root / file
-    tokenized = tokenize_rows(
-        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    kept = SpawnSettings.from_environment().token_cache
+    tokenized = tokenize_file(
+        path,
+        base.tokenizer,
+        plan,
+        vocabulary=base.vocabulary,
+        cache=TokenCache(Path(kept)) if kept else None,
+        scratch=run.root,
+        processes=usable_processes(),
+        tell=events.message,
+        warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
     events.message(counts.summary(path.name), data=counts.as_data())

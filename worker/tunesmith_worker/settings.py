@@ -74,6 +74,11 @@ class WorkerSettings(BaseSettings):
             self.worker_token = SecretStr(token_file.read_text().strip())
         return self
 
+    @property
+    def token_cache(self) -> Path:
+        """Where trainers keep tokenised files for the next run."""
+        return self.data_dir / "cache" / "tokens"
+
     def check(self) -> None:
         """Refuse to start without what a worker cannot do without, or with files on disk that other
         users can read. Raises ValueError."""

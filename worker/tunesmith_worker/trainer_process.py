@@ -23,7 +23,9 @@ _TAIL_BYTES = 1500
 
 
 class TrainerProcess:
-    def __init__(self, run_dir: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self, run_dir: Path, python: str = sys.executable, *, token_cache: Path | None = None
+    ) -> None:
         self._log = run_dir / "trainer.log"
         self._paused = False
         with self._log.open("ab") as output:
@@ -31,7 +33,7 @@ class TrainerProcess:
             self._process = subprocess.Popen(
                 [python, "-m", "tunesmith_worker.run", str(run_dir)],
                 cwd=run_dir,
-                env=trainer_environment(),
+                env=trainer_environment(token_cache),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -93,11 +95,15 @@ class TrainerProcess:
             os.killpg(self._process.pid, number)
 
 
-def trainer_environment() -> dict[str, str]:
+def trainer_environment(token_cache: Path | None = None) -> dict[str, str]:
     """The worker's environment without our settings and without keys to anybody's cloud. A token
     for the hub (HF_TOKEN) stays: gated base models need it."""
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
-    spawn = SpawnSettings(supervisor_pid=os.getpid(), spawned_at=time.time())
+    spawn = SpawnSettings(
+        supervisor_pid=os.getpid(),
+        spawned_at=time.time(),
+        token_cache=str(token_cache) if token_cache else None,
+    )
     return env | spawn.as_environment()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import types
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners.trainable_tokens import TrainableTokensLayer
@@ -59,7 +60,20 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
     if name not in layer.trainable_tokens_delta:
         return None
     values = layer.trainable_tokens_delta[name]
-    return TrainedRows(torch.tensor(layer.token_indices[name], device=values.device), values)
+    return TrainedRows(_ids(layer, name, values.device), values)
+
+
+def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
+    """[k], sent to the device once: a step must not wait for it."""
+    kept = _SENT.setdefault(layer, {})
+    if (name, device) not in kept:
+        kept[name, device] = torch.tensor(layer.token_indices[name], device=device)
+    return kept[name, device]
+
+
+_SENT: WeakKeyDictionary[torch.nn.Module, dict[tuple[str, torch.device], torch.Tensor]] = (
+    WeakKeyDictionary()
+)
 
 
 def _look_up(

@@ -17,9 +17,11 @@ import trl
 
 from ..data.tokens import IGNORED
 from ..embeddings import embedding_parameters, give_rate
+from ..patches.batch_layout import batch_layout
 from ..plan import LoadPlan, TrainPlan
 from .batches import collate, slots, split
 from .layouts import Layouts
+from .on_device import LAYOUT, on_device, sent
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -53,6 +55,19 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
             give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
         return optimizer
 
+    def get_train_dataloader(self) -> Untyped:
+        loader = super().get_train_dataloader()
+        loader.device = None  # rows stay on the host until they are laid out
+        return loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Untyped, num_batches: int, device: torch.device
+    ) -> tuple[list[Untyped], Untyped]:
+        batches, labels = super().get_batch_samples(
+            epoch_iterator, num_batches, torch.device("cpu")
+        )
+        return batches, sent(labels, device)
+
     def training_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
@@ -64,8 +79,9 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         with self._layouts.timed(slots(batches)):
             for batch in batches:
                 last = batch is batches[-1]
+                there = on_device(batch, self.args.device)
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
-                    loss = loss + super().training_step(model, batch, num_items_in_batch)
+                    loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
         return loss
 
@@ -85,6 +101,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         num_items_in_batch: Untyped = None,
     ) -> Untyped:
         """TRL's, without waiting for the device for its metrics at each micro-batch."""
+        layout = inputs.pop(LAYOUT, None)
         sums = self._sums["train" if model.training else "eval"]
         tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
         count = tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
@@ -95,7 +112,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             sums.add(tokens, (loss[0] if return_outputs else loss) * count)
             return loss
-        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        with batch_layout(layout):
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
         nll = -outputs.log_probs.sum()
         sums.add(tokens, nll, outputs.entropy.sum(), outputs.is_top1.sum())
         return (nll / count, outputs) if return_outputs else nll / count
