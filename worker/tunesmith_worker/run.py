@@ -86,7 +86,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         base = load_base(spec, load_plan)
         new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
         model = base.model if full else attach_lora(base.model, recipe, choices)
-        if full:
+        if full or new_tokens.ids:
             check_saving(run.root, model, base.tokenizer)
         patches = plan_patches(recipe, choices)
 

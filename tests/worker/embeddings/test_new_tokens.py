@@ -128,17 +128,37 @@ def test_what_is_a_token_already_is_said_and_not_added(
 def test_a_head_with_a_bias_is_refused_before_training(
     make_run: MakeRun, tiny_model: Path, tmp_path: Path
 ) -> None:
-    config = transformers.PhiConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = transformers.PhiForCausalLM(config)
-    assert model.lm_head.bias is not None
-    model.save_pretrained(tmp_path / "phi")
-    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "phi")
-    run = make_run(ROWS, recipe=_recipe(), model_path=str(tmp_path / "phi"))
+    phi = _head_with_a_bias(tiny_model, tmp_path / "phi")
+    run = make_run(ROWS, recipe=_recipe(), model_path=str(phi))
     assert main(run) == 1
     error = read_result(run).error
     assert error is not None
     assert (error.code, error.param) == (ErrorCode.RECIPE_INVALID, "recipe.add_tokens")
-    assert "lm_head has a bias" in error.message
+    assert "head has a bias, so that lm_head cannot train by rows" in error.message
+
+
+def test_a_head_with_a_bias_keeps_its_empty_rows_and_the_embedding_learns(
+    make_run: MakeRun, tiny_model: Path, tmp_path: Path
+) -> None:
+    phi = _head_with_a_bias(tiny_model, tmp_path / "phi")
+    run = make_run(ROWS, recipe=FAST, model_path=str(phi))
+    assert main(run) == 0
+    assert len(messages(run, "the rows of lm_head stay as they are")) == 1
+    assert len(messages(run, "token rows of model.embed_tokens train, 1 in each")) == 1
+    tuned = load(phi, run / "adapter")
+    assert_gives_the_probe(tuned, run / "adapter")
+    assert not tuned.merge_and_unload().get_output_embeddings().weight[2].any()
+
+
+def _head_with_a_bias(tiny_model: Path, folder: Path) -> Path:
+    config = transformers.PhiConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, tie_word_embeddings=False, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.PhiForCausalLM(config)
+    assert model.lm_head.bias is not None
+    for matrix in (model.get_input_embeddings(), model.lm_head):
+        matrix.weight.data[2] = 0.0
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder

@@ -51,23 +51,24 @@ def train_token_rows(
     `adapter_itemsize`: bytes of one number in the adapter's file.
     """
     matrices = Matrices.of(model.get_base_model() if _is_lora(model) else model)
-    untrained = sorted({row for matrix in matrices.distinct for row in _start(matrix, used, new)})
+    stuck = _without_rows(matrices)
+    # What stays as it is, an adapter does not hold: it must not be given another value either.
+    able = [matrix for matrix in matrices.distinct if matrix not in stuck]
+    untrained = sorted({row for matrix in able for row in _start(matrix, used, new)})
     if untrained:
         _tell_untrained(events, tokenizer, untrained)
     rows = sorted({*untrained, *new.ids})
     if not rows or not _is_lora(model):
         return
-    frozen = [matrix for matrix in matrices.distinct if not matrix.weight.requires_grad]
-    biased = [one for one in frozen if getattr(one.module, "bias", None) is not None]
-    if biased:
-        _leave_out(biased[0], new, events)
-    chosen = [matrix for matrix in frozen if matrix not in biased]
+    if stuck:
+        _tell_stuck(stuck, new, events)
+    chosen = [matrix for matrix in able if not matrix.weight.requires_grad]
     if not chosen:
         return
     _attach(model, chosen, rows)
     numbers = len(rows) * sum(matrix.weight.shape[1] for matrix in chosen)
     events.message(
-        f"{len(rows)} token rows of {' and '.join(one.name for one in chosen)} train along: "
+        f"token rows of {' and '.join(one.name for one in chosen)} train, {len(rows)} in each: "
         f"{numbers * adapter_itemsize:,} bytes more in the adapter, "
         f"{numbers * TRAINING_BYTES:,} in memory.",
         data={
@@ -77,6 +78,18 @@ def train_token_rows(
             "memory_bytes": numbers * TRAINING_BYTES,
         },
     )
+
+
+def _without_rows(matrices: Matrices) -> list[Matrix]:
+    """The frozen matrices whose rows cannot train: PEFT computes a head with trained rows without
+    its bias, which would be another model."""
+    if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:
+        return []
+    return [
+        one
+        for one in matrices.distinct
+        if not one.weight.requires_grad and (matrices.tied or one is matrices.head)
+    ]
 
 
 def _is_lora(model: Untyped) -> bool:
@@ -131,18 +144,18 @@ def _tell_untrained(events: EventLog, tokenizer: Untyped, rows: Sequence[int]) -
     )
 
 
-def _leave_out(head: Matrix, new: NewTokens, events: EventLog) -> None:
-    """PEFT computes a head with trained rows without its bias, which would be another model."""
+def _tell_stuck(stuck: Sequence[Matrix], new: NewTokens, events: EventLog) -> None:
+    names = " and ".join(one.name for one in stuck)
     if new.ids:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"recipe.add_tokens: {head.name} has a bias, and such a head cannot train single rows.",
-            hint=f"Train it as a whole: add '{head.name}' to recipe.lora.target_modules and set "
+            f"recipe.add_tokens: the head has a bias, so that {names} cannot train by rows.",
+            hint=f"Train it as a whole: add {names} to recipe.lora.target_modules and set "
             "recipe.allow_full_embeddings=true.",
             param="recipe.add_tokens",
         )
     events.message(
-        f"{head.name} has a bias: its rows stay as they are, and the model may not learn to say "
-        "those tokens.",
+        f"the model's head has a bias: the rows of {names} stay as they are, and the model may not "
+        "learn to say those tokens.",
         level="warn",
     )
