@@ -31,6 +31,7 @@ _NAMES = (
     "PRESIGNED_SECONDS",
     "PROJECT",
     "SERVER_URL",
+    "SPARE_TRAINER",
     "SPAWNED_AT",
     "STORAGE_URL",
     "SUPERVISOR_PID",

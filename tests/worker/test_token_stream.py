@@ -221,6 +221,23 @@ def test_what_a_killed_helper_left_undone_is_done_by_the_trainer(tmp_path: Path)
     ]
 
 
+def test_a_helper_that_answers_nonsense_is_done_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nonsense(*_: object) -> None:
+        raise ValueError("not JSON")
+
+    monkeypatch.setattr("tunesmith_worker.data.token_stream.ask", nonsense)
+    path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
+    counts, warnings = Counts(), list[str]()
+    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
+        for _, of_batch in stream.results(read_chunks(path)):
+            counts.add(of_batch)
+    assert counts.rows == 50
+    assert len(warnings) == 1
+    assert "ended with signal 9" in warnings[0]
+
+
 def test_no_helper_outlives_its_stream(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     before = set(psutil.Process().children())

@@ -107,7 +107,12 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
 
 
 def _has(model: Untyped, target: str) -> bool:
-    return any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules())
+    return any(_matches(name, target) for name, _ in model.named_modules())
+
+
+def _matches(name: str, target: str) -> bool:
+    """As PEFT finds a target."""
+    return name == target or name.endswith(f".{target}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_
 from . import base_models, tasks
 from .devices import describe_device
 from .folders import KEEP_SECONDS, forget_unused
+from .launcher import Launcher
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
@@ -45,13 +46,17 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     # Made before the pool forks, so that parent and child share it.
     stopping = multiprocessing.get_context("fork").Event()
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    tasks.register(app, settings, worker_id, stopping.is_set)
+    launcher = Launcher(settings)
+    tasks.register(app, settings, worker_id, stopping.is_set, launcher)
     herald = _Herald(app, settings, queue, worker_id)
 
     # Strong references: Celery's signals hold their receivers weakly by default.
     signals.worker_ready.connect(lambda **_: herald.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: stopping.set(), weak=False)
     signals.worker_shutdown.connect(lambda **_: herald.stop(), weak=False)
+    if queue == TRAIN_QUEUE:  # in the pool's process: a spare dies with the one that spawned it
+        signals.worker_process_init.connect(lambda **_: launcher.keep_spare(), weak=False)
+        signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
     app.worker_main(
         [
             "worker",

@@ -45,6 +45,10 @@ class RunDirectory:
         return self.root / "result.json"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+    @property
     def adapter(self) -> Path:
         return self.root / "adapter"
 

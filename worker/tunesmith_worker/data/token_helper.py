@@ -6,6 +6,7 @@ What goes wrong with a chunk is not told: the trainer does that chunk itself and
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,8 @@ def _stream(batch: Batch) -> bytes:
 
 def main(folder: Path) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends this one
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
     # Importing transformers' tokenizers takes 1.1 s without torch and 2.5 s with it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # typeshed forbids None
     import transformers
@@ -120,7 +123,7 @@ def main(folder: Path) -> int:
     if tokenizer_hash(tokenizer) != job.tokenizer:
         sys.stderr.write("the tokenizer is another one after it was saved and loaded\n")
         return 1
-    _serve(job, tokenizer, sys.stdin.buffer, sys.stdout.buffer)
+    _serve(job, tokenizer, sys.stdin.buffer, answers)
     return 0
 
 

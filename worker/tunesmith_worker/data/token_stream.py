@@ -179,6 +179,9 @@ class _Helper:
             return ask(self._process.stdin, self._process.stdout, chunk) if self.able else None
         except (OSError, EOFError, ValueError):
             self.able = False
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            self._process.kill()  # what answers nonsense has not ended by itself
             return None
         finally:
             self.ahead -= 1

@@ -49,6 +49,11 @@ class Layouts:
         """What the run goes by, as far as is known."""
         return self._plan.layouts[self._settled]
 
+    @property
+    def measuring(self) -> bool:
+        """Whether layouts are still tried in turn."""
+        return self._trial is not None
+
     def may_compile(self, layers: CompiledLayers) -> None:
         """The layers that a padded layout runs on, once the model is patched."""
         self._compiled = layers

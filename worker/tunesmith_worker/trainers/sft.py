@@ -18,6 +18,7 @@ import trl
 from ..data.tokens import IGNORED
 from ..embeddings import embedding_parameters, give_rate
 from ..patches.batch_layout import batch_layout
+from ..patches.trl_compat import RECOMPUTE
 from ..plan import LoadPlan, TrainPlan
 from .batches import collate, slots, split
 from .layouts import Layouts
@@ -184,7 +185,6 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         eval_strategy="no" if train.eval_steps is None else "steps",
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
-        activation_checkpointing=load.gradient_checkpointing,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
@@ -194,4 +194,5 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         report_to="none",
         disable_tqdm=True,
         push_to_hub=False,
+        **{RECOMPUTE: load.gradient_checkpointing},
     )
