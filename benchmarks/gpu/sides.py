@@ -111,7 +111,7 @@ def ours(task: Task) -> Made:
     )
     load = plan_load(recipe, device, choices)
     base = random_model(task.model, torch_device(), torch.bfloat16)
-    model = attach_lora(base, recipe.lora, choices)
+    model = attach_lora(base, recipe, choices)
     patches = plan_patches(recipe, choices)
     rows = task.dataset(base.config.vocab_size)
     train = plan_train(

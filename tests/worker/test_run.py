@@ -84,7 +84,7 @@ def test_a_full_run_leaves_a_model_that_stock_transformers_loads(
 
 
 def test_bf16_keeps_an_adapter_in_fp32(make_run: MakeRun, tiny_model: Path) -> None:
-    lora = make_run(QUESTIONS, recipe={**FAST, "precision": "bf16"})
+    lora = make_run(QUESTIONS, recipe={**FAST, "precision": "bf16", "adapter_dtype": "fp32"})
     assert main(lora) == 0
     weights = load_file(lora / "adapter" / "adapter_model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}

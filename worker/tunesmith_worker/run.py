@@ -38,6 +38,7 @@ from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
+    from .adapters import Saved
     from .data.tokens import TokenizedRows
     from .model import Base
 
@@ -93,9 +94,11 @@ def train(
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         import transformers
 
-        from .adapters import attach_lora, check_saving, save_trained
+        from .adapter_size import settle_size
+        from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
+        from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
@@ -110,10 +113,12 @@ def train(
         device = find_device()
         load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
-        model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
+        model = base.model if full else attach_lora(base.model, recipe, choices)
         if full:
             naive = load_plan.precision == "bf16"
             events.message(described(load_plan.precision), level="warn" if naive else "info")
+        if full or new_tokens.ids:
             check_saving(run.root, model, base.tokenizer)
         patches = plan_patches(recipe, choices)
 
@@ -125,6 +130,12 @@ def train(
             if spec.validation_file
             else None
         )
+        if not recipe.from_scratch:
+            itemsize = adapter_dtype(recipe).itemsize
+            used = used_tokens(training.dataset)
+            train_token_rows(
+                model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
+            )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
             with recorder.clock.during(PhaseName.PACK):
@@ -140,6 +151,9 @@ def train(
         has_validation=valid_set is not None,
         choices=choices,
     )
+    token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
+    if not full:
+        settle_size(model, adapter_dtype(recipe), choices)
 
     def write_plan() -> None:
         write_json(run.plan, Plan(spec_sha256=spec.sha256(), choices=choices.made))
@@ -158,10 +172,16 @@ def train(
     write_plan()
     recorder.clock.switch(PhaseName.SETUP)
 
-    def save(folder: Path) -> None:
+    def save(folder: Path) -> Saved | None:
         with rounded_weights(trainer.optimizer):
-            save_trained(
-                folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first
+            return save_trained(
+                folder,
+                model,
+                base.tokenizer,
+                base_name=spec.model,
+                probe_ids=training.first,
+                dtype=adapter_dtype(recipe),
+                with_tokenizer=bool(new_tokens.ids),
             )
 
     def save_checkpoint(step: int) -> None:
@@ -186,6 +206,7 @@ def train(
             processing_class=base.tokenizer,
             save=save_checkpoint,
             layouts=layouts,
+            embedding_rate=token_rate,
             optimizer_cls_and_kwargs=optimizer_for(
                 load_plan.precision,
                 full=full,
@@ -229,7 +250,9 @@ def train(
         )
 
     with events.phase("save"):
-        save(run.adapter)
+        saved = save(run.adapter)
+        if saved is not None:
+            events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",
