@@ -72,6 +72,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .data.tokens import pack
         from .model import find_device, load_base
         from .patches import patch, why_stock_attention
+        from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
@@ -105,7 +106,11 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         has_validation=valid_set is not None,
         choices=choices,
     )
-    write_json(run.plan, Plan(choices=choices.made))
+
+    def write_plan() -> None:
+        write_json(run.plan, Plan(choices=choices.made))
+
+    write_plan()
 
     def save(folder: Path) -> None:
         save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
@@ -147,13 +152,29 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
-    if patches:
-        events.message(patch(model, patches).report.summary())
+    patched = patch(model, patches).report if patches else None
+    if patched is not None:
+        events.message(patched.summary())
+
+    with events.phase("plan"):
+        memory = MemoryPlan(
+            trainer,
+            patched,
+            given=recipe.gradient_checkpointing,
+            full=full,
+            precision=load_plan.precision,
+            choices=choices,
+            events=events,
+            write=write_plan,
+        )
+        memory.settle()
+        write_plan()
 
     with events.phase("train"):
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+    memory.report()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
     if not finished:
         return RunResult(
@@ -189,9 +210,10 @@ def _earlier_plan(run: RunDirectory) -> Plan | None:
 
 
 def _tell(events: EventLog, choice: Choice) -> None:
+    value = "" if isinstance(choice.value, dict) else f" = {choice.value}"  # too long for a line
     events.append(
         EventKind.CHOICE,
-        f"{choice.name} = {choice.value}: {choice.reason}",
+        f"{choice.name}{value}: {choice.reason}",
         {"name": choice.name, "value": choice.value, "reason": choice.reason},
     )
 

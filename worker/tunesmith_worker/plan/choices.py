@@ -36,6 +36,17 @@ class Choices:
         self._tell(choice)
         return cast(T, choice.value)
 
+    def earlier(self, name: str) -> JsonValue:
+        """What an earlier attempt has settled; None: nothing."""
+        return self._earlier[name].value if name in self._earlier else None
+
+    def revise(self, name: str, value: JsonValue, reason: str) -> None:
+        """Something that was settled turned out wrong: written down anew, in its place."""
+        choice = Choice(name=name, value=value, reason=reason)
+        self._earlier[name] = choice
+        self.made = [choice if one.name == name else one for one in self.made]
+        self._tell(choice)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -50,7 +61,6 @@ class Device:
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
     precision: Precision
-    gradient_checkpointing: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,45 @@ def balance(batches: Sequence[Batch]) -> list[Batch]:
     if len(batches) < 2 or any("cu_seq_lens_q" not in batch for batch in batches):
         return list(batches)
     rows = [row for batch in batches for row in _rows(batch)]
-    bins: list[list[int]] = [[] for _ in batches]
-    sizes = [0] * len(batches)
+    bins = _bins(rows, len(batches))
+    largest = max(sum(len(rows[index]) for index in chosen) for chosen in bins)
+    if largest >= max(batch["input_ids"].shape[1] for batch in batches):
+        return list(batches)
+    return [_batch([rows[index] for index in chosen]) for chosen in bins]
+
+
+def split(batch: Batch, parts: int) -> list[Batch]:
+    """`parts` batches of about equal tokens (fewer where there are fewer rows) with the same rows;
+    padded rows are cut to the longest of their part."""
+    if "cu_seq_lens_q" in batch:
+        rows = _rows(batch)
+        chosen = _bins(rows, min(parts, len(rows)))
+        return [_batch([rows[index] for index in one]) for one in chosen]
+    lengths = batch["attention_mask"].sum(1)
+    order = lengths.argsort(descending=True, stable=True).tensor_split(min(parts, len(lengths)))
+    return [_padded(batch, rows.sort().values, int(lengths[rows].max())) for rows in order]
+
+
+def _bins(rows: Sequence[_Row], count: int) -> list[list[int]]:
+    """Longest rows first, each to the bin with the fewest tokens."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    sizes = [0] * count
     for index in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-        lightest = min(range(len(sizes)), key=lambda i: (sizes[i], len(bins[i])))
+        lightest = min(range(count), key=lambda i: (sizes[i], len(bins[i])))
         bins[lightest].append(index)
         sizes[lightest] += len(rows[index])
-    if max(sizes) >= max(batch["input_ids"].shape[1] for batch in batches):
-        return list(batches)
-    return [_batch([rows[index] for index in sorted(chosen)]) for chosen in bins]
+    return [sorted(chosen) for chosen in bins]
+
+
+def _padded(batch: Batch, rows: torch.Tensor, longest: int) -> Batch:
+    """Those rows of a batch that is padded on the right, at least one token long."""
+    shape = batch["input_ids"].shape
+    return {
+        name: value[rows, : max(1, longest)]
+        if isinstance(value, torch.Tensor) and value.shape[:2] == shape
+        else value
+        for name, value in batch.items()
+    }
 
 
 def _rows(batch: Batch) -> list[_Row]:

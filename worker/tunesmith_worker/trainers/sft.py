@@ -13,8 +13,10 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
+from ..patches.trl_compat import metrics_so_far, restore_metrics
 from ..plan import DataPlan, LoadPlan, TrainPlan
 from .micro_batches import balance
+from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -28,6 +30,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self._valid_loss = torch.zeros((), dtype=torch.float64, device="cpu")
         self._valid_tokens = 0
+        self.memory: StepMemory | None = None
+        """Watches the memory of each step, where it has been planned."""
 
     @property
     def trained_tokens(self) -> int:
@@ -38,7 +42,29 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self, epoch_iterator: Untyped, num_batches: int, device: torch.device
     ) -> tuple[list[Untyped], Untyped]:
         batches, labels = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return balance(batches), labels
+        batches = balance(batches)
+        if self.memory is not None:
+            self.memory.step_begins(batches)
+        return batches, labels
+
+    def training_step(
+        self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
+    ) -> torch.Tensor:
+        def run(batch: dict[str, Untyped]) -> torch.Tensor:
+            loss: torch.Tensor = super(SFTTrainer, self).training_step(
+                model, batch, num_items_in_batch
+            )
+            return loss
+
+        return run(inputs) if self.memory is None else self.memory.run(run, inputs)
+
+    def counters(self) -> Untyped:
+        """What counts tokens and averages metrics, as it stands: a step may have to be repeated."""
+        return metrics_so_far(self), self._trained.clone()
+
+    def restore_counters(self, counters: Untyped) -> None:
+        metrics, self._trained = counters
+        restore_metrics(self, metrics)
 
     def compute_loss(
         self,
@@ -102,7 +128,7 @@ def sft_config(
         eval_strategy="no" if train.eval_steps is None else "steps",
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
-        activation_checkpointing=load.gradient_checkpointing,
+        activation_checkpointing=False,  # all or nothing: step_memory.py sets it layer by layer
         packing=data.packing,
         padding_free=padding_free,
         max_length=data.max_seq_length if data.packing else None,
