@@ -161,6 +161,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
             trainer,
             patched,
             given=recipe.gradient_checkpointing,
+            may_split=recipe.per_device_train_batch_size == "auto",
             full=full,
             precision=load_plan.precision,
             choices=choices,

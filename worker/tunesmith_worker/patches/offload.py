@@ -25,7 +25,7 @@ class Counts(Protocol):
 class InputOffload:
     """The inputs of one model's offloaded layers, last in, first out."""
 
-    def __init__(self, least_tokens: int = LEAST_TOKENS) -> None:
+    def __init__(self, least_tokens: int) -> None:
         self._least_tokens = least_tokens
         self._stream: torch.cuda.Stream | None = None
         self._last: _OnHost | None = None

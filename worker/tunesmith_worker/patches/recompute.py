@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..plan.memory import Mode
-from .offload import InputOffload
+from .offload import LEAST_TOKENS, InputOffload
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -37,10 +37,11 @@ class LayerCounts:
 class LayerModes:
     """Sets and counts the modes of one model's layers."""
 
-    def __init__(self, model: Untyped) -> None:
+    def __init__(self, model: Untyped, *, least_offloaded: int = LEAST_TOKENS) -> None:
+        """`least_offloaded`: tokens below which an input stays on the device."""
         self.layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self.counts: list[LayerCounts] = []
-        self._offload = InputOffload()
+        self._offload = InputOffload(least_offloaded)
         self.set(["keep"] * len(self.layers))
 
     def set(self, modes: Sequence[Mode]) -> None:

@@ -112,7 +112,7 @@ class Planner:
         if self.given == "auto" and self.can_recompute:
             if failed.keep > 0:
                 return replace(failed, keep=failed.keep // 2)
-            most = self.shape.layers - 1
+            most = self._most_offloaded(failed.parts)
             if self._can_offload(failed.parts) and failed.offload < most:
                 return replace(failed, offload=most)
         larger = [parts for parts in self._parts() if parts > failed.parts]
@@ -153,15 +153,20 @@ class Planner:
         free = self.offload_is_free(parts)
 
         def keeping(keep: int) -> Option:
-            most = max(0, min(layers - keep, layers - 1)) if free else 0
+            most = min(layers - keep, self._most_offloaded(parts)) if free else 0
             offload = _least(most, lambda m: self.option(_of(keep, m, parts)).fits)
             return self.option(_of(keep, offload, parts))
 
         found = keeping(layers - _least(layers, lambda n: keeping(layers - n).fits))
         if not found.fits and self._can_offload(parts):  # costs time, but not the run
-            last = self.option(Policy(keep=0, offload=layers - 1, parts=parts))
+            last = self.option(_of(0, self._most_offloaded(parts), parts))
             return last if last.fits else found
         return found
+
+    def _most_offloaded(self, parts: int) -> int:
+        """All layers but the last, whose input is wanted at once, if the host has room."""
+        size = self.batch.part(parts).tokens * self.shape.hidden * self.tuning.stream_bytes
+        return min(self.shape.layers - 1, int(self.room.host_free * SAFETY[False]) // size)
 
     def _can_offload(self, parts: int) -> bool:
         return self.engine.on_gpu and self.batch.part(parts).tokens >= LEAST_OFFLOADED
@@ -226,7 +231,7 @@ def most_tokens(planner: Planner, policy: Policy) -> int:
     bound = 1
     while bound < 1 << 24 and not too_many(bound):
         bound *= 2
-    return _least(bound, too_many) - 1
+    return _least(bound, lambda tokens: tokens > 0 and too_many(tokens)) - 1
 
 
 def rows_and_passes(

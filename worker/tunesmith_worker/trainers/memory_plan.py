@@ -49,13 +49,15 @@ class MemoryPlan:
         patched: PatchReport | None,
         *,
         given: Given,
+        may_split: bool,
         full: bool,
         precision: Precision,
         choices: Choices,
         events: EventLog,
         write: Callable[[], None],
     ) -> None:
-        """`given`: recipe.gradient_checkpointing; `write` writes plan.json."""
+        """`given`: recipe.gradient_checkpointing; `may_split`: the user has not said how many rows
+        a micro-batch has; `write` writes plan.json."""
         self._trainer, self._events = trainer, events
         self._choices, self._write = choices, write
         model = trainer.model
@@ -85,6 +87,7 @@ class MemoryPlan:
             ),
             room=find_room(self._device, tuning.weights + tuning.adapter),
             given=given,
+            may_split=may_split,
             can_recompute=can_recompute,
             speed=measure_speed(self._device) if on_gpu else None,
         )
