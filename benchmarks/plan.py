@@ -129,7 +129,8 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     from benchmarks import sft_side
     from tunesmith_worker.events import EventLog
     from tunesmith_worker.patches import patch
-    from tunesmith_worker.plan import Choices, DataPlan, LoadPlan, TrainPlan
+    from tunesmith_worker.plan import Choices, Layout, LayoutPlan, LoadPlan, TrainPlan
+    from tunesmith_worker.trainers.layouts import Layouts
     from tunesmith_worker.trainers.memory_plan import MemoryPlan
     from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
 
@@ -143,15 +144,21 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=sft_side._tokenizer(), pad_token="0", eos_token="1"
     )
+    layouts = Layouts(
+        LayoutPlan(
+            candidates={"padding_free": Layout(kind="padding_free", rows=rows)},
+            slots_per_token={"padding_free": 1.0},
+            reason="as the benchmark has it",
+        ),
+        Choices(),
+        decided=lambda: None,
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(
             model=model,
             args=sft_config(
                 Path(folder),
                 LoadPlan(precision="fp32"),
-                DataPlan(
-                    max_seq_length=length, overlong="drop", assistant_only_loss=True, packing=False
-                ),
                 TrainPlan(
                     learning_rate=1e-4,
                     lr_scheduler_type="linear",
@@ -167,16 +174,17 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
                 ),
                 full=full,
                 seed=1,
-                padding_free=True,
             ),
             train_dataset=datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}),
             processing_class=tokenizer,
             save=lambda step: None,
+            layouts=layouts,
         )
         trainer.remove_callback(transformers.PrinterCallback)
         half = setting["checkpointing"] == "half"
         plan = MemoryPlan(
             trainer,
+            layouts,
             patch(trainer.model).report,
             given=False if half else setting["checkpointing"],
             may_split=False,

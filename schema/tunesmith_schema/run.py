@@ -6,6 +6,7 @@ adapter/, result.json (RunResult). control.json (ControlFile) may appear while i
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Literal
 
@@ -41,6 +42,11 @@ class RunSpec(Request):
     """OpenAI's knobs; the recipe was checked against them."""
     seed: int = Field(default=0, ge=0)
 
+    def sha256(self) -> str:
+        """Of what decides how the run goes; another attempt at it has the same."""
+        named = self.model_dump_json(exclude={"job_id", "attempt", "model_path"})
+        return hashlib.sha256(named.encode()).hexdigest()
+
 
 class Choice(Request):
     """One thing that was `"auto"`."""
@@ -51,11 +57,15 @@ class Choice(Request):
     """What was chosen."""
     reason: str
     """Why, with the number that decided it."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    """What was measured, and what a repeated run needs to do the same again."""
 
 
 class Plan(Request):
-    """plan.json: every choice made, re-used when the run is taken up again."""
+    """plan.json: every choice made, re-used when the run is taken up again or repeated."""
 
+    spec_sha256: str
+    """Of what the choices were made for: they hold for nothing else."""
     choices: list[Choice]
     """In the order in which they were made."""
 

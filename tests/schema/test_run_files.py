@@ -40,7 +40,10 @@ WRITTEN: list[Request] = [
         hyperparameters=Hyperparameters(n_epochs=2),
         seed=7,
     ),
-    Plan(choices=[Choice(name="n", value={"a": [1, None, "x"]}, reason="measured")]),
+    Plan(
+        spec_sha256=SHA256,
+        choices=[Choice(name="n", value={"a": [1]}, reason="measured", figures={"x": 1.5})],
+    ),
     RunEvent(
         source_seq=1,
         created_at=1.25,

@@ -67,7 +67,7 @@ def chosen(run: Path) -> dict[str, Any]:  # Any: JSON
     plan = Plan.model_validate_json((run / "plan.json").read_bytes())
     (choice,) = (choice for choice in plan.choices if choice.name == "memory_plan")
     assert isinstance(choice.value, dict)
-    return dict(choice.value)
+    return choice.value | choice.figures
 
 
 def report_of(run: Path) -> dict[str, Any]:  # Any: JSON
@@ -112,7 +112,7 @@ def test_the_plan_is_an_event_and_stands_in_the_plan_with_its_alternatives(
     assert recompute["predicted_cost"] > keep["predicted_cost"] == 1.0
     assert sum(value["items"].values()) == value["predicted_peak_bytes"] < value["budget_bytes"]
     (told,) = (d for d in event_data(run, EventKind.CHOICE) if d["name"] == "memory_plan")
-    assert told["value"] == value
+    assert told["value"] | told["figures"] == value
     assert "keep" in told["reason"]
     assert "recompute" in told["reason"]
     report = report_of(run)

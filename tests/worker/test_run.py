@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tunesmith_schema import EventKind, Plan
+from tunesmith_schema import EventKind, Plan, RunSpec
 from tunesmith_worker.run import main
 
 from .conftest import MakeRun
@@ -193,14 +193,24 @@ def test_the_same_spec_gives_the_same_bits(make_run: MakeRun) -> None:
 
 def test_choices_in_plan_json_are_used_again(make_run: MakeRun) -> None:
     run = make_run(QUESTIONS, recipe={"max_steps": 1})
-    plan = {"choices": [{"name": "learning_rate", "value": 0.125, "reason": "measured"}]}
+    spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
+    choice = {"name": "learning_rate", "value": 0.125, "reason": "measured"}
+    plan = {"spec_sha256": spec.sha256(), "choices": [choice]}
     (run / "plan.json").write_text(json.dumps(plan))
     assert main(run) == 0
     (point,) = event_data(run, EventKind.METRICS)
     assert point["learning_rate"] == 0.125
-    assert {"name": "learning_rate", "value": 0.125, "reason": "measured"} in event_data(
-        run, EventKind.CHOICE
-    )
+    assert choice in event_data(run, EventKind.CHOICE)
+
+
+@pytest.mark.parametrize("plan", ['{"spec_sha256": "another", "choices": []}', "{}", ""])
+def test_a_plan_for_something_else_is_made_anew_and_said(make_run: MakeRun, plan: str) -> None:
+    run = make_run(QUESTIONS, recipe={"max_steps": 1})
+    (run / "plan.json").write_text(plan)
+    assert main(run) == 0
+    assert any("settled anew" in event.message for event in read_events(run))
+    spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
+    assert json.loads((run / "plan.json").read_text())["spec_sha256"] == spec.sha256()
 
 
 def test_packed_rows_do_not_see_one_another(make_run: MakeRun) -> None:

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
 
@@ -23,7 +23,7 @@ from .control import StopControl
 from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import Choices, DataPlan, plan_data, plan_load, plan_patches, plan_train
+from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .process import (
     SpawnSettings,
     default_environment,
@@ -62,7 +62,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     spec = RunSpec.model_validate_json(run.spec.read_bytes())
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events)
-    choices = Choices(_earlier_plan(run), tell=lambda choice: _tell(events, choice))
+    choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
     with events.phase("import"), quick_imports():
         import transformers
@@ -72,18 +72,20 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         from .data.tokens import pack
         from .model import find_device, load_base
         from .patches import patch, why_stock_attention
+        from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
         transformers.utils.logging.disable_progress_bar()
         transformers.set_seed(spec.seed)
-        load_plan = plan_load(recipe, find_device(), choices)
+        device = find_device()
+        load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
         model = base.model if full else attach_lora(base.model, recipe.lora, choices)
         if full:
             check_saving(run.root, model, base.tokenizer)
-        patches, padding_free = plan_patches(recipe, why_stock_attention(base.model), choices)
+        patches = plan_patches(recipe, choices)
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)
@@ -108,8 +110,19 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
 
     def write_plan() -> None:
-        write_json(run.plan, Plan(choices=choices.made))
+        write_json(run.plan, Plan(spec_sha256=spec.sha256(), choices=choices.made))
 
+    layout_plan = plan_layouts(
+        recipe,
+        why_stock_attention(base.model),
+        patched=bool(patches - {"loss"}),
+        lengths=training.lengths,
+        rows=train_plan.per_device_train_batch_size,
+        passes=train_plan.gradient_accumulation_steps,
+        total_steps=train_plan.total_steps,
+        device=device,
+    )
+    layouts = Layouts(layout_plan, choices, decided=write_plan)
     write_plan()
 
     def save(folder: Path) -> None:
@@ -130,19 +143,12 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
 
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(
-            run.root,
-            load_plan,
-            data_plan,
-            train_plan,
-            full=full,
-            seed=spec.seed,
-            padding_free=padding_free,
-        ),
+        args=sft_config(run.root, load_plan, train_plan, full=full, seed=spec.seed),
         train_dataset=train_set,
         eval_dataset=valid_set,
         processing_class=base.tokenizer,
         save=save_checkpoint,
+        layouts=layouts,
     )
     callback = RunCallback(
         events,
@@ -159,6 +165,7 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     with events.phase("plan"):
         memory = MemoryPlan(
             trainer,
+            layouts,
             patched,
             given=recipe.gradient_checkpointing,
             may_split=recipe.per_device_train_batch_size == "auto",
@@ -206,16 +213,28 @@ def _tell_spawn(events: EventLog) -> None:
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
 
-def _earlier_plan(run: RunDirectory) -> Plan | None:
-    return Plan.model_validate_json(run.plan.read_bytes()) if run.plan.exists() else None
+def _earlier_plan(run: RunDirectory, spec: RunSpec, events: EventLog) -> Plan | None:
+    """What an earlier run of the same spec settled on."""
+    if not run.plan.exists():
+        return None
+    try:
+        plan = Plan.model_validate_json(run.plan.read_bytes())
+    except ValidationError:
+        events.message(
+            "plan.json is another version's: what it settled is settled anew", level="warn"
+        )
+        return None
+    if plan.spec_sha256 != spec.sha256():
+        events.message("plan.json was made for another spec: what it settled is settled anew")
+        return None
+    return plan
 
 
 def _tell(events: EventLog, choice: Choice) -> None:
-    value = "" if isinstance(choice.value, dict) else f" = {choice.value}"  # too long for a line
     events.append(
         EventKind.CHOICE,
-        f"{choice.name}{value}: {choice.reason}",
-        {"name": choice.name, "value": choice.value, "reason": choice.reason},
+        f"{choice.name} = {choice.value}: {choice.reason}",
+        choice.model_dump(mode="json", exclude_defaults=True),
     )
 
 

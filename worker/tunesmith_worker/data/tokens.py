@@ -14,6 +14,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+import pyarrow.compute as pc
 import trl
 
 from tunesmith_schema import ErrorCode
@@ -38,6 +39,11 @@ class TokenizedRows:
     counts: Counts
     first: tuple[int, ...]
     """Token ids of the first example."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [int(n) for n in pc.list_value_length(self.dataset.data["input_ids"]).to_pylist()]
 
 
 def tokenize_rows(

@@ -1,16 +1,22 @@
 """Decides what a recipe leaves open, and writes down why."""
 
 from .choices import Choices, DataPlan, Device, LoadPlan, Precision, TrainPlan
+from .layout import Layout, LayoutPlan, plan_layouts
+from .layout_trial import LayoutTrial
 from .settle import plan_data, plan_load, plan_patches, plan_train
 
 __all__ = [
     "Choices",
     "DataPlan",
     "Device",
+    "Layout",
+    "LayoutPlan",
+    "LayoutTrial",
     "LoadPlan",
     "Precision",
     "TrainPlan",
     "plan_data",
+    "plan_layouts",
     "plan_load",
     "plan_patches",
     "plan_train",

@@ -29,22 +29,23 @@ class Choices:
         """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
         if given != "auto":
             return given
-        choice = self._earlier.get(name) or Choice(
+        choice = self.earlier(name) or Choice(
             name=name, value=cast(JsonValue, value), reason=reason
         )
-        self.made.append(choice)
-        self._tell(choice)
+        self.add(choice)
         return cast(T, choice.value)
 
-    def earlier(self, name: str) -> JsonValue:
-        """What an earlier attempt has settled; None: nothing."""
-        return self._earlier[name].value if name in self._earlier else None
+    def earlier(self, name: str) -> Choice | None:
+        return self._earlier.get(name)
 
-    def revise(self, name: str, value: JsonValue, reason: str) -> None:
-        """Something that was settled turned out wrong: written down anew, in its place."""
-        choice = Choice(name=name, value=value, reason=reason)
-        self._earlier[name] = choice
-        self.made = [choice if one.name == name else one for one in self.made]
+    def add(self, choice: Choice) -> None:
+        """What was found by measuring while training."""
+        self.made.append(choice)
+        self._tell(choice)
+
+    def revise(self, choice: Choice) -> None:
+        """What was settled turned out wrong: written down anew, in its place."""
+        self.made = [choice if one.name == choice.name else one for one in self.made]
         self._tell(choice)
 
 
@@ -86,3 +87,8 @@ class TrainPlan:
     """None: there is no validation file."""
     save_steps: int | None
     """None: no checkpoint before the end."""
+
+    @property
+    def rows_of_step(self) -> int:
+        """Examples of an optimiser step."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps

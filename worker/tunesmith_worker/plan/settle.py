@@ -25,26 +25,13 @@ def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
     )
 
 
-def plan_patches(
-    recipe: Recipe, stock_attention: str | None, choices: Choices
-) -> tuple[frozenset[PatchName], bool]:
-    """Which of our kernels go into the model, and whether batches then need no padding.
-
-    `stock_attention`: why the model's attention must stay stock, if it must.
-    """
+def plan_patches(recipe: Recipe, choices: Choices) -> frozenset[PatchName]:
+    """Which of our kernels go into the model."""
     if recipe.patches == "off":
-        return frozenset(), False
+        return frozenset()
     every: list[PatchName] = ["attention", "attention_block", "loss", "mlp_block"]
     names = choices.settle("patches", recipe.patches, every, "all that the model's modules allow")
-    wanted = frozenset(names)
-    free = stock_attention is None and bool(wanted - {"loss"})
-    choices.settle(
-        "padding_free",
-        "auto",
-        free,
-        stock_attention or ("rows stand end to end" if free else "only the loss is patched"),
-    )
-    return wanted, free
+    return frozenset(names)
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
@@ -72,7 +59,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
             True,
             "train what the model is to say, not what it is asked",
         ),
-        packing=choices.settle("packing", recipe.packing, False, "off unless asked for"),
+        packing=recipe.packing is True,
     )
 
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import JsonValue
@@ -22,21 +22,21 @@ from ..errors import RunError, is_out_of_memory
 from ..events import EventLog
 from ..patches.recompute import LayerModes
 from ..patches.report import PatchReport
-from ..plan import Choices, Precision
+from ..plan import Choices, Layout, Precision
 from ..plan.memory import Correction, Policy, layer_kept, predict
 from ..plan.policy import Given, Option, Planner
 from ..plan.probe import Probe, run_probe
 from ..plan.reading import read_tuning
 from ..plan.room import HostPeak, find_room, measure_speed
 from ..plan.saturation import of_passes
-from ..plan.shapes import Engine, shape_of
-from .micro_batches import Batch, split
-from .step_memory import StepMemory, describe
+from ..plan.shapes import Engine, MicroBatch, shape_of
+from ..plan.telling import NAME, as_choice, difference, policy_json, policy_of, sentence, size
+from .batches import Batch
+from .layouts import Layouts
+from .step_memory import StepMemory, describe, first_line
 
 Untyped = Any  # Any: transformers and TRL are not typed
-NAME = "memory_plan"
-_MIB = 2**20
-_TELLING = 256 * _MIB
+_TELLING = 256 * 2**20
 """A smaller peak says little beside what a process needs anyway."""
 
 
@@ -46,6 +46,7 @@ class MemoryPlan:
     def __init__(
         self,
         trainer: Untyped,
+        layouts: Layouts,
         patched: PatchReport | None,
         *,
         given: Given,
@@ -58,7 +59,7 @@ class MemoryPlan:
     ) -> None:
         """`given`: recipe.gradient_checkpointing; `may_split`: the user has not said how many rows
         a micro-batch has; `write` writes plan.json."""
-        self._trainer, self._events = trainer, events
+        self._trainer, self._layouts, self._events = trainer, layouts, events
         self._choices, self._write = choices, write
         model = trainer.model
         self._modes = LayerModes(model)
@@ -74,17 +75,15 @@ class MemoryPlan:
                 param="recipe.gradient_checkpointing",
             )
         tuning = read_tuning(model, shape, full=full, bf16=precision == "bf16")
-        self._longest = _longest_batch(trainer)
+        self._step = _longest_step(trainer)
+        self._ours = _ours(patched, shape.layers)
         on_gpu = self._device.type == "cuda"
+        batch, engine = self._of(layouts.settled, on_gpu=on_gpu)
         self.planner = Planner(
             shape=shape,
             tuning=tuning,
-            batch=describe(self._longest, count_labels=True),
-            engine=Engine(
-                ours=_ours(patched, shape.layers),
-                on_gpu=on_gpu,
-                passes=trainer.args.gradient_accumulation_steps,
-            ),
+            batch=batch,
+            engine=engine,
             room=find_room(self._device, tuning.weights + tuning.adapter),
             given=given,
             may_split=may_split,
@@ -96,24 +95,25 @@ class MemoryPlan:
 
     def settle(self) -> None:
         """The plan, tried on the longest micro-batch and in force."""
-        trainer = self._trainer
         self._host_peak = None if self.planner.engine.on_gpu else HostPeak()
-        earlier = _policy_of(self._choices.earlier(NAME), self.planner.shape.layers)
-        policy = earlier or self.planner.choose().policy
-        self.steps = StepMemory(trainer, self._modes, policy, self._replan)
+        earlier = self._choices.earlier(NAME)
+        policy = policy_of(earlier, self.planner.shape.layers)
+        first = policy or self.planner.choose().policy
+        self.steps = StepMemory(self._trainer, self._modes, first, self._replan)
+        self._trainer.memory = self.steps
         probe = self._probe()
         self.planner = replace(self.planner, correction=self._corrected(probe))
         option = self.planner.option(self.steps.policy)
-        if earlier is None:
+        if policy is None:
             option = self._choose_again(option)
         self.steps.apply(option.policy)
-        self._choices.settle(NAME, "auto", self._as_json(option), self._sentence(option))
+        self._choices.add(as_choice(self.planner, option, sentence(self.planner, option)))
+        self._rule_out_layouts()
         if self.planner.given == "offload" and not self.planner.engine.on_gpu:
             self._events.message(
                 "gradient_checkpointing='offload' on a CPU: its memory is the host's, so layers "
                 "recompute and nothing is offloaded."
             )
-        trainer.memory = self.steps
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -123,10 +123,11 @@ class MemoryPlan:
         if self.steps.largest is None:
             return
         planner, seen = self.planner, self.steps.largest
+        engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
         batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
         whole = replace(self.steps.policy, parts=1)  # what was seen is split already
-        found = replace(planner, batch=batch).option(whole).prediction
+        found = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
         predicted = found.peak if planner.engine.on_gpu else self._growth(found.peak)
         surprises = self._modes.surprises()
@@ -145,9 +146,9 @@ class MemoryPlan:
                 for counts in self._modes.counts
             ],
         }
-        text = f"Memory at the peak: {_size(predicted)} predicted"
+        text = f"Memory at the peak: {size(predicted)} predicted"
         if real is not None:
-            text += f", {_size(real)} {how}"
+            text += f", {size(real)} {how}"
             if predicted >= _TELLING:
                 text += f" ({real / predicted - 1:+.0%})"
         speed = of_passes(self.steps.passes())
@@ -158,23 +159,47 @@ class MemoryPlan:
         for surprise in surprises:
             self._events.message(f"Recomputation is not as planned: {surprise}.", level="warn")
 
+    def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
+        """The longest micro-batch of the longest step, and who computes it."""
+        batches = self._trainer.micro_batches(self._step, layout)
+        longest = max(batches, key=lambda one: one["input_ids"].numel())
+        batch = describe(longest, count_labels=True)
+        if layout.rows is not None:  # of packs, which are not taken apart
+            batch = replace(batch, rows=min(batch.rows, layout.rows))
+        ours = self._ours_in(padded=batch.padded)
+        return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
+
+    def _ours_in(self, *, padded: bool) -> frozenset[str]:
+        """A batch with a mask runs through the model's own layers."""
+        return self._ours & {"loss"} if padded else self._ours
+
+    def _rule_out_layouts(self) -> None:
+        """Layouts that are yet to be tried, and would not fit."""
+        if not self._layouts.measuring:
+            return
+        for name, layout in list(self._layouts.open.items())[1:]:
+            batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
+            one = replace(self.planner, batch=batch, engine=engine)
+            option = one.option(replace(self.steps.policy, parts=1))
+            if not option.fits:
+                peak, budget = option.prediction.peak, self.planner.room.budget
+                reason = f"would take {size(peak)} of {size(budget)} that may be used"
+                self._layouts.rule_out(name, reason)
+                self._events.message(f"{name} micro-batches are not tried: they {reason}.")
+
     def _probe(self) -> Probe:
-        """Of the longest micro-batch as the policy splits it; less is tried where it does not
-        fit."""
+        """Of the longest micro-batch under the policy; less is tried where it does not fit."""
         while True:
-            policy = self.steps.policy
-            parts = split(self._longest, policy.parts) if policy.parts > 1 else [self._longest]
-            batch = max(parts, key=lambda one: one["input_ids"].numel())
-            failure = None
+            batches = self._trainer.micro_batches(self._step, self._layouts.settled)
+            batch = max(batches, key=lambda one: one["input_ids"].numel())
             try:
                 loss_of = partial(self._loss, batch)
                 return run_probe(self._trainer.model, self._modes.layers, loss_of)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                failure = str(error).partition("\n")[0] or type(error).__name__
-            self.steps.free()
-            self.steps.apply(self._replan(failure))
+                failure = first_line(error)
+            self.steps.recover(failure)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         trainer = self._trainer
@@ -233,15 +258,15 @@ class MemoryPlan:
                 ),
             )
         option = self.planner.option(policy)
-        done = _difference(failed, policy, rows)
+        done = difference(failed, policy, rows)
         self._events.message(
             f"Out of memory ({failure}): {done}. The batch of a step stays as it was and so does "
             "the optimiser; the step begins again.",
             level="warn",
-            data={"from": _policy_json(failed), "to": _policy_json(policy), "failure": failure},
+            data={"from": policy_json(failed), "to": policy_json(policy), "failure": failure},
         )
         if any(choice.name == NAME for choice in self._choices.made):
-            self._choices.revise(NAME, self._as_json(option), f"out of memory: {done}")
+            self._choices.revise(as_choice(self.planner, option, f"out of memory: {done}"))
             self._write()
         return policy
 
@@ -254,64 +279,17 @@ class MemoryPlan:
     def _growth(self, peak: int) -> int:
         return peak - self.planner.tuning.weights - self.planner.tuning.adapter
 
-    def _as_json(self, option: Option) -> JsonValue:
-        room, rows = self.planner.room, self.planner.batch.part(option.policy.parts).rows
-        passes = self.planner.engine.passes * option.policy.parts
-        value = {
-            **_policy_json(option.policy),
-            "rows": rows,
-            "passes": passes,
-            "longest_micro_batch_tokens": self.planner.batch.part(option.policy.parts).tokens,
-            **_option_json(option),
-            "by_layer": list(option.prediction.by_layer),
-            "items": dict(option.prediction.items),
-            "moment": option.prediction.moment,
-            "free_bytes": room.free,
-            "budget_bytes": room.budget,
-            "corrections": {
-                "kept": round(self.planner.correction.kept, 4),
-                "workspace": round(self.planner.correction.workspace, 4),
-            },
-            "alternatives": [
-                {"name": one.name, **_policy_json(one.policy), **_option_json(one)}
-                for one in self.planner.alternatives()
-            ],
-        }
-        return cast(JsonValue, value)
 
-    def _sentence(self, option: Option) -> str:
-        layers, policy = self.planner.shape.layers, option.policy
-        counts = [policy.of(layer, layers) for layer in range(layers)]
-        parts = [
-            f"{counts.count(mode)} layers {verb}"
-            for mode, verb in (("keep", "keep"), ("recompute", "recompute"), ("offload", "offload"))
-            if mode in counts
-        ]
-        peak, budget = option.prediction.peak, self.planner.room.budget
-        why = f"predicted peak {_size(peak)} of {_size(budget)} that may be used"
-        if self.planner.given != "auto":
-            why += f", as recipe.gradient_checkpointing={self.planner.given!r} says"
-        if not option.fits:
-            why += "; it may not fit"
-        others = ", ".join(
-            f"{one.name} {_size(one.prediction.peak)} at {one.cost:.2f}x the time"
-            for one in self.planner.alternatives()
-        )
-        rows = f", rows split into {policy.parts} parts" if policy.parts > 1 else ""
-        return f"{', '.join(parts)}{rows}: {why} (all layers: {others})"
-
-
-def _longest_batch(trainer: Untyped) -> Batch:
-    """The micro-batch of the longest rows, the worst that chance can draw."""
-    rows = min(trainer.args.per_device_train_batch_size, len(trainer.train_dataset))
-    lengths = []
-    for table in trainer.train_dataset.with_format("arrow").iter(10_000):
-        ids = table["input_ids"]
-        lengths += ids.combine_chunks().value_lengths().to_pylist()
-    longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
+def _longest_step(trainer: Untyped) -> Batch:
+    """The step of the longest rows, the worst that chance can draw."""
     dataset = trainer.train_dataset
-    batch: Batch = trainer.data_collator([dataset[index] for index in longest])
-    return batch
+    lengths: list[int] = []
+    for table in dataset.with_format("arrow").iter(10_000):
+        lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
+    rows = min(trainer.args.per_device_train_batch_size, len(lengths))
+    longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
+    step: Batch = trainer.data_collator([dataset[index] for index in longest])
+    return step
 
 
 def _ours(patched: PatchReport | None, layers: int) -> frozenset[str]:
@@ -320,38 +298,3 @@ def _ours(patched: PatchReport | None, layers: int) -> frozenset[str]:
         return frozenset()
     wanted = {"attention_block": layers, "mlp_block": layers, "attention": layers, "loss": 1}
     return frozenset(name for name, count in wanted.items() if patched.counts[name] >= count)
-
-
-def _policy_of(value: JsonValue, layers: int) -> Policy | None:
-    """What an earlier attempt has settled, if it is of this model."""
-    if not isinstance(value, dict):
-        return None
-    keep, offload, parts = (value.get(name) for name in ("keep", "offload", "parts"))
-    if not (isinstance(keep, int) and isinstance(offload, int) and isinstance(parts, int)):
-        return None
-    return Policy(keep=keep, offload=offload, parts=parts) if keep + offload <= layers else None
-
-
-def _policy_json(policy: Policy) -> dict[str, JsonValue]:
-    return {"keep": policy.keep, "offload": policy.offload, "parts": policy.parts}
-
-
-def _option_json(option: Option) -> dict[str, JsonValue]:
-    return {
-        "predicted_peak_bytes": option.prediction.peak,
-        "predicted_cost": round(option.cost, 3),
-        "pinned_host_bytes": option.prediction.pinned_host,
-        "fits": option.fits,
-    }
-
-
-def _difference(failed: Policy, policy: Policy, rows: int) -> str:
-    if policy.parts != failed.parts:
-        return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
-    if policy.offload != failed.offload:
-        return f"the inputs of {policy.offload} recomputed layers go to the host's memory"
-    return f"{policy.keep} layers keep their activations instead of {failed.keep}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / _MIB:.0f} MiB"

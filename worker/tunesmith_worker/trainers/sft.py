@@ -1,11 +1,14 @@
 """Supervised fine-tuning: TRL's SFTTrainer, fed with rows that are tokenised and labelled already.
 
-Adds token counts and a validation loss per token; loss and gradients are TRL's own.
+Lays each optimiser step's rows out into micro-batches itself; loss and gradients are TRL's own.
+Metrics are sums over tokens that stay on the device until they are logged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +17,23 @@ import trl
 
 from ..data.tokens import IGNORED
 from ..patches.trl_compat import metrics_so_far, restore_metrics
-from ..plan import DataPlan, LoadPlan, TrainPlan
-from .micro_batches import balance
+from ..plan import Layout, LoadPlan, TrainPlan
+from .batches import Batch, collate, slots, split
+from .layouts import Layouts
 from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
-    def __init__(self, *, save: Callable[[int], None], **arguments: Untyped) -> None:
+    def __init__(self, *, save: Callable[[int], None], layouts: Layouts, **given: Untyped) -> None:
         """`save` writes a checkpoint of the given step."""
-        super().__init__(**arguments)
-        self._save = save
-        # Kept on the device: reading them at every step would wait for it.
+        super().__init__(data_collator=collate, **given)
+        self._save, self._layouts = save, layouts
+        pad_token_id = given["processing_class"].pad_token_id
+        self._split = partial(split, pad_token_id=pad_token_id)
+        self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
-        self._valid_loss = torch.zeros((), dtype=torch.float64, device="cpu")
-        self._valid_tokens = 0
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
 
@@ -38,33 +42,54 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         """Tokens that carried loss so far."""
         return int(self._trained)
 
-    def get_batch_samples(
-        self, epoch_iterator: Untyped, num_batches: int, device: torch.device
-    ) -> tuple[list[Untyped], Untyped]:
-        batches, labels = super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = balance(batches)
-        if self.memory is not None:
-            self.memory.step_begins(batches)
-        return batches, labels
-
     def training_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
-        def run(batch: dict[str, Untyped]) -> torch.Tensor:
-            loss: torch.Tensor = super(SFTTrainer, self).training_step(
-                model, batch, num_items_in_batch
-            )
-            return loss
+        """One optimiser step's forward and backward, micro-batch by micro-batch."""
+        step = partial(self._whole_step, model, inputs, num_items_in_batch)
+        return step() if self.memory is None else self.memory.run(step)
 
-        return run(inputs) if self.memory is None else self.memory.run(run, inputs)
+    def _whole_step(
+        self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
+    ) -> torch.Tensor:
+        batches = self.micro_batches(inputs, self._layouts.of_step(self.state.global_step))
+        self.current_gradient_accumulation_steps = len(batches)
+        seen = self._total_train_tokens + sum(inputs["lengths"])
+        loss = torch.zeros((), device=self.args.device)
+        with self._layouts.timed(slots(batches)):
+            for batch in batches:
+                last = batch is batches[-1]
+                with (
+                    nullcontext() if last else self.accelerator.no_sync(model=model),
+                    nullcontext() if self.memory is None else self.memory.passing(batch),
+                ):
+                    loss = loss + super().training_step(model, batch, num_items_in_batch)
+        self._total_train_tokens: int = seen
+        return loss
+
+    def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
+        """A collated step's, in as many parts as its memory needs."""
+        parts = 1 if self.memory is None else self.memory.policy.parts
+        return self._split(step, layout.narrowed(parts))
 
     def counters(self) -> Untyped:
-        """What counts tokens and averages metrics, as it stands: a step may have to be repeated."""
-        return metrics_so_far(self), self._trained.clone()
+        """What has been counted so far: a step may have to be repeated."""
+        sums = self._sums["train"].values.clone()
+        return metrics_so_far(self), sums, self._trained.clone()
 
     def restore_counters(self, counters: Untyped) -> None:
-        metrics, self._trained = counters
+        metrics, sums, trained = counters
         restore_metrics(self, metrics)
+        self._sums["train"].values.copy_(sums)
+        self._trained.copy_(trained)
+
+    def prediction_step(
+        self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
+    ) -> tuple[Untyped, None, None]:
+        loss = None
+        for batch in self._split(inputs, self._layouts.settled):
+            loss, _, _ = super().prediction_step(model, batch, prediction_loss_only=True)
+        return loss, None, None  # `log` gives the file's loss
 
     def compute_loss(
         self,
@@ -73,43 +98,66 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         return_outputs: bool = False,
         num_items_in_batch: Untyped = None,
     ) -> Untyped:
+        """TRL's, without waiting for the device for its metrics at each micro-batch."""
+        sums = self._sums["train" if model.training else "eval"]
         tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        count = tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        count = count.clamp(min=1)
         if model.training:
             self._trained += tokens
-        else:
-            value = loss[0] if return_outputs else loss
-            self._valid_loss += value.detach().double().cpu() * int(tokens)
-            self._valid_tokens += int(tokens)
-        return loss
+        if self.aux_loss_enabled:  # a mixture of experts: TRL balances it, and takes its metrics
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            sums.add(tokens, (loss[0] if return_outputs else loss) * count)
+            return loss
+        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        nll = -outputs.log_probs.sum()
+        sums.add(tokens, nll, outputs.entropy.sum(), outputs.is_top1.sum())
+        return (nll / count, outputs) if return_outputs else nll / count
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "eval_loss" in logs and self._valid_tokens:
+        mode = "train" if self.model.training else "eval"
+        means, metrics = self._sums[mode].taken(), self._metrics[mode]
+        if "eval_loss" in logs and means:
             # The Trainer weighs batches by rows; the loss of a file is the mean over its tokens.
-            logs["eval_loss"] = float(self._valid_loss) / self._valid_tokens
-            self._valid_loss.zero_()
-            self._valid_tokens = 0
+            logs["eval_loss"] = means["nll"]
+        metrics["num_tokens"] = [self._total_train_tokens]
+        if means and not self.aux_loss_enabled:
+            metrics["entropy"] = [means["entropy"]]
+            metrics["mean_token_accuracy"] = [means["top1"]]
         super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs: Untyped) -> int:
+        return 0  # the Trainer's estimate counts parameters, frozen or not: it is shown nowhere
 
     def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
         # The Trainer's own would pickle the optimiser and write a model card.
         self._save(self.state.global_step)
 
 
-def sft_config(
-    folder: Path,
-    load: LoadPlan,
-    data: DataPlan,
-    train: TrainPlan,
-    *,
-    full: bool,
-    seed: int,
-    padding_free: bool,
-) -> Untyped:
-    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters.
+class _Sums:
+    """Over tokens that carry loss, on the device: reading them at every step would wait for it."""
 
-    `padding_free`: the rows of a batch stand end to end instead of side by side.
-    """
+    _NAMES = ("nll", "entropy", "top1")
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
+
+    def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
+        """In the order of the names; what is left out counts as zero."""
+        now = torch.stack([one.detach().double() for one in (tokens, *sums)])
+        self.values[: len(now)] += now
+
+    def taken(self) -> dict[str, float]:
+        """Means over tokens; empty if there were none. Starts again from zero."""
+        tokens, *sums = self.values.tolist()
+        self.values.zero_()
+        if not tokens:
+            return {}
+        return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
+
+
+def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, seed: int) -> Untyped:
+    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
     return trl.SFTConfig(
         output_dir=str(folder),  # nothing is written there
         seed=seed,
@@ -119,9 +167,10 @@ def sft_config(
         warmup_steps=train.warmup_steps,
         weight_decay=train.weight_decay,
         max_grad_norm=train.max_grad_norm,
-        per_device_train_batch_size=train.per_device_train_batch_size,
+        # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
+        per_device_train_batch_size=train.rows_of_step,
         per_device_eval_batch_size=train.per_device_train_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        gradient_accumulation_steps=1,
         max_steps=train.total_steps,
         logging_steps=train.logging_steps,
         logging_nan_inf_filter=False,  # a NaN must be seen, not averaged away
@@ -129,9 +178,7 @@ def sft_config(
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
         activation_checkpointing=False,  # all or nothing: step_memory.py sets it layer by layer
-        packing=data.packing,
-        padding_free=padding_free,
-        max_length=data.max_seq_length if data.packing else None,
+        max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
         bf16=full and load.precision == "bf16",

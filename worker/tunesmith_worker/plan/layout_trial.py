@@ -1,0 +1,75 @@
+"""Which layout is fastest, found by training the first steps under each in turn.
+
+Every step trains what it would have trained anyway, so that a trial costs no more than the slower
+candidates' extra time. Pure: fed with what each step took.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+WORTH_ANOTHER_LOOK = (1.3, 1.15, 1.15, 1.08, 1.08)
+"""Candidates within this factor of the best are measured again, after each round."""
+HOPELESS = 1.6
+"""A first step that is so much slower than the best candidate settles it."""
+BETTER = 0.98
+"""The first candidate is kept unless another takes less than this share of its time."""
+
+
+class LayoutTrial:
+    def __init__(self, slots_per_token: dict[str, float]) -> None:
+        """By name of the candidate; the first is the one to keep when none is faster."""
+        self._ratios = slots_per_token
+        self._seconds: dict[str, list[float]] = {name: [] for name in slots_per_token}
+        self._warm: set[str] = set()
+        self._alive = list(slots_per_token)
+        self._queue = [name for name in slots_per_token for _ in range(2)]
+        self._rounds = 0
+        self.steps: list[str] = []
+        """The candidate of each step so far."""
+
+    @property
+    def running(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def current(self) -> str:
+        """The candidate whose step it is; the fastest once the trial is over."""
+        return self._queue[0] if self._queue else self._fastest()
+
+    def record(self, seconds: float, slots: int) -> None:
+        """What the current candidate's step took, for so many slots."""
+        name = self._queue.pop(0)
+        self.steps.append(name)
+        cost = seconds / slots * self._ratios[name]
+        if name in self._warm:
+            self._seconds[name].append(cost)
+        else:  # the first step of each pays for what is made once
+            self._warm.add(name)
+            if cost > HOPELESS * self._best():
+                self._queue = [other for other in self._queue if other != name]
+                self._alive.remove(name)
+                self._seconds[name].append(cost)
+        if not self._queue:
+            self._next_round()
+
+    def tokens_per_second(self) -> dict[str, float]:
+        """Of each candidate; the data's tokens, padding not counted."""
+        return {name: 1 / statistics.median(took) for name, took in self._seconds.items() if took}
+
+    def _next_round(self) -> None:
+        if self._rounds < len(WORTH_ANOTHER_LOOK):
+            limit = WORTH_ANOTHER_LOOK[self._rounds] * self._best()
+            self._alive = [name for name in self._alive if self._cost(name) <= limit]
+            self._queue = list(self._alive) if len(self._alive) > 1 else []
+            self._rounds += 1
+
+    def _cost(self, name: str) -> float:
+        return statistics.median(self._seconds[name])
+
+    def _best(self) -> float:
+        return min((self._cost(name) for name, took in self._seconds.items() if took), default=1e30)
+
+    def _fastest(self) -> str:
+        first = self._alive[0]
+        return min(self._alive, key=lambda n: self._cost(n) / (1 if n == first else BETTER))
