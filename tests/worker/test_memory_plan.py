@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind, Plan
 from tunesmith_worker.patches.decoder import DecoderLayerPatch
-from tunesmith_worker.plan.policy import Room
+from tunesmith_worker.plan.policy import SAFETY, Room
 from tunesmith_worker.run import main
 from tunesmith_worker.trainers import memory_plan
 from tunesmith_worker.trainers.sft import SFTTrainer
@@ -279,3 +279,34 @@ def test_other_errors_are_not_taken_for_memory(
     assert error is not None
     assert "some other trouble" in error.message
     assert not any(event.level == "warn" for event in read_events(run))
+
+
+def test_layouts_that_would_not_fit_are_not_tried(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded rows run through stock layers, which keep more than ours."""
+    recipe = {"max_steps": 41, "per_device_train_batch_size": 4, "gradient_checkpointing": False}
+    plenty = make_run(QUESTIONS, recipe={**recipe, "max_steps": 1}, name="plenty")
+    assert main(plenty) == 0
+    room = Room(
+        free=int(chosen(plenty)["predicted_peak_bytes"] * 1.02 / SAFETY[False]),
+        host_free=0,
+        on_gpu=False,
+    )
+    monkeypatch.setattr(memory_plan, "find_room", lambda device, held: room)
+    run = make_run(QUESTIONS, recipe=recipe, name="little")
+    assert main(run) == 0
+    plan = Plan.model_validate_json((run / "plan.json").read_bytes())
+    (packing,) = (choice for choice in plan.choices if choice.name == "packing")
+    assert packing.value == "padding_free"
+    assert packing.reason.startswith("padded: would take ")
+    assert any("padded micro-batches are not tried" in e.message for e in read_events(run))
+
+
+def test_layouts_that_fit_are_tried(make_run: MakeRun) -> None:
+    recipe = {"max_steps": 41, "per_device_train_batch_size": 4}
+    run = make_run(QUESTIONS, recipe=recipe)
+    assert main(run) == 0
+    assert not any("are not tried" in event.message for event in read_events(run))
+    (packing,) = (d for d in event_data(run, EventKind.CHOICE) if d["name"] == "packing")
+    assert set(packing["figures"]["tokens_per_second"]) == {"padding_free", "padded"}

@@ -95,7 +95,6 @@ class MemoryPlan:
 
     def settle(self) -> None:
         """The plan, tried on the longest micro-batch and in force."""
-        self._host_peak = None if self.planner.engine.on_gpu else HostPeak()
         earlier = self._choices.earlier(NAME)
         policy = policy_of(earlier, self.planner.shape.layers)
         first = policy or self.planner.choose().policy
@@ -116,6 +115,8 @@ class MemoryPlan:
             )
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._host_peak = HostPeak()
 
     def report(self) -> None:
         """After training: the peak that was against the one predicted for the largest micro-batch
