@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -79,6 +81,14 @@ def test_what_does_not_fit_is_recomputed_and_no_more_than_that() -> None:
     assert option.fits
     assert not plan.option(Policy(keep=keep + 1, offload=option.policy.offload)).fits
     assert 1.0 < option.cost < plan.option(Policy(keep=0)).cost
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_nothing_is_recomputed_below_nine_tenths_of_a_gpus_memory(rows: int) -> None:
+    keep_all = planner(1, rows=rows).option(Policy(keep=32))
+    free = keep_all.prediction.peak / GIB / 0.9
+    assert modes(planner(free * 1.001, rows=rows).choose()) == (32, 0, 0)
+    assert modes(planner(free * 0.999, rows=rows).choose())[0] < 32
 
 
 def test_less_memory_never_keeps_more() -> None:
@@ -212,3 +222,9 @@ def test_rows_follow_from_tokens_and_the_global_batch_stays() -> None:
     for most in range(500, 6000, 250):
         rows, passes = rows_and_passes(6, 2, tokens_of=tokens_of, most_tokens=most)
         assert rows * passes == 12
+
+
+def test_a_plan_needs_no_torch() -> None:
+    """A light worker may be asked what a job would take."""
+    code = "import sys, tunesmith_worker.plan.policy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
