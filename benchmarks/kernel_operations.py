@@ -1,103 +1,79 @@
-"""The table of operations that kernels.py times and gpu.py checks: ours, eager torch, Liger's.
+"""The table of operations that kernels.py times and the GPU's checks compare: ours, eager torch,
+Liger's.
 
 A row of OPERATIONS makes a `Problem`: tensors that get gradients, functions of them, and the bytes
-that forward and backward must move at least. Knows nothing of clocks or tolerances.
+that forward and backward must move at least. Knows nothing of clocks or tolerances. Element-wise
+operations stand here, those around large products in layer_operations.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from tunesmith_kernels.gated_activation import gated
-from tunesmith_kernels.rms_norm import rms_norm
+from tunesmith_kernels.rms_norm import NormKind, rms_norm
 from tunesmith_kernels.rope import rope
 
-Tensors = tuple[torch.Tensor, ...]
+from .kernel_problem import SHAPES, Problem, Shape, Tensors, leaf, liger_function
+from .layer_operations import (
+    attention_problem,
+    log_prob_problem,
+    lora_down_problem,
+    lora_qkv_problem,
+    qk_norm_problem,
+)
+
+__all__ = [
+    "OPERATIONS",
+    "SHAPES",
+    "Problem",
+    "Shape",
+    "Tensors",
+    "outputs_and_gradients",
+    "upstream_of",
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """One decoder layer and the rows that pass through it."""
-
-    rows: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    intermediate: int
-
-
-SHAPES = {
-    "tiny": Shape(rows=5, hidden=48, heads=2, kv_heads=1, head_size=24, intermediate=100),
-    "llama-12m": Shape(rows=2048, hidden=384, heads=8, kv_heads=2, head_size=48, intermediate=1024),
-    "llama-1b": Shape(
-        rows=2048, hidden=2048, heads=32, kv_heads=8, head_size=64, intermediate=8192
-    ),
-    "llama-8b": Shape(
-        rows=8192, hidden=4096, heads=32, kv_heads=8, head_size=128, intermediate=14_336
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """`ours` and `eager` map the leaves to outputs of one meaning, without changing them."""
-
-    leaves: Tensors
-    ours: Callable[..., Tensors]
-    eager: Callable[..., Tensors]
-    least_bytes: int
-    """Of one forward and one backward: every input read and every result written once."""
-    liger: Callable[..., Tensors] | None = None
-
-
-def _leaf(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, device=device).to(dtype).requires_grad_()
-
-
-def _liger(name: str) -> Any:  # Liger has no types
-    """A function of liger_kernel.ops, which runs on a GPU only; None where it is not installed."""
-    if not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is None:
-        return None
-    from liger_kernel import ops  # type: ignore[import-not-found, unused-ignore]  # optional
-
-    return getattr(ops, name).apply
-
-
-def rms_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """x and the trained weight; eager is transformers' module."""
-    x = _leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
-    weight = _leaf(shape.hidden, device=device, dtype=dtype)
-    liger = _liger("LigerRMSNormFunction")
+def rms_norm_problem(
+    shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
+) -> Problem:
+    """x and the trained weight; eager is transformers' module, Llama's or Gemma's (1 + weight)."""
+    x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
+    weight = leaf(shape.hidden, device=device, dtype=dtype)
+    liger = liger_function("LigerRMSNormFunction")
 
     def eager(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
         x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        if kind is NormKind.GEMMA:
+            return ((normed * (1.0 + weight.to(normed.dtype))).to(x.dtype),)
         return (weight * normed.to(x.dtype),)
+
+    def of_liger(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+        offset, in_place = float(kind is NormKind.GEMMA), False  # the gradient is given again
+        return (liger(x, weight, 1e-6, offset, kind.value, in_place),)
 
     return Problem(
         leaves=(x, weight),
-        ours=lambda x, weight: (rms_norm(x, weight, 1e-6),),
+        ours=lambda x, weight: (rms_norm(x, weight, 1e-6, kind),),
         eager=eager,
-        liger=liger and (lambda x, weight: (liger(x, weight, 1e-6),)),
+        liger=liger and of_liger,
         least_bytes=5 * x.nbytes,
     )
 
 
 def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """q and k; eager is transformers' function, its tables in the model's dtype."""
-    q = _leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
-    k = _leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
+    q = leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
+    k = leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
     angle = torch.rand(shape.rows, shape.head_size // 2, device=device)
     cos, sin = angle.cos(), angle.sin()
     full_cos, full_sin = (torch.cat([t, t], 1)[:, None] for t in (cos, sin))
-    liger = _liger("LigerRopeFunction")
+    liger = liger_function("LigerRopeFunction")
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         a, b = x.chunk(2, -1)
@@ -119,8 +95,8 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """gate and up side by side, as one GEMM leaves them."""
-    gate_up = _leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
-    liger = _liger("LigerSiLUMulFunction")
+    gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
+    liger = liger_function("LigerSiLUMulFunction")
 
     def eager(gate_up: torch.Tensor) -> Tensors:
         gate, up = gate_up.chunk(2, -1)
@@ -137,8 +113,8 @@ def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pr
 
 def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """As swiglu, with the tanh approximation of GELU."""
-    gate_up = _leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
-    liger = _liger("LigerGELUMulFunction")
+    gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
+    liger = liger_function("LigerGELUMulFunction")
 
     def eager(gate_up: torch.Tensor) -> Tensors:
         gate, up = gate_up.chunk(2, -1)
@@ -155,9 +131,15 @@ def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pro
 
 OPERATIONS: dict[str, Callable[[Shape, torch.device, torch.dtype], Problem]] = {
     "rms_norm": rms_norm_problem,
+    "rms_norm_gemma": partial(rms_norm_problem, kind=NormKind.GEMMA),
     "rope": rope_problem,
     "swiglu": swiglu_problem,
     "geglu": geglu_problem,
+    "qk_norm": qk_norm_problem,
+    "attention": attention_problem,
+    "lora_qkv": lora_qkv_problem,
+    "lora_down": lora_down_problem,
+    "log_prob": log_prob_problem,
 }
 
 

@@ -4,7 +4,8 @@
 
 All sides run alternately in one process, the best of --repeats counts: CPU-seconds, on a GPU
 seconds between CUDA events. `gb_per_s` is the least traffic over the time. Liger runs on a GPU,
-where it is installed. Prints one JSON line; the allocator's environment is set outside and printed.
+where it is installed; where it does not run, its figures are null and `reason` says why. Prints one
+JSON line; the allocator's environment is set outside and printed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .kernel_operations import (
     outputs_and_gradients,
     upstream_of,
 )
+from .kernel_problem import why_no_liger
 from .service_parts.machine import cpu_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -72,7 +74,7 @@ def measure(
     """Milliseconds, GB/s and speed relative to eager, by side."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
-    functions = {"ours": problem.ours, "eager": problem.eager}
+    functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
     if compiled:
         functions["compile"] = torch.compile(problem.eager, dynamic=True)
     if problem.liger is not None:
@@ -82,7 +84,7 @@ def measure(
         for name, function in functions.items()
     }
     best = best_seconds(sides, device, repeats)
-    return {
+    figures: dict[str, Any] = {
         name: {
             "ms": round(taken * 1e3, 4),
             "gb_per_s": round(problem.least_bytes / taken / 1e9, 2),
@@ -90,6 +92,10 @@ def measure(
         }
         for name, taken in best.items()
     }
+    if problem.liger is None:
+        nothing = {"ms": None, "gb_per_s": None, "speed_to_eager": None}
+        figures["liger"] = nothing | {"reason": problem.no_liger or why_no_liger()}
+    return figures
 
 
 def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON

@@ -151,6 +151,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             reason="as the benchmark has it",
         ),
         Choices(),
+        total_steps=2,
         decided=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:

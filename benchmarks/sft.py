@@ -22,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def summary(
         "memory_bar": bar[1],
         "loss_difference": difference(ours[0], theirs[0]) if same_rows else None,
         "their_allocator": given.their_allocator,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": ours[0]["device"],
         "cpu": cpu_model(),
         "torch": ours[0]["torch"],

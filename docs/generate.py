@@ -151,6 +151,7 @@ def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any:
 def settings_default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     value = value.get_secret_value() if isinstance(value, SecretStr) else value
+    value = str(value).lower() if isinstance(value, bool) else value
     return "none" if value in (None, "") else f"`{value}`"
 
 

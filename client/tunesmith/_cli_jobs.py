@@ -23,6 +23,7 @@ from ._cli_output import (
     wire_json,
 )
 from ._cli_recipe import build_recipe
+from ._cli_report import show_report
 from ._cli_session import connected
 from ._errors import JobNotSucceededError
 from ._job import Job
@@ -132,6 +133,24 @@ def logs(
         )
         for event in events:
             typer.echo(wire_json(event) if as_json else _line(event))
+
+
+@app.command("report")
+def report(
+    ctx: typer.Context,
+    job_id: JobId,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Which attempt; the newest when not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where a job's time and memory went, what bounds it, and what would help."""
+    with connected(ctx) as client:
+        found = client.fine_tuning.jobs.report(job_id, attempt=attempt)
+        if as_json:
+            show_json(found)
+        else:
+            show_report(found)
 
 
 def _watch(job: Job, as_json: bool) -> None:

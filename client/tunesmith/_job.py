@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import PrivateAttr
 
 import tunesmith_schema as wire
-from tunesmith_schema import TERMINAL, Event, JobState, MetricPoint
+from tunesmith_schema import TERMINAL, Event, JobReport, JobState, MetricPoint
 
 from ._errors import JobCancelledError, JobFailedError
 
@@ -39,6 +39,10 @@ class Job(wire.Job):
     def metrics(self) -> list[MetricPoint]:
         """Loss and the like, one point a logged step."""
         return self._jobs.metrics(self.id)
+
+    def report(self, *, attempt: int | None = None) -> JobReport:
+        """Where the time went, what bounds the run, and what would help."""
+        return self._jobs.report(self.id, attempt=attempt)
 
     def cancel(self) -> Self:
         return self._become(self._jobs.cancel(self.id))

@@ -12,7 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 import tunesmith_schema as wire
-from tunesmith_schema import Checkpoint, Event, Hyperparameters, JobCreate, Method, MetricPoint
+from tunesmith_schema import (
+    Checkpoint,
+    Event,
+    Hyperparameters,
+    JobCreate,
+    JobReport,
+    Method,
+    MetricPoint,
+)
 
 from ._errors import InvalidArgumentError, invalid_argument
 from ._files import Files, Order
@@ -139,6 +147,12 @@ class Jobs:
             )
 
         return [*first_page(ask, None)]
+
+    def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
+        """Where the time went, what bounds the run, what would help; of the newest attempt, or of
+        the one given. Raises NotFoundError while there is none (`code` is `no_report`)."""
+        path = path_of("fine_tuning", "jobs", job_id, "report")
+        return self._http.get(JobReport, path, {"attempt": attempt})
 
     def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
         """The job once it has succeeded; see `Job.wait`."""

@@ -24,9 +24,18 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from .attention_varlen import varlen_attention, why_not_varlen, why_not_varlen_here
 from .rope import rope, rope_
 from .segments import Segments
 from .tiles import wide
+
+__all__ = [
+    "AttentionShape",
+    "segment_attention",
+    "segment_attention_reference",
+    "varlen_takes",
+    "why_tiles",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +75,17 @@ def segment_attention(
     cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE.
     Returns [T, heads * head_dim].
     """
-    if qkv.is_cuda and varlen_takes(qkv.dtype, shape):
+    if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
     result: torch.Tensor = _SegmentAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         qkv, cos, sin, segments, shape
     )
     return result
+
+
+def why_tiles(qkv: torch.Tensor, shape: AttentionShape) -> str | None:
+    """Why this call is computed by tiles and not by torch's varlen kernels; None: it is not."""
+    return why_not_varlen_here(qkv.device) or why_not_varlen(qkv.dtype, shape)
 
 
 def segment_attention_reference(
@@ -122,8 +136,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 def varlen_takes(dtype: torch.dtype, shape: AttentionShape) -> bool:
     """Whether torch's varlen kernels compute this; what they do not is done by tiles."""
-    sizes = shape.head_dim % 8 == 0 and shape.head_dim <= 256
-    return sizes and shape.softcap is None and dtype in (torch.bfloat16, torch.float16)
+    return why_not_varlen(dtype, shape) is None
 
 
 def _on_gpu(
@@ -136,17 +149,7 @@ def _on_gpu(
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = rope(q, k, cos, sin)
-    from torch.nn.attention.varlen import varlen_attn  # CUDA only, and slow to import
-
-    longest, cumulative = segments.longest, segments.cumulative
-    left = -1 if shape.window is None else shape.window - 1
-    out = varlen_attn(
-        *(q, k, v, cumulative, cumulative, longest, longest),
-        scale=shape.scale,
-        window_size=(left, 0),
-        enable_gqa=shape.heads != shape.kv_heads,
-    )
-    return out.flatten(1)  # type: ignore[union-attr]  # a tuple only when asked for more
+    return varlen_attention(q, k, v, segments, shape).flatten(1)
 
 
 class _SegmentAttention(torch.autograd.Function):

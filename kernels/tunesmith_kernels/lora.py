@@ -33,6 +33,8 @@ from .rms_norm import (
 )
 from .tiles import wide
 
+__all__ = ["Adapter", "Norm", "Projection", "lora_linear", "lora_linear_reference"]
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

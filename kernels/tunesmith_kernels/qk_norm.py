@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from .attention import AttentionShape
 from .rms_norm import NormKind, rms_norm_backward, rms_norm_forward, rms_norm_reference
 
+__all__ = ["qk_norm", "qk_norm_reference"]
+
 
 def qk_norm(
     qkv: torch.Tensor,

@@ -116,28 +116,20 @@ def rms_norm_backward(
     kind: NormKind,
     *,
     weight_grad: bool,
-    residual_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """dx [..., H] in x's dtype, and dweight [H] in weight's where asked for.
-
-    dy and residual_grad are [..., H] of any float dtype; residual_grad (the gradient that goes
-    round the norm) is added to dx before it is rounded.
-    """
+    """dx [..., H] in x's dtype, and dweight [H] in weight's where asked for; dy is [..., H] of any
+    float dtype."""
     _check(x, weight)
     rows = _rows(x)
     dy = _last_contiguous(dy).reshape(rows.shape)
     rstd = rstd.reshape(*rows.shape[:2], 1)
-    if residual_grad is not None:
-        residual_grad = _last_contiguous(residual_grad).reshape(rows.shape)
     dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     if uses_triton(x):
         from .rms_norm_triton import launch_backward
 
-        dweight = launch_backward(
-            dy, rows, weight, rstd, kind.value, dx, residual_grad, weight_grad
-        )
+        dweight = launch_backward(dy, rows, weight, rstd, kind.value, dx, weight_grad)
     else:
-        dweight = _backward_cpu(dy, rows, weight, rstd, kind, dx, residual_grad, weight_grad)
+        dweight = _backward_cpu(dy, rows, weight, rstd, kind, dx, weight_grad)
     return dx.view(x.shape), None if dweight is None else dweight.to(weight.dtype)
 
 
@@ -225,7 +217,6 @@ def _backward_cpu(
     rstd: torch.Tensor,
     kind: NormKind,
     dx: torch.Tensor,
-    residual_grad: torch.Tensor | None,
     weight_grad: bool,
 ) -> torch.Tensor | None:
     """Fills dx [R, n, H]; dweight [H] in fp32, or None. All tensors [R, n, H], rstd [R, n, 1]."""
@@ -244,8 +235,6 @@ def _backward_cpu(
         mean = torch.mul(g, x_wide, out=product).mean(-1, keepdim=True).mul_(r).mul_(r)
         dx_wide = dx[tile] if dx.dtype == g.dtype else g
         torch.addcmul(g, x_wide, mean, value=-1, out=dx_wide).mul_(r)
-        if residual_grad is not None:
-            dx_wide.add_(residual_grad[tile])
         if dx_wide is g:
             dx[tile] = g
     return dweight

@@ -66,7 +66,6 @@ def _backward_kernel(
     x,
     weight,
     rstd,
-    residual_grad,
     dx,
     partial,
     num_rows,
@@ -76,11 +75,8 @@ def _backward_kernel(
     dy_inner,
     x_outer,
     x_inner,
-    residual_outer,
-    residual_inner,
     blocks_per_program,
     GEMMA: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     WEIGHT_GRAD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -108,12 +104,6 @@ def _backward_kernel(
         dy_wide = dy_block.to(tl.float32)
         g = dy_wide * factor[None, :]
         dx_block = r * (g - normed * (tl.sum(g * normed, 1) / size)[:, None])
-        if RESIDUAL:
-            residual_rows = outer * residual_outer + inner * residual_inner
-            residual_block = tl.load(
-                residual_grad + residual_rows[:, None] + columns[None, :], mask=mask, other=0.0
-            )
-            dx_block += residual_block.to(tl.float32)
         tl.store(dx + rows[:, None] * size + columns[None, :], dx_block, mask=mask)
         if WEIGHT_GRAD:
             dweight += dy_wide * normed
@@ -161,7 +151,6 @@ def launch_backward(
     rstd: torch.Tensor,
     kind: str,
     dx: torch.Tensor,
-    residual_grad: torch.Tensor | None,
     weight_grad: bool,
 ) -> torch.Tensor | None:
     num_rows, heads, size = x.shape[0] * x.shape[1], x.shape[1], x.shape[2]
@@ -171,7 +160,6 @@ def launch_backward(
     partial = torch.empty(
         (num_programs if weight_grad else 0, size), dtype=torch.float32, device=x.device
     )
-    residual = dy if residual_grad is None else residual_grad
     if num_programs:
         blocks_per_program = triton.cdiv(num_blocks, num_programs)
         with on_device_of(x):
@@ -180,7 +168,6 @@ def launch_backward(
                 x,
                 weight.contiguous(),
                 rstd,
-                residual,
                 dx,
                 partial,
                 num_rows,
@@ -190,11 +177,8 @@ def launch_backward(
                 dy.stride(1),
                 x.stride(0),
                 x.stride(1),
-                residual.stride(0),
-                residual.stride(1),
                 blocks_per_program,
                 GEMMA=kind == "gemma",
-                RESIDUAL=residual_grad is not None,
                 WEIGHT_GRAD=weight_grad,
                 ROWS=rows,
                 COLUMNS=columns,

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import torch
 
+__all__ = ["Segments"]
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

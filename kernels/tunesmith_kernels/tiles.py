@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["block_shape", "num_warps", "row_tiles", "wide"]
+__all__ = ["block_shape", "num_warps", "row_tiles", "rows_per_tile", "wide"]
 
 # Elements of one temporary. Measured (docs/log.md): smaller tiles pay more for calls than they gain
 # in the cache, larger ones fault pages in.

@@ -43,6 +43,7 @@ class ErrorCode(StrEnum):
     NOT_CANCELLABLE = "not_cancellable"
     NOT_SUPPORTED = "not_supported"
     FENCED_OUT = "fenced_out"
+    NO_REPORT = "no_report"
     INTERNAL = "internal_error"
     UNAVAILABLE = "unavailable"
     # Reasons for which a job fails.

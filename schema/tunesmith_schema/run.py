@@ -1,7 +1,8 @@
 """The run directory: what the supervisor hands to a trainer and what the trainer leaves behind.
 
 spec.json (RunSpec), data/, checkpoints/, plan.json (Plan) -> events.jsonl (RunEvent a line),
-adapter/, result.json (RunResult). control.json (ControlFile) may appear while it runs.
+adapter/, report.json (RunReport), result.json (RunResult). control.json (ControlFile) may appear
+while it runs.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from .base import Request, Response
 from .jobs import Hyperparameters
 from .models import StoredFile
 from .recipe import Recipe
+from .report import RunReport
 from .run import JobFailure, RunEvent
 
 MAX_EVENTS_PER_REPORT = 500
@@ -112,6 +113,8 @@ class Report(Request):
     """What the worker is doing, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
     """What is new, in order; those already stored are skipped."""
+    run_report: RunReport | None = None
+    """The attempt so far, in place of what was sent before; None: nothing new."""
     outcome: Outcome | None = None
     """With the last report only."""
 

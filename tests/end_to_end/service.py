@@ -117,7 +117,11 @@ class Service:
         return self.processes("worker --queue train")[1]
 
     def trainers(self) -> list[int]:
-        return self.processes("tunesmith_worker.run")
+        """Those that have a run: a spare one waits elsewhere."""
+        return [pid for pid in self.processes("tunesmith_worker.run") if has_run(pid)]
+
+    def spares(self) -> list[int]:
+        return [pid for pid in self.processes("tunesmith_worker.run") if not has_run(pid)]
 
     def logs(self) -> str:
         files = [self.data_dir.parent / "serve.log", *self.data_dir.glob("logs/*.log")]
@@ -161,6 +165,14 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
+
+
+def has_run(pid: int) -> bool:
+    """A trainer works in its run directory."""
+    try:
+        return "runs" in Path(f"/proc/{pid}/cwd").readlink().parts
+    except OSError:
+        return False
 
 
 def alive(pid: int) -> bool:

@@ -16,7 +16,17 @@ import tunesmith
 from tunesmith_schema import EventKind
 
 from .conftest import MakeService
-from .service import LONG, QUICK, SHORT, Service, alive, command_line, descendants, until
+from .service import (
+    LONG,
+    QUICK,
+    SHORT,
+    Service,
+    alive,
+    command_line,
+    descendants,
+    has_run,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +73,8 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
     assert_complete(job, LONG["max_steps"])
     messages = [event.message for event in job.stream()]
     assert any("went silent in attempt 1: queued again" in message for message in messages)
+    (lost,) = job.report().earlier_attempts
+    assert (lost.attempt, lost.outcome) == (1, None)
 
 
 def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
@@ -95,6 +107,11 @@ def test_a_killed_trainer_fails_the_job_and_says_how(sturdy: Service, rows: Path
         job.wait(timeout=20)
     assert caught.value.code == "out_of_memory"
     assert "SIGKILL" in str(caught.value)
+    report = job.report()
+    assert (report.outcome, report.live) == ("failed", False)
+    assert report.phases["import"] > 0
+    assert report.phases["forward"] > 0, "from the trainer's first step, which it wrote down"
+    assert sum(report.phases.values()) == pytest.approx(report.wall_seconds, abs=0.01)
 
 
 def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:
@@ -149,7 +166,7 @@ def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -
 def _sample(service: Service, second: int) -> list[int]:
     time.sleep(0.05)
     pids = descendants(service.pid) + descendants(second)
-    return [pid for pid in pids if "tunesmith_worker.run" in command_line(pid)]
+    return [pid for pid in pids if "tunesmith_worker.run" in command_line(pid) and has_run(pid)]
 
 
 def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows: Path) -> None:

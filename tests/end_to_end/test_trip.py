@@ -16,10 +16,14 @@ import openai
 import pytest
 
 import tunesmith
+from tunesmith_schema import PhaseName
 
 from .service import LONG, SHORT, Service, until
 
 pytestmark = pytest.mark.slow
+
+NOT_HERE = {PhaseName.PACK, PhaseName.SELF_CHECK, PhaseName.OTHER}
+"""Phases that a run without packing does not have."""
 
 
 def logits_gap(base: Path, adapter: Path) -> float:
@@ -68,11 +72,36 @@ def test_four_calls_go_from_a_file_to_an_adapter_that_is_what_was_trained(
     phases = [e.data["phase"] for e in events if e.kind == "phase"]
     for name in ("claim", "download", "spawn", "import", "load", "data", "train", "save"):
         assert name in phases, name
+    check_report(job, events)
     checkpoint = next(iter(client.fine_tuning.jobs.checkpoints.list(job.id)))
     assert checkpoint.step_number in (20, 40)
     assert checkpoint.adapter_id is not None
     halfway = client.adapters.download(checkpoint.adapter_id, tmp_path / "halfway")
     assert logits_gap(model_dir / "tiny", halfway) <= 1e-5
+
+
+def check_report(job: tunesmith.Job, events: list[tunesmith.Event]) -> None:
+    """The phases account for the time between the events that begin and end the attempt."""
+    report = job.report()
+    assert (report.outcome, report.live, report.attempt, report.steps) == (
+        "succeeded",
+        False,
+        1,
+        40,
+    )
+    named = {name: s for name, s in report.phases.items() if name not in ("train", "other")}
+    assert sum(named.values()) >= 0.97 * report.wall_seconds, report.phases
+    assert {phase for phase in PhaseName if phase not in NOT_HERE} <= named.keys() | {"train"}
+    claimed = next(e for e in events if e.message.startswith("claimed by"))
+    succeeded = next(e for e in events if e.message.startswith("succeeded"))
+    assert report.wall_seconds == pytest.approx(
+        succeeded.created_at - claimed.created_at, abs=1.5
+    )  # events have whole seconds
+    assert report.throughput is not None
+    assert report.throughput.trained_tokens == job.trained_tokens
+    live = [p.values for p in job.metrics() if "step_seconds" in p.values]
+    assert live
+    assert live[0]["memory_rss"]
 
 
 def test_a_model_made_from_scratch_is_the_base_of_the_next_job(

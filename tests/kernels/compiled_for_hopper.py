@@ -26,7 +26,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 FP32 = {"rstd", "partial", "cos", "sin", "target_out", "max_out", "sum_out", "mean_out"}
 INT64 = {"positions", "targets"}
 FLOATS = {"eps", "gain", "scale", "softcap", "temperature"}
-NORM_POINTERS = {"x", "weight", "y", "dy", "dx", "residual_grad"}
+NORM_POINTERS = {"x", "weight", "y", "dy", "dx"}
 HEAD_POINTERS = {"logits", "spread"}
 BF16 = (
     NORM_POINTERS
@@ -46,7 +46,7 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
     *(
         (
             rms_norm_triton._backward_kernel,
-            {"GEMMA": flag, "RESIDUAL": flag, "WEIGHT_GRAD": flag, **NORM},
+            {"GEMMA": flag, "WEIGHT_GRAD": flag, **NORM},
         )
         for flag in (False, True)
     ),

@@ -95,3 +95,21 @@ def test_fields_that_contradict_each_other_are_refused(recipe: dict[str, Any], s
 def test_a_recipe_survives_json() -> None:
     recipe = Recipe(lora=LoraRecipe(r=8, target_modules=["q_proj"]), learning_rate=1e-4)
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("patches", "words"),
+    [
+        (["atention"], "unknown patch 'atention': did you mean 'attention'?"),
+        (["loss", "mlp"], "unknown patch 'mlp': it is 'auto', 'off' or a list of attention_block"),
+        (["mlp_blok", "nonsense"], "did you mean 'mlp_block'?"),
+        ("of", "did you mean 'off'?"),
+        ("mlp_block", "names stand in a list: ['mlp_block']"),
+    ],
+)
+def test_a_misspelt_patch_is_told_the_nearest_one(patches: object, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Recipe.model_validate({"patches": patches})
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("patches",)
+    assert words in error["msg"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Report, ReportReply
+from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.supervise import supervise
 
 from .test_disk_full import FakeApi, never, settings
@@ -16,7 +17,7 @@ TRAINER = """
 import json, pathlib, sys, time
 time.sleep(1.5)
 result = {"outcome": "stopped", "step": 1}
-pathlib.Path(sys.argv[3], "result.json").write_text(json.dumps(result))
+pathlib.Path(sys.argv[-1], "result.json").write_text(json.dumps(result))
 """
 
 
@@ -39,7 +40,8 @@ def test_a_jump_of_the_workers_clock_neither_pauses_nor_hurries_the_trainer(
 ) -> None:
     api = JumpingApi(monkeypatch, seconds)
     began = time.monotonic()
-    assert supervise(settings(tmp_path, TRAINER), api, "w", never)
+    chosen = settings(tmp_path, TRAINER)
+    assert supervise(chosen, api, "w", never, Launcher(chosen))
     assert 1.0 < time.monotonic() - began < 10
     assert api.outcome is not None
     assert api.outcome.state == "released", "the trainer wrote its result undisturbed"

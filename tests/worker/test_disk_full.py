@@ -30,6 +30,7 @@ from tunesmith_worker import held_job
 from tunesmith_worker import run as run_module
 from tunesmith_worker.errors import EXIT_DISK_FULL, failure_of
 from tunesmith_worker.folders import write_json
+from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.run import main
 from tunesmith_worker.server_api import ServerApi
 from tunesmith_worker.settings import WorkerSettings
@@ -142,7 +143,15 @@ class FakeApi(ServerApi):
 
 
 def settings(tmp_path: Path, trainer: str) -> WorkerSettings:
-    return WorkerSettings(data_dir=tmp_path / "data", trainer_python=interpreter(tmp_path, trainer))
+    return WorkerSettings(
+        data_dir=tmp_path / "data",
+        trainer_python=interpreter(tmp_path, trainer),
+        spare_trainer=False,
+    )
+
+
+def supervised(chosen: WorkerSettings, api: ServerApi) -> bool:
+    return supervise(chosen, api, "w", never, Launcher(chosen))
 
 
 def never() -> bool:
@@ -151,7 +160,7 @@ def never() -> bool:
 
 def test_a_download_that_finds_no_space_fails_the_job_and_is_removed(tmp_path: Path) -> None:
     api = FakeApi(fetch_fails=True)
-    assert supervise(settings(tmp_path, ""), api, "w", never)
+    assert supervised(settings(tmp_path, ""), api)
     assert api.outcome is not None
     assert_disk_full(api.outcome.error)
     assert not list((tmp_path / "data").rglob("data/train*"))
@@ -165,7 +174,7 @@ def test_a_run_directory_that_cannot_be_made_fails_the_job(
 
     api, chosen = FakeApi(), settings(tmp_path, "")
     monkeypatch.setattr(Path, "mkdir", full)
-    assert supervise(chosen, api, "w", never)
+    assert supervised(chosen, api)
     assert api.outcome is not None
     assert_disk_full(api.outcome.error)
 
@@ -184,6 +193,6 @@ def test_a_disk_full_while_stopping_the_trainer_does_not_hide_the_failure(
     monkeypatch.setattr(held_job, "write_json", full_for_control)
     monkeypatch.setattr(held_job.HeldJob, "watch", broken)
     api = FakeApi()
-    assert supervise(settings(tmp_path, "import time; time.sleep(60)"), api, "w", never)
+    assert supervised(settings(tmp_path, "import time; time.sleep(60)"), api)
     assert api.outcome is not None
     assert_disk_full(api.outcome.error)

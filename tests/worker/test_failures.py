@@ -59,8 +59,8 @@ def test_a_full_disk_and_a_bug_are_the_hosts_affair() -> None:
     assert bug.message == "The trainer crashed: ZeroDivisionError: division by zero"
 
 
-def failure(run: Path) -> JobFailure:
-    assert main(run) == 1
+def failure(run: Path, status: int = 1) -> JobFailure:
+    assert main(run) == status
     result = read_result(run)
     assert result.outcome == "failed"
     assert result.error is not None
@@ -68,7 +68,8 @@ def failure(run: Path) -> JobFailure:
 
 
 def test_a_missing_model(make_run: MakeRun, tmp_path: Path) -> None:
-    found = failure(make_run(QUESTIONS, recipe=FAST, model_path=str(tmp_path / "nowhere")))
+    run = make_run(QUESTIONS, recipe=FAST, model_path=str(tmp_path / "nowhere"))
+    found = failure(run, status=2)
     assert found.code == ErrorCode.MODEL_NOT_FOUND
     assert found.category == ErrorCategory.USER
     assert "'acme/tiny'" in found.message
@@ -183,6 +184,14 @@ def test_missing_weights_are_not_made_up(make_run: MakeRun, tmp_path: Path) -> N
     ("recipe", "code", "words"),
     [
         ({"lora": {"target_modules": ["q_proj", "w_proj"]}}, "recipe_invalid", "no layer 'w_proj'"),
+        (
+            {"lora": {"target_modules": ["q_proj", "lm_head"]}},
+            *("recipe_invalid", "'lm_head' is the model's head"),
+        ),
+        (
+            {"lora": {"target_modules": ["model.embed_tokens"]}},
+            *("recipe_invalid", "'model.embed_tokens' is the model's embedding"),
+        ),
         ({"max_seq_length": 1000}, "recipe_invalid", "model's context of 256"),
         ({"max_seq_length": 8}, "no_trainable_tokens", "all 16 rows are longer"),
         ({"max_seq_length": 20, "overlong": "error"}, "row_too_long", "train.jsonl, row 1: "),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tunesmith_schema import EventKind, Plan
 from tunesmith_worker.patches.decoder import DecoderLayerPatch
 from tunesmith_worker.plan.policy import SAFETY, Room
+from tunesmith_worker.plan.probe import Probe
 from tunesmith_worker.run import main
 from tunesmith_worker.trainers import memory_plan
 from tunesmith_worker.trainers.sft import SFTTrainer
@@ -127,8 +128,8 @@ def test_a_run_is_the_same_with_and_without_the_trial(
     recipe = {**RECIPE, "lora": {"lora_dropout": 0.2}}
     tried = make_run(ROWS, recipe=recipe, name="tried")
     assert main(tried) == 0
-    monkeypatch.setattr(memory_plan.MemoryPlan, "settle", lambda self: None)
-    monkeypatch.setattr(memory_plan.MemoryPlan, "report", lambda self: None)
+    untried = Probe(peak=1_000_000, kept=(100_000, 100_000))
+    monkeypatch.setattr(memory_plan, "run_probe", lambda *_: untried)
     plain = make_run(ROWS, recipe=recipe, name="plain")
     assert main(plain) == 0
     assert losses(tried) == losses(plain)

@@ -23,6 +23,7 @@ from tunesmith_schema import (
 )
 from tunesmith_worker import held_job
 from tunesmith_worker.inputs import fetch_inputs
+from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from tunesmith_worker.settings import WorkerSettings
 from tunesmith_worker.supervise import supervise
@@ -51,6 +52,8 @@ def end(outcome):
 class FakeApi(ServerApi):
     """Answers in memory; what a test plants goes wrong."""
 
+    attempt = 1
+
     def __init__(self, base_files: list[StoredFile] | None = None) -> None:
         self.reports: list[Report] = []
         self.control = Control.CONTINUE
@@ -62,7 +65,7 @@ class FakeApi(ServerApi):
     def claim(self, worker_id: str) -> Claim:
         digest = hashlib.sha256(DATA).hexdigest()
         return Claim(
-            job_id="ftjob-1", attempt=1, fence=1, lease_seconds=8.0, queued_seconds=0.0,
+            job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0, queued_seconds=0.0,
             model="tiny", base_files=self.base_files, recipe=Recipe(), seed=0,
             hyperparameters=Hyperparameters(),
             training_file=ClaimedFile(file_id="f", filename="a.jsonl", bytes=1, sha256=digest),
@@ -108,8 +111,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         python = tmp_path / "python"
         python.write_text(f"#!{sys.executable}\n{TRAINER}\n{program}\n")
         python.chmod(0o755)
-        settings = WorkerSettings(data_dir=tmp_path / "data", trainer_python=str(python))
-        assert supervise(settings, api, "worker-1", stopping)
+        settings = WorkerSettings(
+            data_dir=tmp_path / "data", trainer_python=str(python), spare_trainer=False
+        )
+        assert supervise(settings, api, "worker-1", stopping, Launcher(settings))
         return api
 
     return supervised
@@ -122,6 +127,14 @@ def test_what_the_trainer_made_is_stored_and_reported(run: Run) -> None:
     assert api.outcome.state == "succeeded"
     assert [file.name for file in api.outcome.files] == ["weights.safetensors"]
     assert api.puts == 2
+
+
+def test_the_next_attempt_on_a_host_goes_by_the_plan_of_the_last(run: Run, tmp_path: Path) -> None:
+    run(FakeApi(), "(root / 'plan.json').write_text('settled'); save('adapter'); end('succeeded')")
+    again = FakeApi()
+    again.attempt = 2
+    run(again, "assert (root / 'plan.json').read_text() == 'settled'; end('stopped')")
+    assert again.outcome.state == "released"
 
 
 def test_a_checkpoint_that_cannot_be_stored_does_not_cost_the_run(run: Run) -> None:

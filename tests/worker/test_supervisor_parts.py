@@ -17,7 +17,8 @@ from tunesmith_worker.event_feed import EventFeed
 from tunesmith_worker.events import EventLog
 from tunesmith_worker.folders import forget_unused
 from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.trainer_process import TrainerProcess, trainer_environment
+from tunesmith_worker.spawn import TrainerProgram, trainer_environment
+from tunesmith_worker.trainer_process import TrainerProcess
 
 
 def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def stand_in(tmp_path: Path, code: str) -> TrainerProcess:
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{code}\n")
     python.chmod(0o755)
-    return TrainerProcess(tmp_path, str(python))
+    return TrainerProcess(tmp_path, TrainerProgram(python=str(python)))
 
 
 def ended(process: TrainerProcess) -> TrainerProcess:

@@ -155,6 +155,8 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.gemma2.modeling_gemma2:eager_attention_forward": "587d5b52cc6f",
     },
     "trainers/sft.py": {
+        "accelerate.data_loader:DataLoaderShard.__iter__": "77b896b76f3c",
+        "transformers.trainer:Trainer.get_batch_samples": "0b3727386f73",
         "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call": "e9f4cd36d5ba",
     },
 }

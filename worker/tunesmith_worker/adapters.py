@@ -63,6 +63,7 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
                 hint=f"It has {', '.join(found) or 'other names: use all-linear'}.",
                 param="recipe.lora.target_modules",
             )
+        _refuse_vocabulary_layers(model, given, found)
     return choices.settle(
         "lora.target_modules",
         given,
@@ -72,7 +73,29 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
 
 
 def _has(model: Untyped, target: str) -> bool:
-    return any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules())
+    return any(_matches(name, target) for name, _ in model.named_modules())
+
+
+def _matches(name: str, target: str) -> bool:
+    """As PEFT finds a target."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _refuse_vocabulary_layers(model: Untyped, targets: list[str], found: list[str]) -> None:
+    """LoRA on the embedding or the head means merging, tying and saving of their own kinds."""
+    head = model.get_output_embeddings()
+    for target in targets:
+        for name, module in model.named_modules():
+            is_head = module is head
+            if _matches(name, target) and (is_head or isinstance(module, torch.nn.Embedding)):
+                raise RunError(
+                    ErrorCode.RECIPE_INVALID,
+                    f"recipe.lora.target_modules: {target!r} is the model's "
+                    f"{'head' if is_head else 'embedding'}, which LoRA does not adapt.",
+                    hint=f"Leave it out: adapters go on {', '.join(found) or 'linear layers'}. "
+                    "Embeddings and heads are to get a mechanism of their own.",
+                    param="recipe.lora.target_modules",
+                )
 
 
 def save_trained(

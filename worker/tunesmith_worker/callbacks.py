@@ -31,11 +31,13 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
         *,
         save_steps: int | None,
         trained_tokens: Callable[[], int],
+        live: Callable[[], dict[str, float | None]],
     ) -> None:
+        """`live` gives further figures for the metrics of a step."""
         self._events = events
         self._control = control
         self._save_steps = save_steps
-        self._trained_tokens = trained_tokens
+        self._trained_tokens, self._live = trained_tokens, live
         self._nonfinite = 0
         self._warned = False
         self._input_tokens = 0.0
@@ -86,6 +88,7 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
                 "tokens_per_second": self._speed(logs["num_tokens"]),
                 "train_mean_token_accuracy": logs.get("mean_token_accuracy"),
                 "trained_tokens": self._trained_tokens(),
+                **self._live(),
             }
             self._tell(state, values, f"train_loss={logs['loss']:.4f}")
             self._check_loss(state.global_step, logs["loss"])

@@ -23,7 +23,8 @@ from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_
 
 from . import base_models, tasks
 from .devices import describe_device
-from .folders import forget_unused
+from .folders import KEEP_SECONDS, forget_unused
+from .launcher import Launcher
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
@@ -32,28 +33,30 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 AGAIN_SECONDS = 0.5
 """After a hello that got no answer: at first the API is often only just starting."""
-KEEP_SECONDS = 14 * 24 * 3600.0
-"""Run directories and cached base models unused for so long go when a worker starts."""
 
 Queue = Literal["train", "light"]
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     """Serve one queue until SIGTERM; a job in progress is released."""
-    for folder in ("runs", "models"):
-        (settings.data_dir / folder).mkdir(parents=True, exist_ok=True)
-        forget_unused(settings.data_dir / folder, KEEP_SECONDS)
+    for folder in (settings.data_dir / "runs", settings.data_dir / "models", settings.token_cache):
+        folder.mkdir(parents=True, exist_ok=True)
+        forget_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     # Made before the pool forks, so that parent and child share it.
     stopping = multiprocessing.get_context("fork").Event()
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    tasks.register(app, settings, worker_id, stopping.is_set)
+    launcher = Launcher(settings)
+    tasks.register(app, settings, worker_id, stopping.is_set, launcher)
     herald = _Herald(app, settings, queue, worker_id)
 
     # Strong references: Celery's signals hold their receivers weakly by default.
     signals.worker_ready.connect(lambda **_: herald.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: stopping.set(), weak=False)
     signals.worker_shutdown.connect(lambda **_: herald.stop(), weak=False)
+    if queue == TRAIN_QUEUE:  # in the pool's process: a spare dies with the one that spawned it
+        signals.worker_process_init.connect(lambda **_: launcher.keep_spare(), weak=False)
+        signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
     app.worker_main(
         [
             "worker",

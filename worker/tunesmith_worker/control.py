@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 from pydantic import ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, ControlAction, ControlFile, RunResult
 
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, remove_unfinished, write_json
 
 
 class StopControl:
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self, run: RunDirectory, before_leaving: Callable[[], None]) -> None:
+        self._run, self._before_leaving = run, before_leaving
         self._step: int | None = None
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -48,7 +49,9 @@ class StopControl:
         return asked.action == ControlAction.CANCEL
 
     def _leave(self) -> None:
+        remove_unfinished(self._run.root)
         # _exit, because a signal may arrive in the middle of an import, where raising would be
         # caught by whoever tries optional packages.
+        self._before_leaving()
         write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))
         os._exit(EXIT_STOPPED)

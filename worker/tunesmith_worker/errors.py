@@ -6,6 +6,7 @@ Does not import torch: a light worker uses the data errors too.
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -65,6 +66,13 @@ def failure_of(error: BaseException) -> JobFailure:
         category=ErrorCategory.INFRASTRUCTURE,
         hint=_SUPPORT,
     ).failure
+
+
+def say(failure: JobFailure) -> None:
+    """To somebody who runs a program by hand: one line, and one with what to do."""
+    sys.stderr.write(f"error: {failure.message}\n")
+    if failure.hint:
+        sys.stderr.write(f"hint: {failure.hint}\n")
 
 
 def is_disk_full(error: BaseException | None) -> bool:

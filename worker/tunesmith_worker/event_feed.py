@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
 
 
@@ -17,6 +19,8 @@ class EventFeed:
         self._pending: deque[RunEvent] = deque()
         self.phase = "download"
         """The part of the work going on, as the newest PHASE event has it."""
+        self.phases: dict[str, float] = {}
+        """Seconds by phase, of those that PHASE events have told of."""
         self.first_step_waits = False
         """The first METRICS event was read and is not stored yet."""
         self._stepped = False
@@ -37,7 +41,12 @@ class EventFeed:
             if event.kind is EventKind.METRICS and not self._stepped:
                 self._stepped = self.first_step_waits = True
             if event.kind is EventKind.PHASE:
-                self.phase = _NEXT_PHASE.get(str(event.data.get("phase")), self.phase)
+                self._ended(str(event.data.get("phase")), event.data.get("seconds"))
+
+    def _ended(self, phase: str, seconds: JsonValue) -> None:
+        self.phase = _NEXT_PHASE.get(phase, self.phase)
+        if isinstance(seconds, int | float):
+            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
     def batch(self) -> list[RunEvent]:
         """The next events to report. A checkpoint whose files are not stored yet holds up the

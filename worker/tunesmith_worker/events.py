@@ -16,7 +16,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from tunesmith_schema import EventKind, RunEvent
+from tunesmith_schema import EventKind, PhaseName, RunEvent
+
+from .report.clock import WallClock
 
 Level = Literal["info", "warn", "error"]
 
@@ -24,8 +26,10 @@ Level = Literal["info", "warn", "error"]
 class EventLog:
     """Appends events to a file; a line cut off by a crash is removed before the next is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: WallClock | None = None) -> None:
+        """`clock` is told of the phases too."""
         self._path = path
+        self._clock = clock or WallClock()
         self._last_seq = self._mend()
 
     def message(self, text: str, *, level: Level = "info", data: JsonData | None = None) -> None:
@@ -46,11 +50,13 @@ class EventLog:
         self._last_seq = event.source_seq
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Report how long a part of the work took, once it has ended well."""
+    def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
+        """Report how long a part of the work took, once it has ended well; `waited`: seconds of it
+        that had passed before."""
         began = time.perf_counter()
-        yield
-        seconds = round(time.perf_counter() - began, 3)
+        with self._clock.during(_CLOCK_PHASE.get(name, name)):
+            yield
+        seconds = round(waited + time.perf_counter() - began, 3)
         self.append(
             EventKind.PHASE, f"{name} took {seconds:.1f} s", {"phase": name, "seconds": seconds}
         )
@@ -66,6 +72,9 @@ class EventLog:
         lines = content[:complete].splitlines()
         return int(json.loads(lines[-1])["source_seq"]) if lines else 0
 
+
+_CLOCK_PHASE = {"train": PhaseName.SETUP}
+"""Training tells the clock of its parts by itself; what comes before the first is setting up."""
 
 JsonData = Mapping[str, JsonValue]
 

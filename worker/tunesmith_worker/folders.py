@@ -16,6 +16,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+KEEP_SECONDS = 14 * 24 * 3600.0
+"""Run directories, cached base models and cached tokens unused for so long go."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -40,6 +43,10 @@ class RunDirectory:
     @property
     def result(self) -> Path:
         return self.root / "result.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
 
     @property
     def adapter(self) -> Path:

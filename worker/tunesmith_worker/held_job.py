@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,8 @@ from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, write_json
 from .inputs import fetch_inputs
+from .launcher import Launcher
+from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .trainer_process import TrainerProcess
@@ -70,12 +72,15 @@ class HeldJob:
         worker_id: str,
         claim: Claim,
         stopping: Callable[[], bool],
+        launcher: Launcher,
     ) -> None:
+        self._launcher = launcher
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
         root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
         self._run = RunDirectory(root)
         self._feed = EventFeed(self._run.events)
+        self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -87,6 +92,7 @@ class HeldJob:
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
+        self._account.claimed(claim_seconds)
         for folder in ("data", "checkpoints"):
             (self._run.root / folder).mkdir(parents=True)
         events = EventLog(self._run.events)
@@ -106,16 +112,22 @@ class HeldJob:
                 )
             )
         write_json(self._run.spec, spec)
+        before = self._run.root.with_name(f"attempt-{self._claim.attempt - 1}") / "plan.json"
+        if before.is_file():  # this host had the job before: it goes on as it had settled
+            shutil.copyfile(before, self._run.plan)
 
     def spawn(self) -> None:
-        self._trainer = TrainerProcess(self._run.root, self._settings.trainer_python)
+        self._account.trainer_spawned()
+        self._trainer = self._launcher.launch(self._run.root)
 
     def watch(self) -> Outcome:
         """Until the trainer has ended and everything it made is stored."""
         trainer = self._trainer
         assert trainer is not None, "spawn comes first"
         while trainer.poll() is None:
+            time.sleep(TICK_SECONDS)
             self._tick()
+        self._launcher.keep_spare()  # the next trainer imports while this one's work is stored
         return self._outcome(trainer)
 
     def leave(self, grace_seconds: float) -> Outcome:
@@ -127,6 +139,7 @@ class HeldJob:
         return self._outcome(self._trainer)
 
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
+        self._account.trainer_ended()
         if not self._run.result.is_file():
             return Outcome(state="failed", error=trainer.why_it_ended())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
@@ -156,6 +169,7 @@ class HeldJob:
         while self._trainer.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         self._trainer.kill()
+        self._account.trainer_ended()
 
     def finish(self, outcome: Outcome) -> None:
         """Have the server store every remaining event, then the outcome."""
@@ -199,13 +213,12 @@ class HeldJob:
 
     def _meanwhile(self, transfer: Future[T]) -> T:
         """Keep reporting, which holds the lease, until a transfer is through."""
-        while not transfer.done():
+        while wait([transfer], TICK_SECONDS).not_done:
             self._tick()
         return transfer.result()
 
     def _tick(self) -> None:
         """One look around: new events, orders, a report when it is due."""
-        time.sleep(TICK_SECONDS)
         if self._stopping() and not self._leaving:
             raise Released
         self._look()
@@ -256,6 +269,7 @@ class HeldJob:
             fence=claim.fence,
             phase=self._feed.phase,
             events=events,
+            run_report=self._account.news(outcome),
             outcome=outcome,
         )
         sent, self._answered = time.monotonic(), False
@@ -264,8 +278,10 @@ class HeldJob:
         self._answered = True
         self._last_answer, self._lease = sent, reply.lease_seconds
         self._feed.stored(reply.accepted_seq)
+        self._account.taken()
         if self._trainer:
             self._trainer.resume()
+            self._account.paused_seconds = self._trainer.paused_seconds
         if reply.control is Control.CANCEL and not self._leaving:
             raise Cancelled
 

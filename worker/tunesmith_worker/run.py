@@ -16,62 +16,86 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
-from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, Plan, RunResult, RunSpec
+from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, PhaseName, Plan, RunResult, RunSpec
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, failure_of, is_disk_full, naming_batch_size
+from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .process import (
     SpawnSettings,
+    Waited,
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
     quick_imports,
 )
+from .report.recorder import RunRecorder
+from .report.settings import training_settings
+from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
+from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .data.tokens import TokenizedRows
     from .model import Base
 
+EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, waited: Waited | None = None) -> int:
+    """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
     run = RunDirectory(folder.resolve())
-    control = StopControl(run)
+    recorder = RunRecorder(run)
+    control = StopControl(run, before_leaving=recorder.leave)
+    unusable = False
     try:
-        result = train(run, EventLog(run.events), control)
+        events = EventLog(run.events, recorder.clock)
+        result = train(run, events, control, recorder, waited or _waited())
+    except RunError as error:
+        say(error.failure)
+        result = RunResult(outcome="failed", error=error.failure)
+        unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
         result = RunResult(outcome="failed", error=failure_of(error))
+    if unusable and not run.root.is_dir():
+        return EXIT_UNUSABLE
+    recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
         if not is_disk_full(error):
             raise
         return EXIT_DISK_FULL
-    return EXIT_CODES[result.outcome]
+    return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
-def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResult:
-    spec = RunSpec.model_validate_json(run.spec.read_bytes())
+def train(
+    run: RunDirectory,
+    events: EventLog,
+    control: StopControl,
+    recorder: RunRecorder,
+    waited: Waited | None,
+) -> RunResult:
+    spec = read_spec(run.root)
+    recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
-    _tell_spawn(events)
+    _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import"), quick_imports():
+    with events.phase("import", waited=waited.imports if waited else 0.0), quick_imports():
         import transformers
 
         from .adapters import attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
         from .model import find_device, load_base
-        from .patches import patch, why_stock_attention
+        from .patches import CompiledLayers, patch, why_stock_attention
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -97,9 +121,11 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
-            train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
-            valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
+            with recorder.clock.during(PhaseName.PACK):
+                train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
+                valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
 
+    recorder.clock.switch(PhaseName.PLAN)
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,
@@ -122,8 +148,9 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         total_steps=train_plan.total_steps,
         device=device,
     )
-    layouts = Layouts(layout_plan, choices, decided=write_plan)
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
     write_plan()
+    recorder.clock.switch(PhaseName.SETUP)
 
     def save(folder: Path) -> None:
         save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
@@ -155,18 +182,20 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         control,
         save_steps=train_plan.save_steps,
         trained_tokens=lambda: trainer.trained_tokens,
+        live=recorder.live,
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
-    patched = patch(model, patches).report if patches else None
-    if patched is not None:
-        events.message(patched.summary())
+    patched = patch(model, patches) if patches else None
+    events.message(
+        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
+    )
 
     with events.phase("plan"):
         memory = MemoryPlan(
             trainer,
             layouts,
-            patched,
+            patched.report if patched else None,
             given=recipe.gradient_checkpointing,
             may_split=recipe.per_device_train_batch_size == "auto",
             full=full,
@@ -177,11 +206,25 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
         )
         memory.settle()
         write_plan()
+    if patched is not None and not memory.recomputes:
+        layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
+    settings = training_settings(
+        load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
+    )
+    recorder.watch(
+        trainer,
+        settings,
+        layouts,
+        device=device.name,
+        choices=choices.made,
+        layers=memory.layer_counters(),
+    )
     with events.phase("train"):
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+        recorder.training_ended()
     memory.report()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
     if not finished:
@@ -204,11 +247,15 @@ def train(run: RunDirectory, events: EventLog, control: StopControl) -> RunResul
     )
 
 
-def _tell_spawn(events: EventLog) -> None:
+def _waited() -> Waited | None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
     spawned = SpawnSettings.from_environment().spawned_at
-    if spawned is not None:
-        seconds = round(max(0.0, time.time() - spawned), 3)
+    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
+
+
+def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
+    if waited is not None:
+        seconds = round(waited.spawn, 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
@@ -241,12 +288,22 @@ def _tell(events: EventLog, choice: Choice) -> None:
 def _read(
     run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    from .data.rows import read_rows
-    from .data.tokens import tokenize_rows
+    from .data.token_cache import TokenCache
+    from .data.token_stream import usable_processes
+    from .data.tokens import tokenize_file
 
     path = run.root / file
-    tokenized = tokenize_rows(
-        read_rows(path).rows, base.tokenizer, plan, name=path.name, vocabulary=base.vocabulary
+    kept = SpawnSettings.from_environment().token_cache
+    tokenized = tokenize_file(
+        path,
+        base.tokenizer,
+        plan,
+        vocabulary=base.vocabulary,
+        cache=TokenCache(Path(kept)) if kept else None,
+        scratch=run.root,
+        processes=usable_processes(),
+        tell=events.message,
+        warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
     events.message(counts.summary(path.name), data=counts.as_data())
@@ -268,18 +325,23 @@ def _command() -> int:
     )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
-        if arguments.compare_stock < 1 or not (arguments.run_dir / "spec.json").is_file():
-            parser.error("--compare-stock takes a number of steps, and a RUN_DIR with a spec.json")
+        if arguments.compare_stock < 1:
+            parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     status = main(arguments.run_dir)
-    if arguments.json:
+    if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")
     return status
+
+
+def _spare() -> int:
+    taken = take_a_run()
+    return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)
 
 
 if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
     keep_freed_memory()
-    sys.exit(_command())
+    sys.exit(_spare() if sys.argv[1:] == [SPARE] else _command())

@@ -13,6 +13,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 
 from .errors import disk_full, is_disk_full
 from .held_job import Cancelled, HeldJob, Released
+from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerRefused
 from .settings import WorkerSettings
 
@@ -25,7 +26,11 @@ RELEASE_GRACE_SECONDS = 8.0
 
 
 def supervise(
-    settings: WorkerSettings, api: ServerApi, worker_id: str, stopping: Callable[[], bool]
+    settings: WorkerSettings,
+    api: ServerApi,
+    worker_id: str,
+    stopping: Callable[[], bool],
+    launcher: Launcher,
 ) -> bool:
     """Claim one job and see it through; False when there was none."""
     asked = time.perf_counter()
@@ -33,7 +38,7 @@ def supervise(
     if claim is None:
         return False
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
-    job = HeldJob(settings, api, worker_id, claim, stopping)
+    job = HeldJob(settings, api, worker_id, claim, stopping, launcher)
     try:
         try:
             job.prepare(claim_seconds=time.perf_counter() - asked)
@@ -52,6 +57,8 @@ def supervise(
         _fail(job, error)
     finally:
         job.close()
+        if not stopping():
+            launcher.keep_spare()
     return True
 
 

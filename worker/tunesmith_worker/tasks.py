@@ -14,6 +14,7 @@ from tunesmith_schema import FileValidation
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .data.check import check_upload
+from .launcher import Launcher
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
 from .supervise import supervise
@@ -25,7 +26,11 @@ SEND_AGAIN_SECONDS = 2.0
 
 
 def register(
-    app: Celery, settings: WorkerSettings, worker_id: str, stopping: Callable[[], bool]
+    app: Celery,
+    settings: WorkerSettings,
+    worker_id: str,
+    stopping: Callable[[], bool],
+    launcher: Launcher,
 ) -> None:
     """Give `app` the tasks, bound to this worker."""
 
@@ -33,7 +38,7 @@ def register(
         # Whatever job the message speaks of: the server hands out the best one, until none waits.
         with ServerApi(settings) as api:
             try:
-                while not stopping() and supervise(settings, api, worker_id, stopping):
+                while not stopping() and supervise(settings, api, worker_id, stopping, launcher):
                     pass
             except ServerUnreachable as error:
                 log.warning("nothing claimed: %s", error)  # the next hello wakes us again

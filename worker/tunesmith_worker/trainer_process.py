@@ -1,42 +1,47 @@
-"""The trainer as a child: spawn, pause, stop, kill, and say why it ended.
-
-An exec'd process in its own group, so that nothing it starts outlives it. It gets a clean
-environment: no setting of ours, no key to anybody's cloud.
-"""
+"""The trainer as a child: start, pause, stop, kill, and say why it ended."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 from .errors import EXIT_DISK_FULL, disk_full
-from .process import SpawnSettings, default_environment, without_secrets
+from .spare import SpareTrainer
+from .spawn import TrainerProgram
 
+log = logging.getLogger(__name__)
+
+TAKE_SECONDS = 5.0
+"""A spare that is ready takes a run in 0.05 s."""
+IMPORT_SECONDS = 30.0
+"""One that still imports needs no longer than a fresh trainer would from here."""
 _TAIL_BYTES = 1500
 
 
 class TrainerProcess:
-    def __init__(self, run_dir: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self, run_dir: Path, program: TrainerProgram, spare: SpareTrainer | None = None
+    ) -> None:
+        """The run goes to `spare`, and to a fresh process when that does not take it."""
+        self._run_dir, self._program, self._spare = run_dir, program, spare
         self._log = run_dir / "trainer.log"
-        self._paused = False
-        with self._log.open("ab") as output:
-            # From the main thread: the death signal follows the thread that spawned.
-            self._process = subprocess.Popen(
-                [python, "-m", "tunesmith_worker.run", str(run_dir)],
-                cwd=run_dir,
-                env=trainer_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._paused = self._ending = False
+        self._paused_at = 0.0
+        self.paused_seconds = 0.0
+        """How long it has stood still in pauses that are over."""
+        if spare is None:
+            self._process = self._fresh()
+            return
+        self._process = spare.process
+        self._waits_until = self._patience(spare)
+        spare.hand_over(run_dir)
 
     @property
     def pid(self) -> int:
@@ -44,26 +49,36 @@ class TrainerProcess:
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
+        if self._spare is not None:
+            self._look_at(self._spare)
         return self._process.poll()
 
     def ask_to_stop(self) -> None:
+        self._ending = True
         self.resume()
         self._signal(signal.SIGTERM)
 
     def pause(self) -> None:
         if not self._paused:
-            self._paused = True
+            self._paused, self._paused_at = True, time.monotonic()
             self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         if self._paused:
             self._paused = False
+            self.paused_seconds += time.monotonic() - self._paused_at
+            if self._spare is not None:
+                self._waits_until = self._patience(self._spare)
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the group and wait until the process is gone."""
+        self._ending = True
         self._signal(signal.SIGKILL)
         self._process.wait()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
 
     def why_it_ended(self) -> JobFailure:
         """For a trainer that left no result: its status and the end of its log."""
@@ -88,16 +103,35 @@ class TrainerProcess:
             hint=f"the whole log is {self._log} on the worker's host",
         )
 
+    def _look_at(self, spare: SpareTrainer) -> None:
+        """Whether it has taken the run; a fresh process does when it cannot or does not."""
+        status = self._process.poll()
+        if spare.has_taken() or (self._ending and status is not None):
+            spare.close()
+            self._spare = None
+        elif self._ending or self._paused:
+            return
+        elif status is not None or time.monotonic() > self._waits_until:
+            log.warning(
+                "the spare trainer %s: a fresh one is started. It had said: %s",
+                "does not answer" if status is None else f"ended with status {status}",
+                spare.last_words() or "nothing",
+            )
+            spare.kill()
+            self._spare, self._process = None, self._fresh()
+
+    def _patience(self, spare: SpareTrainer) -> float:
+        return time.monotonic() + (TAKE_SECONDS if spare.is_ready() else IMPORT_SECONDS)
+
+    def _fresh(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as output:
+            return self._program.spawn(
+                str(self._run_dir),
+                cwd=self._run_dir,
+                stdin=subprocess.DEVNULL,
+                output=output,
+            )
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.killpg(self._process.pid, number)
-
-
-def trainer_environment() -> dict[str, str]:
-    """The worker's environment without our settings and without keys to anybody's cloud. A token
-    for the hub (HF_TOKEN) stays: gated base models need it."""
-    env = without_secrets(os.environ)
-    default_environment(env)
-    env["PYTHONUNBUFFERED"] = "1"
-    spawn = SpawnSettings(supervisor_pid=os.getpid(), spawned_at=time.time())
-    return env | spawn.as_environment()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from tunesmith_schema import Job, JobCreate, Page
+from tunesmith_schema import Job, JobCreate, JobReport, Page
 
 from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
-from ..services import jobs
+from ..services import jobs, reports
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
@@ -61,6 +61,18 @@ def list_jobs(
 @router.get("/{job_id}")
 def retrieve(caller: CallerDep, session: ReaderDep, job_id: str) -> Job:
     return jobs.to_wire(jobs.retrieve(session, job_id))
+
+
+@router.get("/{job_id}/report")
+def report(
+    caller: CallerDep,
+    session: ReaderDep,
+    job_id: str,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+) -> JobReport:
+    """Where the time went, what was reached, what bounds the run and what would help: of the newest
+    attempt, or of the one asked for. Live while it trains, a few seconds old at most."""
+    return reports.retrieve(session, jobs.retrieve(session, job_id), attempt)
 
 
 @router.post("/{job_id}/cancel")

@@ -6,6 +6,7 @@ from .event import EventRow, MetricRow
 from .file import FileRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
+from .report import ReportRow
 from .upload import UploadPartRow, UploadRow
 from .worker import WorkerRow
 
@@ -18,6 +19,7 @@ __all__ = [
     "IdempotencyRow",
     "JobRow",
     "MetricRow",
+    "ReportRow",
     "UploadPartRow",
     "UploadRow",
     "WorkerRow",

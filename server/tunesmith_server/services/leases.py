@@ -36,7 +36,7 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, base_models, events, jobs, workers
+from . import adapters, base_models, events, jobs, reports, workers
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
 
@@ -145,6 +145,8 @@ def report(
         if event.source_seq > job.source_seq:
             _store(session, settings, job, event)
             job.source_seq = event.source_seq
+    if report.run_report is not None:
+        reports.store(session, job, report.run_report)
     session.flush()
     if report.outcome is not None:
         _finish(session, settings, wake_ups, job, report.outcome)

@@ -106,29 +106,6 @@ def test_stock_halves_of_every_family_take_our_attention(family: str, wanted: se
     _check_subset(family, frozenset(wanted))
 
 
-@pytest.mark.parametrize("tuning", ["lora", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_weights_change_as_in_stock_over_twenty_steps(family: str, tuning: str) -> None:
-    """Adam's eps is large: a gradient of nothing but rounding would make a step of full size."""
-    batches = [packed_batch(seed=seed) for seed in range(4)]
-    changes: dict[str, dict[str, torch.Tensor]] = {}
-    losses: dict[str, list[float]] = {}
-    for side in ("stock", "ours"):
-        model = make_tuned(family, tuning)
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        before = {name: p.detach().clone() for name, p in named.items()}
-        if side == "ours":
-            patch(model)
-        optimiser = torch.optim.AdamW(named.values(), lr=1e-4, eps=1e-3)
-        losses[side] = []
-        for step in range(20):
-            losses[side].append(run_step(model, batches[step % 4])[0].loss.item())
-            optimiser.step()
-        changes[side] = {name: p.detach() - before[name] for name, p in named.items()}
-    assert losses["ours"] == pytest.approx(losses["stock"], rel=1e-6)
-    assert_same_gradients(changes["ours"], changes["stock"], 1e-4)
-
-
 def _check_subset(family: str, wanted: frozenset[str]) -> None:
     model, batch = make_tuned(family, "lora"), packed_batch()
     expected, gradients = run_step(model, batch)

@@ -30,6 +30,13 @@ class Counts:
     endless: int = 0
     """Examples whose last trained token is not a special one: they do not teach to stop."""
 
+    def add(self, other: Counts) -> None:
+        """Take in the counts of further rows."""
+        longest = max(self.longest, other.longest)
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        self.longest = longest
+
     def as_data(self) -> dict[str, Any]:  # Any: JSON; all are integers
         return asdict(self)
 

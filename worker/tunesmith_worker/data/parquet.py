@@ -26,6 +26,13 @@ class Unreadable(ValueError):
 
 def read_parquet(path: Path) -> Iterator[Any]:  # Any: whatever the columns hold
     """The rows, one by one. Raises Unreadable, also in the middle."""
+    for batch, _ in read_batches(path):
+        yield from batch.to_pylist()
+
+
+def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is untyped
+    """The rows as record batches, each with the share of the file's rows that is read by then.
+    Raises Unreadable, also in the middle."""
     # Imported here: only Parquet files need it, and it takes 0.1 s.
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -37,12 +44,13 @@ def read_parquet(path: Path) -> Iterator[Any]:  # Any: whatever the columns hold
             # A dictionary may hold one huge value that every row repeats: a row group's size bounds
             # that value, so it also bounds what so many rows can expand to.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
-            expanded = 0
+            expanded = read = 0
             for batch in file.iter_batches(batch_size=rows, use_threads=False):
                 expanded += batch.nbytes
                 if expanded > limit:
                     raise _bomb(expanded, limit)
-                yield from batch.to_pylist()
+                read += batch.num_rows
+                yield batch, read / file.metadata.num_rows
     except MemoryError as error:
         raise Unreadable(f"not readable as Parquet in the memory allowed for it: {error}") from None
     except (pa.ArrowException, OSError) as error:

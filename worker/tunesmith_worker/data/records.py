@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _NOT_TEXT = {
 }
 """How files begin that are often sent by mistake."""
 
-_TOO_DEEP = "not readable JSON: nested too deeply"
+TOO_DEEP = "not readable JSON: nested too deeply"
 _TOO_LONG_A_NUMBER = "not readable JSON: a number with more than 4,300 digits"
 
 
@@ -43,8 +43,8 @@ class Record:
 
 def read_records(path: Path, filename: str) -> Iterator[Record]:
     """All records of `path`. `filename` is the name the user gave it, for its extension."""
-    kind = _kind(path, Path(filename).suffix.lower())
-    if mistake := _mistake(path):
+    kind = kind_of(path, Path(filename).suffix.lower())
+    if mistake := mistake_in(path):
         yield Record(1, problem=f"the file {mistake}")
     elif kind == "parquet":
         yield from _parquet(path)
@@ -56,7 +56,8 @@ def read_records(path: Path, filename: str) -> Iterator[Record]:
         yield from _jsonl(path)
 
 
-def _kind(path: Path, extension: str) -> str:
+def kind_of(path: Path, extension: str) -> str:
+    """`parquet`, `csv`, `tsv`, `array` or `jsonl`."""
     if extension == ".parquet":
         return "parquet"
     if extension in (".csv", ".tsv"):
@@ -72,7 +73,8 @@ def _kind(path: Path, extension: str) -> str:
     return "csv" if b"," in start.split(b"\n")[0] else "jsonl"
 
 
-def _mistake(path: Path) -> str | None:
+def mistake_in(path: Path) -> str | None:
+    """What was sent by mistake instead of a data file, if it was."""
     with path.open("rb") as file:
         start = file.read(4)
     return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
@@ -80,20 +82,25 @@ def _mistake(path: Path) -> str | None:
 
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(_BOM) if number == 1 else raw
-            if not line.strip():
-                continue
-            try:
-                yield Record(number, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
-            except UnicodeDecodeError as error:
-                yield Record(number, problem=f"not valid UTF-8 at byte {error.start + 1}")
-            except json.JSONDecodeError as error:
-                yield Record(number, problem=f"not valid JSON at column {error.colno}: {error.msg}")
-            except RecursionError:
-                yield Record(number, problem=_TOO_DEEP)
-            except ValueError:  # Python refuses to turn thousands of digits into a number
-                yield Record(number, problem=_TOO_LONG_A_NUMBER)
+        yield from parse_lines(file, first=1)
+
+
+def parse_lines(lines: Iterable[bytes], *, first: int) -> Iterator[Record]:
+    """JSONL, the first line being number `first` of its file. Blank lines give nothing."""
+    for number, raw in enumerate(lines, start=first):
+        line = raw.removeprefix(_BOM) if number == 1 else raw
+        if not line.strip():
+            continue
+        try:
+            yield Record(number, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
+        except UnicodeDecodeError as error:
+            yield Record(number, problem=f"not valid UTF-8 at byte {error.start + 1}")
+        except json.JSONDecodeError as error:
+            yield Record(number, problem=f"not valid JSON at column {error.colno}: {error.msg}")
+        except RecursionError:
+            yield Record(number, problem=TOO_DEEP)
+        except ValueError:  # Python refuses to turn thousands of digits into a number
+            yield Record(number, problem=_TOO_LONG_A_NUMBER)
 
 
 def _json_array(path: Path) -> Iterator[Record]:
@@ -107,7 +114,7 @@ def _json_array(path: Path) -> Iterator[Record]:
         yield Record(1, problem=f"the file is not a valid JSON array: {error.msg} at {where}")
         return
     except RecursionError:
-        yield Record(1, problem=_TOO_DEEP)
+        yield Record(1, problem=TOO_DEEP)
         return
     except ValueError:
         yield Record(1, problem=_TOO_LONG_A_NUMBER)

@@ -5,7 +5,7 @@ No torch and no tokenizer here: a light worker validates uploads with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class RowFile:
 
 def validate_file(path: Path, filename: str) -> FileValidation:
     """What is in an uploaded file; the first 20 bad rows are named."""
-    checker = _Checker()
+    checker = Checker()
     problems: list[RowProblem] = []
     bad = total = 0
     for record in read_records(path, filename):
@@ -45,29 +45,35 @@ def validate_file(path: Path, filename: str) -> FileValidation:
 
 def read_rows(path: Path) -> RowFile:
     """All rows for training; the first bad one ends the run, naming itself."""
-    checker = _Checker()
-    rows = list(_good_rows(checker, path))
+    checker = Checker()
+    rows = list(good_rows(checker, read_records(path, path.name), path.name))
     if checker.format is None:
-        raise DataError(f"{path.name} has no rows.", hint="Upload a file with at least one row.")
+        raise no_rows(path.name)
     return RowFile(checker.format, rows)
 
 
-def _good_rows(checker: _Checker, path: Path) -> Iterator[Row]:
-    for record in read_records(path, path.name):
+def good_rows(checker: Checker, records: Iterable[Record], name: str) -> Iterator[Row]:
+    """Raises DataError at the first bad row, naming it and the file."""
+    for record in records:
         outcome = checker.check(record)
         if isinstance(outcome, RowProblem):
             raise DataError(
-                f"{path.name}, row {outcome.row}: {outcome.message}",
+                f"{name}, row {outcome.row}: {outcome.message}",
                 hint="Mend the row and upload the file again.",
             )
         yield outcome
 
 
-class _Checker:
-    """Checks records one by one; the first recognisable one sets the file's format."""
+def no_rows(name: str) -> DataError:
+    return DataError(f"{name} has no rows.", hint="Upload a file with at least one row.")
 
-    def __init__(self) -> None:
-        self.format: RowFormat | None = None
+
+class Checker:
+    """Checks records one by one; the first recognisable one sets the file's format, unless it is
+    known already."""
+
+    def __init__(self, format: RowFormat | None = None) -> None:
+        self.format = format
 
     def check(self, record: Record) -> Row | RowProblem:
         try:

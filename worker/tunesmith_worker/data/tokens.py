@@ -1,15 +1,16 @@
-"""Rows as token ids and labels, in memory: what is too long or has nothing to learn is counted.
+"""A data set as the trainer reads it: token ids and labels, memory-mapped from disk.
 
-Labels are -100 where no loss is taken. Knows nothing of batches; packing is TRL's.
+MAIN PATH of the data: `tokenize_file`. `tokenize_rows` is its plain twin, in memory. Packing is
+TRL's.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -17,18 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import trl
 
-from tunesmith_schema import ErrorCode
-
-from ..errors import DataError, RunError
 from ..plan import DataPlan
-from .chat import Rendered, RenderedRow, Span, Tokenizer, render
+from .chat import Tokenizer
+from .chunks import read_chunks
 from .counts import Counts
+from .examples import IGNORED, nothing_left, tokenize
 from .formats import Row
+from .rows import no_rows
+from .token_cache import TokenCache, Tokens, TokensWriter
+from .token_identity import tokens_key
+from .token_stream import Result, TokenStream, Work
 
-IGNORED = -100
-"""The label that carries no loss."""
-_CHUNK = 1000
-_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+__all__ = ["IGNORED", "TokenizedRows", "pack", "tokenize_file", "tokenize_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,167 +47,71 @@ class TokenizedRows:
         return [int(n) for n in pc.list_value_length(self.dataset.data["input_ids"]).to_pylist()]
 
 
+def tokenize_file(
+    path: Path,
+    tokenizer: Tokenizer,
+    plan: DataPlan,
+    *,
+    vocabulary: int,
+    cache: TokenCache | None,
+    scratch: Path,
+    processes: int,
+    tell: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> TokenizedRows:
+    """The file's examples, from the cache or made now; `scratch` is where they lie without one.
+
+    `vocabulary`: number of the model's embeddings. Raises DataError for a file that cannot be
+    trained on, RunError for a tokenizer that is not the model's."""
+    began = time.perf_counter()
+    key = tokens_key(path, tokenizer, plan, vocabulary=vocabulary)
+    tokens = cache.get(key, warn) if cache is not None else None
+    how = "taken from the cache"
+    if tokens is None:
+        work = Work(tokenizer=tokenizer, plan=plan, name=path.name, vocabulary=vocabulary)
+        # Removed in the end: what is mapped stays readable.
+        with (
+            tempfile.TemporaryDirectory(prefix=".tokens-", suffix=".part", dir=scratch) as part,
+            TokenStream(work, processes=processes, warn=warn) as stream,
+        ):
+            folder = Path(part) / "entry"
+            tokens = _write(folder, stream.results(read_chunks(path)), plan, path.name)
+            if cache is not None:
+                cache.keep(key, folder, warn)
+        how = f"tokenised by {stream.processes} process{'es'[: 2 * (stream.processes > 1)]}"
+    tell(f"{path.name}: {how} in {time.perf_counter() - began:.2f} s")
+    # The fingerprint is given: it would be made of all the content.
+    dataset = datasets.Dataset(tokens.table, fingerprint=key[:16])
+    first = tuple(dataset[0]["input_ids"])
+    return TokenizedRows(dataset=dataset, counts=tokens.counts, first=first)
+
+
+def _write(folder: Path, results: Iterable[Result], plan: DataPlan, name: str) -> Tokens:
+    counts = Counts()
+    folder.mkdir()
+    with TokensWriter(folder) as writer:
+        for batch, of_batch in results:
+            writer.add(batch)
+            counts.add(of_batch)
+        if counts.rows == 0:
+            raise no_rows(name)
+        if counts.examples == 0:
+            raise nothing_left(counts, plan, name)
+        return writer.finish(counts)
+
+
 def tokenize_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, *, name: str, vocabulary: int
 ) -> TokenizedRows:
-    """`name` is the file's, for messages; `vocabulary` the number of the model's embeddings."""
-    counts = Counts(rows=len(rows))
-    tables: list[Any] = []  # Any: pyarrow is untyped
-    first: tuple[int, ...] = ()
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, _CHUNK)):
-        examples = list(_examples(chunk, tokenizer, plan, name, counts))
-        columns = {
-            "input_ids": [ids for ids, _ in examples],
-            "labels": [labels for _, labels in examples],
-        }
-        _check_vocabulary(columns["input_ids"], vocabulary)
-        tables.append(pa.table(columns, schema=_SCHEMA))
-        first = first or (tuple(examples[0][0]) if examples else ())
+    """The same from rows in memory, all at once."""
+    batch, counts = tokenize(rows, tokenizer, plan, name=name, vocabulary=vocabulary)
     if counts.examples == 0:
-        raise _nothing_left(counts, plan, name)
-    dataset = datasets.Dataset(pa.concat_tables(tables))
+        raise nothing_left(counts, plan, name)
+    dataset = datasets.Dataset(pa.Table.from_batches([batch]))
+    first = tuple(dataset[0]["input_ids"])
     return TokenizedRows(dataset=dataset, counts=counts, first=first)
 
 
 def pack(dataset: Any, length: int, seed: int) -> Any:  # Any: datasets.Dataset
     """Several rows to a sequence, best fit first; they do not see one another."""
     return trl.pack_dataset(dataset.shuffle(seed=seed), length, "bfd")
-
-
-Example = tuple[list[int], list[int]]
-"""Token ids and labels."""
-
-
-def _examples(
-    rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
-) -> Iterator[Example]:
-    rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
-    # prompt/completion rows may be text here and messages there: each kind is encoded its own way.
-    encoded = {
-        is_chat: _encode(
-            [example for row in rendered if row.is_chat == is_chat for example in row.examples],
-            tokenizer,
-            is_chat=is_chat,
-        )
-        for is_chat in (True, False)
-    }
-    for row in rendered:
-        counts.turns_left_out += row.turns_left_out
-        too_long = counts.examples_too_long
-        own = [
-            example
-            for ids, labels in islice(encoded[row.is_chat], len(row.examples))
-            if (example := _fit(ids, labels, row, plan, name, counts)) is not None
-        ]
-        if own:
-            counts.kept += 1
-        elif counts.examples_too_long > too_long:
-            counts.dropped_too_long += 1
-        else:
-            counts.dropped_untrainable += 1
-        for ids, labels in own:
-            _count(ids, labels, tokenizer, counts)
-        yield from own
-
-
-def _encode(
-    examples: Sequence[Rendered], tokenizer: Tokenizer, *, is_chat: bool
-) -> Iterator[Example]:
-    if not examples:
-        return
-    encoded = tokenizer(
-        [example.text for example in examples],
-        add_special_tokens=not is_chat,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        verbose=False,  # no word about the model's length: rows are measured below
-    )
-    eos = tokenizer.eos_token_id
-    for example, ids, offsets in zip(
-        examples, encoded["input_ids"], encoded["offset_mapping"], strict=True
-    ):
-        labels = _labels(ids, offsets, example.spans)
-        if not is_chat and eos is not None:
-            if ids[-1:] != [eos]:
-                ids = [*ids, eos]
-                labels = [*labels, eos]
-            labels[-1] = eos  # a tokenizer that adds eos itself gives it no characters
-        yield ids, labels
-
-
-def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Label the tokens that overlap a span. One across a span's start is the model's to say, as in
-    TRL: the prompt alone would be tokenised without it."""
-    labels = [IGNORED] * len(ids)
-    for start, end in spans:
-        first = bisect_right(offsets, start, key=itemgetter(1))
-        after = bisect_left(offsets, end, key=itemgetter(0))
-        labels[first:after] = ids[first:after]
-    if labels:
-        labels[0] = IGNORED  # nothing precedes it, so nothing predicts it
-    return labels
-
-
-def _fit(
-    ids: list[int],
-    labels: list[int],
-    row: RenderedRow,
-    plan: DataPlan,
-    name: str,
-    counts: Counts,
-) -> Example | None:
-    limit = plan.max_seq_length
-    if len(ids) > limit:
-        if plan.overlong == "error":
-            raise DataError(
-                f"{name}, row {row.number}: {len(ids)} tokens are more than "
-                f"max_seq_length={limit}.",
-                code=ErrorCode.ROW_TOO_LONG,
-                hint="Shorten the row, raise recipe.max_seq_length, or set recipe.overlong to "
-                "'drop' or 'truncate'.",
-            )
-        if plan.overlong == "drop":
-            counts.examples_too_long += 1
-            return None
-        counts.truncated += 1
-        ids, labels = ids[:limit], labels[:limit]
-    return (ids, labels) if any(label != IGNORED for label in labels) else None
-
-
-def _count(ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Counts) -> None:
-    trained = [label for label in labels if label != IGNORED]
-    counts.examples += 1
-    counts.tokens += len(ids)
-    counts.trained_tokens += len(trained)
-    counts.longest = max(counts.longest, len(ids))
-    counts.endless += trained[-1] not in tokenizer.added_tokens_decoder
-
-
-def _check_vocabulary(examples: Sequence[Sequence[int]], vocabulary: int) -> None:
-    highest = max((max(ids) for ids in examples), default=0)
-    if highest >= vocabulary:
-        raise RunError(
-            ErrorCode.MODEL_NOT_USABLE,
-            f"The tokenizer gives token id {highest}, but the model has only {vocabulary} "
-            "embeddings: model and tokenizer do not belong together.",
-            hint="Use the tokenizer that came with the model.",
-        )
-
-
-def _nothing_left(counts: Counts, plan: DataPlan, name: str) -> DataError:
-    if counts.dropped_too_long >= counts.rows:
-        return DataError(
-            f"{name}: all {counts.rows} rows are longer than max_seq_length="
-            f"{plan.max_seq_length} and were dropped.",
-            code=ErrorCode.NO_TRAINABLE_TOKENS,
-            hint="Raise recipe.max_seq_length, or set recipe.overlong='truncate'.",
-        )
-    return DataError(
-        f"{name}: none of the {counts.rows} rows has a token to train on "
-        f"({counts.dropped_too_long} too long, {counts.dropped_untrainable} without one; "
-        f"{counts.turns_left_out} assistant turns could not be found in the template's text).",
-        code=ErrorCode.NO_TRAINABLE_TOKENS,
-        hint="Check that rows have assistant turns or completions; "
-        "recipe.assistant_only_loss=false trains every token.",
-    )

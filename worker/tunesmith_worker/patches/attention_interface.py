@@ -7,9 +7,6 @@ generation with a cache) runs what the model had before, mask included.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,7 +19,10 @@ from tunesmith_kernels.segments import Segments
 Untyped = Any  # Any: transformers is not typed
 
 _NAME = "tunesmith_over_"
-_segmented: ContextVar[bool] = ContextVar("segmented", default=False)
+NO_MASK = torch.empty(1, 1, 0, 0)
+"""Given to a model together with `segments`, keeps it from building a mask: one that has four
+dimensions counts as built, and ours reads none. Given nothing, transformers looks for packed rows
+by asking the device where positions restart."""
 
 
 def register_over(stock: str) -> str:
@@ -33,19 +33,10 @@ def register_over(stock: str) -> str:
         raise ValueError("the model is patched already: undo that first")
     name = _NAME + stock
     AttentionInterface.register(name, _attention_over(stock))
-    AttentionMaskInterface.register(name, _mask_over(stock))
+    masks = AttentionMaskInterface()
+    if stock in masks.valid_keys():
+        AttentionMaskInterface.register(name, masks[stock])
     return name
-
-
-@contextmanager
-def without_masks() -> Iterator[None]:
-    """Inside, models build no mask. Masks are made in the model's forward alone: a layer that is
-    recomputed in backward is given what it was given before."""
-    token = _segmented.set(True)
-    try:
-        yield
-    finally:
-        _segmented.reset(token)
 
 
 def _attention_over(stock: str) -> Untyped:
@@ -88,13 +79,3 @@ def _attention_over(stock: str) -> Untyped:
 def _stock(stock: str, module: Untyped) -> Untyped:
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     return AttentionInterface().get_interface(stock, eager)
-
-
-def _mask_over(stock: str) -> Untyped:
-    def mask(**kwargs: Untyped) -> torch.Tensor | None:
-        if _segmented.get():
-            return None
-        made: torch.Tensor | None = AttentionMaskInterface()[stock](**kwargs)
-        return made
-
-    return mask

@@ -11,7 +11,8 @@ import torch
 
 from tunesmith_kernels.segments import Segments
 
-from .attention_interface import without_masks
+from .attention_interface import NO_MASK
+from .batch_layout import current_layout
 from .families import FAMILIES, Family
 from .half_blocks import AttentionHalf, MLPHalf
 from .projections import Unsupported
@@ -29,12 +30,17 @@ class DecoderLayerPatch:
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             raise Unsupported(f"{name} has hooks or a forward of its own")
         self._layer, self._family = layer, FAMILIES[name]
+        self._replaced: Untyped | None = None
         self._attention = _half("attention_block", AttentionHalf, layer, wanted, report)
         self._mlp = _half("mlp_block", MLPHalf, layer, wanted, report)
-        if self._attention is None and self._mlp is None:
+        if not self.has_half:
             return
-        self._stock = layer.forward
+        self._stock: Untyped = layer.forward
         layer.forward = types.MethodType(_forward(self), layer)
+
+    @property
+    def has_half(self) -> bool:
+        return self._attention is not None or self._mlp is not None
 
     def undo(self) -> None:
         self._layer.__dict__.pop("forward", None)
@@ -52,7 +58,12 @@ class DecoderLayerPatch:
 
     @property
     def stock(self) -> Untyped:
-        return self._stock
+        """The layer's own forward, for batches without segments."""
+        return self._stock if self._replaced is None else self._replaced
+
+    def replace_stock(self, forward: Untyped | None) -> None:
+        """Another function with the same result in its place; None: its own again."""
+        self._replaced = forward
 
 
 def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
@@ -127,9 +138,8 @@ class BackbonePatch:
                 raise RuntimeError("a copy of a patched model: undo its patches before copying it")
             if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
                 return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
-            segments = Segments.from_cumulative(cu_seq_lens_q)
-            with without_masks():
-                return stock(*args, cu_seq_lens_q=cu_seq_lens_q, segments=segments, **kwargs)
+            kwargs |= {"segments": _segments(cu_seq_lens_q), "attention_mask": NO_MASK}
+            return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
 
         backbone.forward = types.MethodType(forward, backbone)
 
@@ -138,3 +148,10 @@ class BackbonePatch:
             self._backbone.__dict__.pop("forward", None)
         else:
             self._backbone.forward = self._stock
+
+
+def _segments(cumulative: torch.Tensor) -> Segments:
+    layout = current_layout()
+    if layout is None or layout.bounds is None:
+        return Segments.from_cumulative(cumulative)
+    return Segments(layout.bounds, cumulative.to(torch.int32))

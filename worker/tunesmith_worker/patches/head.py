@@ -14,6 +14,7 @@ import torch
 
 from tunesmith_kernels.log_prob import token_log_probs
 
+from .batch_layout import current_layout
 from .trl_compat import FusedCausalLMOutput, logit_scale
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -67,22 +68,24 @@ def _score(
     """labels: [B, T]. Every field but the loss is [B, T - 1], zero where there is no label."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
-    shifted = labels[:, 1:]
-    mask = shifted != _IGNORED
+    mask = labels[:, 1:] != _IGNORED
+    layout = current_layout()
+    places = mask.flatten().nonzero()[:, 0] if layout is None else layout.labelled
+    sources = places + places // max(1, mask.shape[1])  # the same in [B, T]: a row is one longer
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     scored = token_log_probs(
-        hidden[:, :-1][mask],
+        hidden.flatten(0, 1).index_select(0, sources),
         head.weight,
         head.bias,
-        shifted[mask],
+        labels.flatten().index_select(0, sources + 1),
         softcap=getattr(config, "final_logit_softcapping", None),
         logit_scale=logit_scale(config),
         entropy=True,
         top1=True,
     )
     per_token = [
-        None if one is None else one.new_zeros(mask.shape).masked_scatter(mask, one)
+        None if one is None else _Placed.apply(one, places, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for one in (scored.log_probs, scored.entropy, scored.is_top1)
     ]
     log_probs, entropy, is_top1 = per_token
@@ -94,3 +97,25 @@ def _score(
         is_top1=is_top1,
         label_mask=mask,
     )
+
+
+class _Placed(torch.autograd.Function):
+    """values [N] at flat `places` of a tensor of `shape`, zero elsewhere.
+
+    The gradient of a sum is one number everywhere, and stays one number here: the head's gradient
+    need not ask the device whether its rows weigh the same.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Untyped, values: torch.Tensor, places: torch.Tensor, shape: torch.Size
+    ) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return values.new_zeros(shape.numel()).index_copy_(0, places, values).view(shape)
+
+    @staticmethod
+    def backward(ctx: Untyped, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        if upstream.numel() and not any(upstream.stride()):
+            return upstream[0, 0].expand(len(places)), None, None
+        return upstream.flatten().index_select(0, places), None, None

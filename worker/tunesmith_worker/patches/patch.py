@@ -25,8 +25,11 @@ the loss head."""
 class Patched:
     """A model with our kernels in it."""
 
-    def __init__(self, report: PatchReport, undo: list[Untyped]) -> None:
-        self.report = report
+    def __init__(
+        self, report: PatchReport, undo: list[Untyped], layers: list[DecoderLayerPatch]
+    ) -> None:
+        self.report, self.layers = report, layers
+        """`layers`: those with a half block of ours."""
         self._undo = undo
 
     def undo(self) -> None:
@@ -41,24 +44,29 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
     wanted = frozenset(mechanisms)
     if unknown := wanted - MECHANISMS:
         raise ValueError(f"unknown patches {sorted(unknown)}: known are {sorted(MECHANISMS)}")
-    report = PatchReport()
+    report = PatchReport(wanted)
     undo: list[Untyped] = []
+    layers: list[DecoderLayerPatch] = []
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     backbone = causal.base_model
     try:
         if wanted & {"attention_block", "mlp_block", "attention"}:
-            _patch_backbone(backbone, wanted, report, undo)
+            _patch_backbone(backbone, wanted, report, undo, layers)
         if "loss" in wanted:
             undo.append(HeadPatch(causal).undo)
             report.replaced("loss")
     except BaseException:
-        Patched(report, undo).undo()
+        Patched(report, undo, layers).undo()
         raise
-    return Patched(report, undo)
+    return Patched(report, undo, layers)
 
 
 def _patch_backbone(
-    backbone: Untyped, wanted: frozenset[str], report: PatchReport, undo: list[Untyped]
+    backbone: Untyped,
+    wanted: frozenset[str],
+    report: PatchReport,
+    undo: list[Untyped],
+    layers: list[DecoderLayerPatch],
 ) -> None:
     config = backbone.config
     reason = _why_stock(backbone)
@@ -81,6 +89,8 @@ def _patch_backbone(
                 report.stays_stock(name, str(why))
         else:
             undo.append(patched.undo)
+            if patched.has_half:
+                layers.append(patched)
     for _ in range(len(backbone.layers) - report.counts["attention_block"]):
         report.replaced("attention")
 

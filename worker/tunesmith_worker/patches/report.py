@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+
+_BROUGHT_ALONG = "comes along: rows stand end to end"
 
 
 class PatchReport:
-    def __init__(self) -> None:
+    def __init__(self, asked: Iterable[str] = ()) -> None:
+        """`asked`: the mechanisms that were named; others may come along with them."""
+        self._asked = frozenset(asked)
         self.counts: Counter[str] = Counter()
         """Mechanism -> how many instances run ours."""
         self.stock: Counter[tuple[str, str]] = Counter()
@@ -19,7 +24,10 @@ class PatchReport:
         self.stock[mechanism, reason] += 1
 
     def summary(self) -> str:
-        ours = ", ".join(f"{count} x {name}" for name, count in sorted(self.counts.items()))
+        ours = ", ".join(
+            f"{count} x {name}{'' if name in self._asked else f' ({_BROUGHT_ALONG})'}"
+            for name, count in sorted(self.counts.items())
+        )
         stock = "; ".join(
             f"{count} x {name} stay stock: {reason}"
             for (name, reason), count in sorted(self.stock.items())

@@ -3,13 +3,27 @@ TRL changes it."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
-__all__ = ["FusedCausalLMOutput", "logit_scale", "metrics_so_far", "restore_metrics"]
+__all__ = [
+    "RECOMPUTE",
+    "FusedCausalLMOutput",
+    "logit_scale",
+    "metrics_so_far",
+    "restore_metrics",
+]
 
 Untyped = Any  # Any: transformers is not typed
+
+_NAMES = {field.name for field in fields(trl.SFTConfig)}
+RECOMPUTE = (
+    "activation_checkpointing" if "activation_checkpointing" in _NAMES else "gradient_checkpointing"
+)
+"""What this transformers calls recomputing activations in backward."""
 
 
 def logit_scale(config: Untyped) -> float:

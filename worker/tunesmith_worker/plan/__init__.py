@@ -1,11 +1,12 @@
 """Decides what a recipe leaves open, and writes down why."""
 
 from .choices import Choices, DataPlan, Device, LoadPlan, Precision, TrainPlan
-from .layout import Layout, LayoutPlan, plan_layouts
+from .layout import COMPILED, Layout, LayoutPlan, plan_layouts
 from .layout_trial import LayoutTrial
 from .settle import plan_data, plan_load, plan_patches, plan_train
 
 __all__ = [
+    "COMPILED",
     "Choices",
     "DataPlan",
     "Device",

@@ -22,6 +22,10 @@ MOST_PADDING = 2.0
 """Slots per token from which padding is not tried: stock layers are not that much faster."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 """A packed micro-batch has at most so many; on a CPU larger ones are no faster (docs/log.md)."""
+COMPILED = "padded_compiled"
+PAYS_AFTER = 60
+"""Compiling is tried when the rest of the run takes so many times as long: it then costs less than
+a fiftieth if it gains nothing."""
 _SIMULATED_STEPS = 64
 
 
@@ -57,6 +61,21 @@ class LayoutPlan:
     @property
     def first(self) -> str:
         return next(iter(self.candidates))
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The candidates, and the padded one compiled: tried where that would pay."""
+        padded = self.candidates.get("padded")
+        if padded is None or len(self.candidates) == 1:
+            return self.candidates
+        return {**self.candidates, COMPILED: replace(padded, compiled=True)}
+
+    def compiling_pays(
+        self, speeds: dict[str, float], seconds_left: float, compile_seconds: float
+    ) -> bool:
+        """`speeds`: tokens a second of each candidate. A tenth is the most that compiling gains."""
+        near = speeds.get("padded", 0.0) * 1.1 >= max(speeds.values())
+        return near and COMPILED in self.layouts and seconds_left >= PAYS_AFTER * compile_seconds
 
 
 def plan_layouts(

@@ -17,8 +17,10 @@ BETTER = 0.98
 
 
 class LayoutTrial:
-    def __init__(self, slots_per_token: dict[str, float]) -> None:
-        """By name of the candidate; the first is the one to keep when none is faster."""
+    def __init__(self, slots_per_token: dict[str, float], *, slow_start: str = "") -> None:
+        """By name of the candidate; the first is the one to keep when none is faster.
+        `slow_start`: one whose first step says nothing of the others."""
+        self._slow_start = slow_start
         self._ratios = slots_per_token
         self._seconds: dict[str, list[float]] = {name: [] for name in slots_per_token}
         self._warm: set[str] = set()
@@ -46,7 +48,7 @@ class LayoutTrial:
             self._seconds[name].append(cost)
         else:  # the first step of each pays for what is made once
             self._warm.add(name)
-            if cost > HOPELESS * self._best():
+            if cost > HOPELESS * self._best() and name != self._slow_start:
                 self._queue = [other for other in self._queue if other != name]
                 self._alive.remove(name)
                 self._seconds[name].append(cost)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -15,23 +15,30 @@ import torch
 
 from tunesmith_schema import Choice
 
-from ..plan import Choices, Layout, LayoutPlan, LayoutTrial
+from ..patches import CompiledLayers
+from ..plan import COMPILED, Choices, Layout, LayoutPlan, LayoutTrial
 
 NAME = "packing"
 """Of the choice."""
 
 
 class Layouts:
-    def __init__(self, plan: LayoutPlan, choices: Choices, decided: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: LayoutPlan, choices: Choices, *, total_steps: int, decided: Callable[[], None]
+    ) -> None:
         """`decided`: called once the choice that was measured has been made."""
         self._plan, self._choices, self._decided = plan, choices, decided
+        self._total_steps = total_steps
+        self._compiled: CompiledLayers | None = None
         self._trial: LayoutTrial | None = None
-        self._replayed: list[str] = []
+        self._steps: list[str] = []
+        """By which layout each step so far went, while that was measured."""
+        self._speeds: dict[str, float] = {}
         self._settled = plan.first
         earlier = choices.earlier(NAME)
-        if earlier is not None and earlier.value in plan.candidates:
+        if earlier is not None and earlier.value in plan.layouts:
             self._settled = str(earlier.value)
-            self._replayed = cast(list[str], earlier.figures.get("steps", []))
+            self._steps = cast(list[str], earlier.figures.get("steps", []))
             choices.add(earlier)
         elif len(plan.candidates) == 1:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
@@ -41,21 +48,19 @@ class Layouts:
     @property
     def settled(self) -> Layout:
         """What the run goes by, as far as is known."""
-        return self._plan.candidates[self._settled]
+        return self._plan.layouts[self._settled]
 
     @property
-    def open(self) -> dict[str, Layout]:
-        """Those that may still be laid out, by name."""
+    def to_be_tried(self) -> dict[str, Layout]:
+        """Those that are still to be measured against the first one, by name."""
         if self._trial is None:
-            names = {self._settled, *self._replayed}
-            return {name: self._plan.candidates[name] for name in names}
-        return dict(self._plan.candidates)
+            return {}
+        return {n: one for n, one in self._plan.candidates.items() if n != self._plan.first}
 
     def rule_out(self, name: str, reason: str) -> None:
         """Before the first step: not that one, nor the trial if no other is left to compare."""
         plan = self._plan
-        assert self._trial is not None
-        assert name != plan.first
+        assert name in self.to_be_tried
         kept = {other: one for other, one in plan.candidates.items() if other != name}
         ratios = {other: plan.slots_per_token[other] for other in kept}
         self._plan = replace(plan, candidates=kept, slots_per_token=ratios)
@@ -65,41 +70,65 @@ class Layouts:
 
     @property
     def measuring(self) -> bool:
+        """Whether layouts are still tried in turn."""
         return self._trial is not None
+
+    def may_compile(self, layers: CompiledLayers) -> None:
+        """The layers that a padded layout runs on, once the model is patched."""
+        self._compiled = layers
 
     def of_step(self, step: int) -> Layout:
         """`step`: optimiser steps done before it."""
         if self._trial is not None:
-            return self._plan.candidates[self._trial.current]
-        if step < len(self._replayed):
-            return self._plan.candidates[self._replayed[step]]
-        return self.settled
+            name = self._trial.current
+        else:
+            name = self._steps[step] if step < len(self._steps) else self._settled
+        layout = self._plan.layouts[name]
+        if self._compiled is not None:
+            self._compiled.use(layout.compiled and self._compiled.estimated_seconds is not None)
+        return layout
 
     @contextmanager
     def timed(self, slots: int) -> Iterator[None]:
         """Around forward and backward of a step whose micro-batches have so many slots."""
-        if self._trial is None:
+        trial, compiled = self._trial, self._compiled
+        if trial is None:
             yield
             return
+        compiles = compiled and trial.current == COMPILED and COMPILED not in trial.steps
         start = _now()
-        yield
-        self._trial.record(_now() - start, slots)
-        if not self._trial.running:
-            self._decide(self._trial)
+        with compiled.first_use() if compiled and compiles else nullcontext():
+            yield
+        seconds = _now() - start
+        trial.record(seconds, slots)
+        if not trial.running:
+            self._ended(trial, seconds)
 
-    def _decide(self, trial: LayoutTrial) -> None:
-        self._trial, self._settled, self._replayed = None, trial.current, trial.steps
-        speeds = {name: round(speed, 1) for name, speed in trial.tokens_per_second().items()}
-        told = ", ".join(f"{name} {speed:,.0f}" for name, speed in speeds.items())
+    def _ended(self, trial: LayoutTrial, step_seconds: float) -> None:
+        self._steps += trial.steps
+        self._speeds |= {name: round(speed, 1) for name, speed in trial.tokens_per_second().items()}
+        self._settled, self._trial = trial.current, None
+        needed = self._compiled.estimated_seconds if self._compiled else None
+        left = (self._total_steps - len(self._steps)) * step_seconds
+        if (
+            COMPILED not in trial.steps
+            and needed is not None
+            and self._plan.compiling_pays(self._speeds, left, needed)
+        ):
+            ratios = self._plan.slots_per_token
+            pair = {self._settled: ratios[self._settled], COMPILED: ratios["padded"]}
+            self._trial = LayoutTrial(pair, slow_start=COMPILED)
+            return
+        told = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
         self._choices.add(
             Choice(
                 name=NAME,
                 value=self._settled,
-                reason=f"tokens a second, measured over {len(trial.steps)} steps: {told}",
+                reason=f"tokens a second, measured over {len(self._steps)} steps: {told}",
                 figures={
-                    "tokens_per_second": {**speeds},
+                    "tokens_per_second": {**self._speeds},
                     "slots_per_token": {**self._plan.slots_per_token},
-                    "steps": [*trial.steps],
+                    "steps": [*self._steps],
                 },
             )
         )
@@ -110,8 +139,5 @@ def _now() -> float:
     """Seconds. A CPU's own when one thread computes, so that other programs do not count."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.thread_time() if _one_thread() else time.perf_counter()
-
-
-def _one_thread() -> bool:
-    return not torch.cuda.is_available() and torch.get_num_threads() == 1
+        return time.perf_counter()
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()

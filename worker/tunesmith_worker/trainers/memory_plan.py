@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 
 from ..errors import RunError, is_out_of_memory
 from ..events import EventLog
+from ..patches.batch_layout import batch_layout
 from ..patches.recompute import LayerModes
 from ..patches.report import PatchReport
 from ..plan import Choices, Layout, Precision
@@ -28,11 +29,12 @@ from ..plan.policy import Given, Option, Planner
 from ..plan.probe import Probe, run_probe
 from ..plan.reading import read_tuning
 from ..plan.room import HostPeak, find_room, measure_speed
-from ..plan.saturation import of_passes
 from ..plan.shapes import Engine, MicroBatch, shape_of
 from ..plan.telling import NAME, as_choice, difference, policy_json, policy_of, sentence, size
+from ..report.watch import LayerCounters
 from .batches import Batch
 from .layouts import Layouts
+from .on_device import LAYOUT, on_device
 from .step_memory import StepMemory, describe, first_line
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -118,9 +120,22 @@ class MemoryPlan:
         else:
             self._host_peak = HostPeak()
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether any layer does."""
+        return self.steps.policy.keep < self.planner.shape.layers
+
+    def layer_counters(self) -> LayerCounters:
+        """For the run report; follow the plan when it changes."""
+        return LayerCounters(
+            planned=self.steps.planned,
+            recomputes=lambda: [counts.recomputes for counts in self._modes.counts],
+            offloads=lambda: [counts.offloads for counts in self._modes.counts],
+        )
+
     def report(self) -> None:
         """After training: the peak that was against the one predicted for the largest micro-batch
-        there was, what the layers did against the plan, and whether more rows would help."""
+        there was, and what the layers did against the plan."""
         if self.steps.largest is None:
             return
         planner, seen = self.planner, self.steps.largest
@@ -137,25 +152,13 @@ class MemoryPlan:
             "real_peak_bytes": real,
             "measured_as": how,
             "largest_micro_batch_tokens": seen.tokens,
-            "layers": [
-                {
-                    "mode": counts.mode,
-                    "forwards": counts.forwards,
-                    "recomputes": counts.recomputes,
-                    "offloads": counts.offloads,
-                }
-                for counts in self._modes.counts
-            ],
+            "layers": [asdict(counts) for counts in self._modes.counts],
         }
         text = f"Memory at the peak: {size(predicted)} predicted"
         if real is not None:
             text += f", {size(real)} {how}"
             if predicted >= _TELLING:
                 text += f" ({real / predicted - 1:+.0%})"
-        speed = of_passes(self.steps.passes())
-        if speed is not None:
-            data |= {"gain_of_twice_the_rows": round(speed.gain, 4), "saturated": speed.saturated}
-            text += ". " + speed.sentence("GPU" if planner.engine.on_gpu else "CPU")
         self._events.message(text, data=data)
         for surprise in surprises:
             self._events.message(f"Recomputation is not as planned: {surprise}.", level="warn")
@@ -176,9 +179,7 @@ class MemoryPlan:
 
     def _rule_out_layouts(self) -> None:
         """Layouts that are yet to be tried, and would not fit."""
-        if not self._layouts.measuring:
-            return
-        for name, layout in list(self._layouts.open.items())[1:]:
+        for name, layout in self._layouts.to_be_tried.items():
             batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
             one = replace(self.planner, batch=batch, engine=engine)
             option = one.option(replace(self.steps.policy, parts=1))
@@ -204,8 +205,8 @@ class MemoryPlan:
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         trainer = self._trainer
-        inputs = trainer._prepare_inputs(dict(batch))
-        with trainer.accelerator.autocast():
+        inputs = on_device(batch, self._device)
+        with trainer.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
             outputs = trainer.model(**inputs, use_cache=False, fused_lm_head=True)
         loss: torch.Tensor = -outputs.log_probs.sum() / self.planner.batch.labelled
         return loss

@@ -16,10 +16,12 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
-from ..patches.trl_compat import metrics_so_far, restore_metrics
+from ..patches.batch_layout import batch_layout
+from ..patches.trl_compat import RECOMPUTE, metrics_so_far, restore_metrics
 from ..plan import Layout, LoadPlan, TrainPlan
 from .batches import Batch, collate, slots, split
 from .layouts import Layouts
+from .on_device import LAYOUT, on_device, sent
 from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -42,6 +44,19 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         """Tokens that carried loss so far."""
         return int(self._trained)
 
+    def get_train_dataloader(self) -> Untyped:
+        loader = super().get_train_dataloader()
+        loader.device = None  # rows stay on the host until they are laid out
+        return loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Untyped, num_batches: int, device: torch.device
+    ) -> tuple[list[Untyped], Untyped]:
+        batches, labels = super().get_batch_samples(
+            epoch_iterator, num_batches, torch.device("cpu")
+        )
+        return batches, sent(labels, device)
+
     def training_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
@@ -59,11 +74,11 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         with self._layouts.timed(slots(batches)):
             for batch in batches:
                 last = batch is batches[-1]
-                with (
-                    nullcontext() if last else self.accelerator.no_sync(model=model),
-                    nullcontext() if self.memory is None else self.memory.passing(batch),
-                ):
-                    loss = loss + super().training_step(model, batch, num_items_in_batch)
+                there = on_device(batch, self.args.device)
+                if self.memory is not None:
+                    self.memory.comes(batch)
+                with nullcontext() if last else self.accelerator.no_sync(model=model):
+                    loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
         return loss
 
@@ -99,6 +114,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         num_items_in_batch: Untyped = None,
     ) -> Untyped:
         """TRL's, without waiting for the device for its metrics at each micro-batch."""
+        layout = inputs.pop(LAYOUT, None)
         sums = self._sums["train" if model.training else "eval"]
         tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
         count = tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
@@ -109,7 +125,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             sums.add(tokens, (loss[0] if return_outputs else loss) * count)
             return loss
-        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        with batch_layout(layout):
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
         nll = -outputs.log_probs.sum()
         sums.add(tokens, nll, outputs.entropy.sum(), outputs.is_top1.sum())
         return (nll / count, outputs) if return_outputs else nll / count
@@ -177,7 +194,6 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         eval_strategy="no" if train.eval_steps is None else "steps",
         eval_steps=train.eval_steps,
         save_strategy="no",  # the callback asks for checkpoints
-        activation_checkpointing=False,  # all or nothing: step_memory.py sets it layer by layer
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
@@ -187,4 +203,5 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         report_to="none",
         disable_tqdm=True,
         push_to_hub=False,
+        **{RECOMPUTE: False},  # all or nothing: step_memory.py sets it layer by layer
     )

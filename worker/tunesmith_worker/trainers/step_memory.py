@@ -9,23 +9,18 @@ step stays what it was.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..errors import is_out_of_memory
 from ..patches.recompute import LayerModes
-from ..plan.memory import Policy
+from ..plan.memory import Mode, Policy
 from ..plan.shapes import MicroBatch
 from .batches import Batch
 
 Untyped = Any  # Any: transformers and TRL are not typed
-
-_REMEMBERED = 256
-"""Micro-batches whose lengths and times are kept."""
 
 
 class StepMemory:
@@ -36,7 +31,8 @@ class StepMemory:
         none."""
         self._trainer, self.modes = trainer, modes
         self._replan = replan
-        self._timed: list[tuple[int, Untyped, Untyped]] = []
+        self.planned: list[Mode] = []
+        """Of each layer; the same list when the plan changes."""
         self.largest: MicroBatch | None = None
         """The largest micro-batch so far."""
         self.apply(policy)
@@ -44,7 +40,8 @@ class StepMemory:
     def apply(self, policy: Policy) -> None:
         self.policy = policy
         layers = len(self.modes.layers)
-        self.modes.set([policy.of(layer, layers) for layer in range(layers)])
+        self.planned[:] = [policy.of(layer, layers) for layer in range(layers)]
+        self.modes.set(self.planned)
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Forward and backward of an optimiser step, from its start if need be; its loss."""
@@ -67,25 +64,11 @@ class StepMemory:
             torch.cuda.empty_cache()
         self.apply(self._replan(failure))
 
-    @contextmanager
-    def passing(self, batch: Batch) -> Iterator[None]:
-        """Around forward and backward of a micro-batch."""
+    def comes(self, batch: Batch) -> None:
+        """A micro-batch, before it is computed."""
         size = describe(batch)
         if self.largest is None or size.tokens > self.largest.tokens:
             self.largest = size
-        begun = _now()
-        yield
-        self._timed.append((size.tokens, begun, _now()))
-        del self._timed[3:-_REMEMBERED]
-
-    def passes(self) -> list[tuple[int, float]]:
-        """(tokens, seconds) of the last micro-batches, the first three of all left out."""
-        if not self._timed:
-            return []
-        if isinstance(self._timed[-1][2], torch.cuda.Event):
-            self._timed[-1][2].synchronize()
-            return [(n, a.elapsed_time(b) / 1000) for n, a, b in self._timed[3:]]
-        return [(n, b - a) for n, a, b in self._timed[3:]]
 
     @staticmethod
     def _tried(step: Callable[[], torch.Tensor]) -> torch.Tensor | str:
@@ -100,15 +83,6 @@ class StepMemory:
 
 def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-def _now() -> Untyped:
-    """A moment of the device, for which nobody waits."""
-    if not torch.cuda.is_available():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:

@@ -1,0 +1,101 @@
+"""What a GPU makes of our kernels and trainer, in one call of under 8 minutes:
+
+    python -m benchmarks.gpu [--only kernels parity speed] [--minutes 7.5] [--out FOLDER]
+    python -m benchmarks.gpu --tiny       # without a GPU: the same code on tiny shapes
+
+It needs torch, triton, transformers, peft and accelerate, and the wheels that
+requirements-gpu-bench.txt names; nothing of ours need be installed, and nothing is downloaded.
+Results go to FOLDER/gpu-DEVICE.json after every case. A case that fails takes no other with it;
+exit status 1 says so. When the time is up the rest is skipped, and named. A bar that is missed is a
+result: it is printed at the end, and stands in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from .children import Job, run_all
+from .record import Record
+from .speed_plan import REAL, TINY, speed_cases
+
+RESULTS = Path(__file__).parents[1] / "results"
+PARTS = ("kernels", "parity", "speed")
+OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
+"""Sides that run on a GPU alone, and the package that each needs."""
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments.add_argument("--minutes", type=float, default=7.5, help="the rest is skipped then")
+    arguments.add_argument("--rounds", type=int, default=2, help="of each side, in `speed`")
+    arguments.add_argument("--out", type=Path, default=RESULTS)
+    arguments.add_argument("--tiny", action="store_true")
+    given = arguments.parse_args()
+    if not given.tiny and not has_card():
+        arguments.error("there is no NVIDIA card here: --tiny checks the logic on a CPU")
+    deadline = time.monotonic() + 60 * given.minutes
+    record = Record(given.out, given.only, tiny=given.tiny, minutes=given.minutes)
+    jobs = [job for part in given.only for job in jobs_of(part, given.tiny, given.rounds)]
+    run_all(jobs, record, deadline, environment(given.tiny))
+    sys.stdout.write(summary(record) + "\n")
+    return 1 if record.failed else 0
+
+
+def has_card() -> bool:
+    """Or something like it: virtual machines differ in what they show, and torch decides."""
+    return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia*"))
+
+
+def environment(tiny: bool) -> dict[str, str]:
+    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # One card: with several in sight the Trainer would spread a batch over all of them.
+    env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    if tiny:
+        env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return env
+
+
+def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
+    """Sides in turn, backwards in every second round; the models with bars of their own first."""
+    sides = ["ours", "stock"]
+    if not tiny:
+        sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]
+    for turn in range(1, rounds + 1):
+        for model in TINY if tiny else REAL:
+            for side in sides if turn % 2 else reversed(sides):
+                cases = speed_cases(model, side, turn)
+                yield Job(part="speed", module="benchmarks.gpu.speed", cases=cases, seconds=90)
+
+
+def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
+    if part == "speed":
+        yield from speed_jobs(tiny, rounds)
+    else:
+        yield Job(part=part, module=f"benchmarks.gpu.{part}", seconds=90)
+
+
+def summary(record: Record) -> str:
+    """The bars as a table, what failed and where the figures are."""
+    met = {True: "met", False: "MISSED", None: "open"}
+    lines = [""]
+    for bar in record.results["bars"]:
+        bound = f">= {bar['at_least']:g}" if "at_least" in bar else f"<= {bar['at_most']:g}"
+        lines.append(f"{met[bar['met']]:6s} {bar['bar']}: {bar['figure']} ({bound})")
+    failed, skipped = (len(record.results[key]) for key in ("errors", "skipped"))
+    return "\n".join([*lines, f"{failed} failed, {skipped} skipped; {record.path.name}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The ways to compute attention that a GPU offers, timed beside ours: which one should ours take?
+
+One row of 4,096 tokens, bf16, forward and backward. `ours` is segment_attention on packed
+q | k | v, rotation and all; the others are torch's scaled_dot_product_attention by backend, given
+rotated heads in its own layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tunesmith_kernels.attention import AttentionShape, segment_attention, why_tiles
+from tunesmith_kernels.segments import Segments
+
+from ..kernel_operations import Shape
+from .timing import median_seconds
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def attention_paths(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """Rates count 4 and 10 T^2 / 2 heads head_size operations forward and backward."""
+    tokens = 4096 if device.type == "cuda" else 40
+    of = AttentionShape(shape.heads, shape.kv_heads, shape.head_size, shape.head_size**-0.5)
+    ours, qkv = _ours(tokens, of, device)
+    runs = {"ours": ours}
+    refused: dict[str, str] = {}
+    for name, backend in BACKENDS.items() if device.type == "cuda" else ():
+        run = _sdpa(backend, tokens, of, device)
+        try:
+            run()
+        except RuntimeError as reason:
+            refused[name] = str(reason).splitlines()[0]
+        else:
+            runs[name] = run
+    seconds = median_seconds(runs, device, 20 if device.type == "cuda" else 1)
+    count = (4 + 10) * tokens**2 / 2 * of.heads * of.head_dim
+    return {
+        "tokens": tokens,
+        "ours_is": why_tiles(qkv, of) or "torch's varlen kernels",
+        "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
+        "tflop_per_s": {n: round(count / taken / 1e12, 2) for n, taken in seconds.items()},
+        "refused": refused,
+    }
+
+
+def _ours(
+    tokens: int, of: AttentionShape, device: torch.device
+) -> tuple[Callable[[], object], torch.Tensor]:
+    segments = Segments.from_lengths([tokens], device)
+    angles = torch.rand(tokens, of.head_dim // 2, device=device)
+    qkv = torch.randn(tokens, of.width, device=device, dtype=torch.bfloat16)
+    upstream = torch.randn(tokens, of.heads * of.head_dim, device=device, dtype=torch.bfloat16)
+
+    def run() -> object:
+        # It is overwritten with what it becomes when turned, which is as good the next time.
+        leaf = qkv.detach().requires_grad_()
+        out = segment_attention(leaf.view_as(leaf), angles.cos(), angles.sin(), segments, of)
+        return torch.autograd.grad(out, leaf, upstream)
+
+    return run, qkv
+
+
+def _sdpa(
+    backend: SDPBackend, tokens: int, of: AttentionShape, device: torch.device
+) -> Callable[[], object]:
+    sizes = ((n, tokens, of.head_dim) for n in (of.heads, of.kv_heads, of.kv_heads))
+    q, k, v = (
+        torch.randn(1, *size, device=device, dtype=torch.bfloat16).requires_grad_()
+        for size in sizes
+    )
+    upstream = torch.randn_like(q)
+
+    def run() -> object:
+        with sdpa_kernel([backend]):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return torch.autograd.grad(out, (q, k, v), upstream)
+
+    return run

@@ -1,0 +1,181 @@
+"""The parent's end: starts children ahead of time, reads their answers, and outlives them.
+
+A case that raises, hangs or takes its process down is recorded, and the cases after it run in a new
+process. Knows nothing of what is measured, and does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from .record import Record
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("kernels", "schema", "worker")
+ALL = "all of it"
+"""Stands for the cases of a process that has not said yet which it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Cases that share a process."""
+
+    part: str
+    module: str
+    cases: tuple[str, ...] = ()
+    """None: all that the module has; it says which."""
+    seconds: float
+    """What one case may take before its process is killed."""
+
+
+class Child:
+    """One process, importing from the moment on that it is made."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        self.job = job
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in close()
+        command = [sys.executable, "-P", "-m", job.module]
+        command += ["--cases", *job.cases] if job.cases else []
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=with_sources(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        # One that died while importing says so to whoever asks for an answer.
+        with suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write("go\n")
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:  # Any: JSON
+        """The next one; None at the child's end. Raises TimeoutError."""
+        try:
+            line = self._lines.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            raise TimeoutError from None
+        return None if line is None else dict(json.loads(line))
+
+    def close(self) -> str:
+        """Ends the process where it has not; how it ended, and the last it said."""
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._reader.join()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace")
+        self._errors.close()
+        sys.stderr.write(said)
+        tail = " | ".join(line.strip() for line in said.splitlines()[-6:])
+        return f"exit status {self._process.returncode}: {without_paths(tail)[-600:]}"
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(None)
+
+
+def run_all(
+    jobs: Sequence[Job], record: Record, deadline: float, environment: Mapping[str, str]
+) -> None:
+    """All jobs in order, the next one's process starting beside the one that runs. `deadline`: by
+    time.monotonic(); what it cuts off is recorded as skipped."""
+    ahead = Child(jobs[0], environment) if jobs else None
+    for index, job in enumerate(jobs):
+        child = ahead
+        assert child is not None
+        ahead = Child(jobs[index + 1], environment) if index + 1 < len(jobs) else None
+        left = _run(child, record, deadline)
+        while left and time.monotonic() < deadline:
+            left = _run(Child(replace(job, cases=left), environment), record, deadline)
+        for case in left:
+            record.skip(job.part, case)
+        if time.monotonic() >= deadline:
+            if ahead is not None:
+                ahead.kill()
+            for later in jobs[index + 1 :]:
+                for case in later.cases or (ALL,):
+                    record.skip(later.part, case)
+            return
+
+
+def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
+    """Runs a child to its end; the cases that it did not reach."""
+    job, left = child.job, list(child.job.cases) or [ALL]
+    child.go()
+    begun = time.monotonic()
+    while left:
+        limit = min(begun + job.seconds, deadline) - time.monotonic()
+        try:
+            answer = child.answer(limit)
+        except TimeoutError:
+            child.kill()
+            if time.monotonic() < deadline:
+                record.fail(job.part, left.pop(0), f"took more than {job.seconds:g} s")
+            return tuple(left)
+        if answer is None:
+            record.fail(job.part, left.pop(0), f"its process ended, {child.close()}")
+            return tuple(left)
+        if "facts" in answer:
+            record.add_facts(answer["facts"])
+            left = answer["cases"]
+        else:
+            _record(answer, record, job.part, time.monotonic() - begun)
+            left.remove(answer["case"])
+        begun = time.monotonic()
+    child.close()
+    return ()
+
+
+def _record(answer: dict[str, Any], record: Record, part: str, seconds: float) -> None:
+    if "error" in answer:
+        record.fail(part, answer["case"], answer["error"])
+    else:
+        record.add(part, answer["case"], answer["result"], seconds)
+
+
+def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
+    """Our packages from this tree, installed or not."""
+    paths = [str(ROOT), *(str(ROOT / name) for name in SOURCES)]
+    if environment.get("PYTHONPATH"):
+        paths.append(environment["PYTHONPATH"])
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def without_paths(text: str) -> str:
+    """Results are published: what they quote names no folder of this machine."""
+    for folder, name in ((str(ROOT), "."), (sys.prefix, "python"), (str(Path.home()), "~")):
+        text = text.replace(folder, name)
+    return text

@@ -1,0 +1,79 @@
+"""The kernel that reads a chunk of logits and leaves its gradient there: checked, then timed.
+
+Shape: the rows that a budget of 2 GiB holds of a bf16 head with a Llama 3 vocabulary, as
+tunesmith_kernels.log_prob has them. It reads a row twice, the second time from the cache, and
+writes it once: 2 bytes in, 2 out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.head_rows import LogitTransform, RowStatistics, read_rows
+
+from ..kernel_operations import Shape
+from .timing import copy_bytes_per_second, median_seconds
+
+VOCABULARY = 128_256
+MOST_ROWS = 4096
+FP32_LIMIT = 1e-5
+
+
+def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """Also what a metric costs: `ms_metrics` has entropy and top-1 as well."""
+    vocabulary = VOCABULARY if device.type == "cuda" else 300
+    rows = min(shape.rows, MOST_ROWS)
+    error = _error(torch.randn(min(rows, 256), vocabulary, device=device) * 3)
+    logits = (torch.randn(rows, vocabulary, device=device) * 3).bfloat16()
+    targets = torch.randint(vocabulary, (rows,), device=device)
+    plain, metrics = (_statistics(logits, more) for more in (False, True))
+
+    # What is left of the first call is as good a row of logits for the next.
+    def once(out: RowStatistics) -> None:
+        read_rows(logits, targets, LogitTransform(), out, gradient=True)
+
+    seconds = median_seconds(
+        {"ours": lambda: once(plain), "metrics": lambda: once(metrics)},
+        device,
+        repeats=20 if device.type == "cuda" else 1,
+    )
+    moved = 2 * logits.nbytes
+    return {
+        "fp32_error": error,
+        "passed": error <= FP32_LIMIT,
+        "rows": rows,
+        "vocabulary": vocabulary,
+        "ms": {"ours": round(seconds["ours"] * 1e3, 4)},
+        "ms_metrics": round(seconds["metrics"] * 1e3, 4),
+        "formula": "logits in, gradient out: 2 rows vocabulary",
+        "barred": True,
+        "bound": "bandwidth",
+        "bytes": moved,
+        "gb_per_s": round(moved / seconds["ours"] / 1e9, 1),
+        "ratio": round(moved / seconds["ours"] / copy_bytes_per_second(device), 3),
+    }
+
+
+def _statistics(logits: torch.Tensor, metrics: bool) -> RowStatistics:
+    return RowStatistics.empty(
+        len(logits), like=logits, dtype=torch.float32, entropy=metrics, top1=metrics
+    )
+
+
+def _error(logits: torch.Tensor) -> float:
+    """The worst of log-probabilities, entropy and what is left in place of the logits, each by
+    relative RMS against float64."""
+    targets = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
+    exact = logits.double()
+    log_p = exact.log_softmax(-1)
+    others = exact.scatter(1, targets[:, None], float("-inf")).softmax(-1)
+    out = _statistics(logits, True)
+    read_rows(logits, targets, LogitTransform(), out, gradient=True)
+    pairs = (
+        (out.log_probs(), log_p.gather(1, targets[:, None])[:, 0]),
+        (out.entropy(), -(log_p.exp() * log_p).sum(-1)),
+        (logits, others),
+    )
+    return max(float((found.double() - truth).norm() / truth.norm()) for found, truth in pairs)

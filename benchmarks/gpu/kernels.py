@@ -1,0 +1,199 @@
+"""Part `kernels`: every operation of ours on real shapes, first checked, then timed.
+
+Checks, of outputs and gradients: fp32 within a relative RMS of 1e-5 of eager torch in float64, and
+bf16's error against eager torch in fp32 at most 1.5 times eager bf16's. Times: forward and backward
+in bf16, ours, eager torch's and Liger's; `ratio` is ours on the ceiling measured in the same
+process: what the bytes take at the copy bandwidth, and the products in torch.mm.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.dispatch import interpreted
+
+from ..kernel_operations import (
+    OPERATIONS,
+    SHAPES,
+    Problem,
+    Shape,
+    Tensors,
+    outputs_and_gradients,
+    upstream_of,
+)
+from .attention_paths import attention_paths
+from .cudnn_rows import cudnn_rows
+from .head_rows import head_rows
+from .serving import Case, serve
+from .timing import (
+    Product,
+    copy_bytes_per_second,
+    median_seconds,
+    operations,
+    product_seconds,
+)
+from .work import WORK
+
+FP32_LIMIT = 1e-5
+BF16_FACTOR = 1.5
+INTERPRETED_BF16 = 2**-8
+"""Triton's interpreter truncates to bf16 where hardware rounds to the nearest."""
+REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
+BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
+    "head_rows": head_rows,
+    "attention_paths": attention_paths,
+    "cudnn_rows": cudnn_rows,
+}
+"""Cases that are no row of OPERATIONS: what works in place, and what has several ways."""
+
+
+def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
+    return {
+        "copy_gb_per_s": round(copy_bytes_per_second(device) / 1e9, 1),
+        "bf16_product": list(_square(device)),
+        "bf16_tflop_per_s": round(square_rate(device), 2),
+    }
+
+
+def square_rate(device: torch.device) -> float:
+    """TFLOP/s of the BLAS on a large square in bf16."""
+    square = [_square(device)]
+    return operations(square) / product_seconds(square, device, torch.bfloat16) / 1e12
+
+
+def _square(device: torch.device) -> Product:
+    side = 8192 if device.type == "cuda" else 64
+    return side, side, side
+
+
+def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """One operation's checks and times; a check that fails does not keep the times away."""
+    result = check(operation, shape, device)
+    problem = OPERATIONS[operation](shape, device, torch.bfloat16)
+    functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
+    if problem.liger is not None:
+        functions["liger"] = problem.liger
+    upstream = upstream_of(problem)
+    seconds = median_seconds(
+        {
+            name: partial(outputs_and_gradients, function, problem.leaves, upstream)
+            for name, function in functions.items()
+        },
+        device,
+        repeats=30 if device.type == "cuda" else 1,
+    )
+    return result | rates(operation, shape, device, seconds)
+
+
+def rates(
+    operation: str, shape: Shape, device: torch.device, seconds: dict[str, float]
+) -> dict[str, Any]:  # Any: JSON
+    """Times as rates, and ours on its ceiling."""
+    work = WORK[operation](shape)
+    found: dict[str, Any] = {
+        "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
+        "speed_to_eager": round(seconds["eager"] / seconds["ours"], 2),
+        "formula": work.words,
+        "barred": work.barred,
+    }
+    moved = work.elements * torch.bfloat16.itemsize
+    copying = moved / copy_bytes_per_second(device)
+    if work.attention:
+        rate = work.attention / seconds["ours"] / 1e12
+        ceiling = square_rate(device)
+        return found | {
+            "bound": "attention",
+            "tflop_per_s": round(rate, 2),
+            "ratio": round(rate / ceiling, 3),
+        }
+    if work.products:
+        multiplying = product_seconds(work.products, device, torch.bfloat16)
+        count = operations(work.products)
+        return found | {
+            "bound": "products",
+            "tflop_per_s": round(count / seconds["ours"] / 1e12, 2),
+            "blas_tflop_per_s": round(count / multiplying / 1e12, 2),
+            "least_ms": {"products": round(multiplying * 1e3, 4), "bytes": round(copying * 1e3, 4)},
+            "ratio": round((multiplying + copying) / seconds["ours"], 3),
+        }
+    return found | {
+        "bound": "bandwidth",
+        "bytes": moved,
+        "gb_per_s": round(moved / seconds["ours"] / 1e9, 1),
+        "ratio": round(copying / seconds["ours"], 3),
+    }
+
+
+def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """The worst figures of both checks, and whether they passed; NaN passes nothing."""
+    fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
+    bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
+    slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
+    return {
+        "fp32_error": max(fp32),
+        "bf16_error": [ours for ours, _ in bf16],
+        "bf16_error_eager": [eager for _, eager in bf16],
+        "passed": all(ours <= FP32_LIMIT for ours in fp32)
+        and all(ours <= BF16_FACTOR * eager + slack for ours, eager in bf16),
+    }
+
+
+def errors(
+    operation: str, shape: Shape, device: torch.device, dtype: torch.dtype, truth: torch.dtype
+) -> list[tuple[float, float]]:
+    """(ours, eager's) against eager torch in the dtype `truth`, for each output and gradient."""
+    problem = OPERATIONS[operation](shape, device, dtype)
+    upstream = upstream_of(problem)
+    truths = _truths(problem, upstream, truth)
+
+    def of(results: Tensors) -> list[float]:
+        pairs = zip(results, truths, strict=True)
+        return [relative_error(actual, exact.detach()) for actual, exact in pairs]
+
+    eager = of(outputs_and_gradients(problem.eager, problem.leaves, upstream))
+    ours = of(outputs_and_gradients(problem.ours, problem.leaves, upstream))
+    return list(zip(ours, eager, strict=True))
+
+
+def _truths(problem: Problem, upstream: Tensors, dtype: torch.dtype) -> Tensors:
+    leaves, wide_upstream = (
+        tuple(
+            t.detach().to(dtype).requires_grad_(t.requires_grad) if t.is_floating_point() else t
+            for t in tensors
+        )
+        for tensors in (problem.leaves, upstream)
+    )
+    return outputs_and_gradients(problem.eager, leaves, wide_upstream)
+
+
+def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
+    """RMS of the error over RMS of the truth, in the truth's dtype."""
+    return float((actual.detach().to(truth.dtype) - truth).norm() / truth.norm())
+
+
+def cases(device: torch.device) -> dict[str, Case]:
+    made: dict[str, Case] = {"ceilings": partial(ceilings, device)}
+    for shape in REAL if device.type == "cuda" else TINY:
+        for name in OPERATIONS:
+            made[f"{shape}/{name}"] = partial(run, name, SHAPES[shape], device)
+        for name, function in BEYOND.items():
+            made[f"{shape}/{name}"] = partial(function, SHAPES[shape], device)
+    return made
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    on_gpu = torch.cuda.is_available()
+    with nullcontext() if on_gpu else interpreted():
+        return serve(cases(torch.device("cuda" if on_gpu else "cpu")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Part `parity`: forward and backward of a whole patched model against the same one unpatched.
+
+Stock is transformers' model with PEFT's LoRA under TRL's loss head. fp32, without TF32: every
+gradient within a relative RMS of 1e-5. bf16 (weights; adapters are fp32, as PEFT makes them): the
+error against fp32, pooled over layers, at most 1.5 times stock's for each kind of tensor.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+from tunesmith_worker.process import quick_imports
+
+with quick_imports():
+    import peft
+    import torch
+    from trl.trainer.utils import add_fused_lm_head
+
+    from tunesmith_schema import PROJECTIONS
+    from tunesmith_worker.patches import patch
+
+    from .models import random_model, with_large_gradients
+    from .serving import Case, serve
+
+Untyped = Any  # Any: transformers, PEFT and TRL are not typed
+Gradients = dict[str, torch.Tensor]
+
+REAL, TINY = ("qwen2.5-0.5b", "llama-3.2-1b"), ("tiny-llama", "tiny-qwen")
+LENGTHS, TINY_LENGTHS = (1024, 300, 17, 1, 1500, 1254), (40, 1, 23, 9)
+FP32_LIMIT, BF16_FACTOR, LEAST_GRADIENT = 1e-5, 1.5, 1e-2
+
+
+def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """`worst`: the largest relative RMS difference of a gradient."""
+    model, batch = prepared(name, device, torch.float32)
+    stock = step(model, batch)
+    patched = patch(model)
+    ours = step(model, batch)
+    errors = {one: relative_rms(ours[one], stock[one]) for one in stock if one != "loss"}
+    tensor = max(errors, key=lambda one: errors[one])
+    sizes = sorted(float(one.square().mean().sqrt()) for one in stock.values() if one.dim() == 2)
+    result: dict[str, Any] = {
+        "patched": patched.report.summary(),
+        "loss_difference": relative_rms(ours["loss"], stock["loss"]),
+        "worst": errors[tensor],
+        "worst_tensor": tensor,
+        "median_gradient": sizes[len(sizes) // 2],
+        "smallest_gradient": sizes[0],
+    }
+    passed = result["worst"] <= FP32_LIMIT and result["loss_difference"] <= FP32_LIMIT
+    enough = result["median_gradient"] >= LEAST_GRADIENT
+    return result | {"passed": passed and enough and not patched.report.stock}
+
+
+def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
+    """`worst`: the largest quotient of our error and stock's, by kind of tensor."""
+    model, batch = prepared(name, device, torch.bfloat16)
+    stock = step(model, batch)
+    patched = patch(model)
+    ours = step(model, batch)
+    summary = patched.report.summary()
+    patched.undo()
+    truth = step(model.float(), batch)
+    errors = {
+        side: pooled({one: relative_rms(found[one], truth[one]) for one in truth})
+        for side, found in (("ours", ours), ("stock", stock))
+    }
+    loss = {side: kinds.pop("loss") for side, kinds in errors.items()}
+    quotients = {kind: errors["ours"][kind] / error for kind, error in errors["stock"].items()}
+    kind = max(quotients, key=lambda one: quotients[one])
+    return {
+        "patched": summary,
+        "worst": quotients[kind],
+        "worst_tensor": kind,
+        "quotients": {one: round(quotient, 3) for one, quotient in quotients.items()},
+        "loss_error": loss,
+        "passed": quotients[kind] <= BF16_FACTOR and not patched.report.stock,
+    }
+
+
+CHECKS = {"fp32": fp32, "bf16": bf16}
+
+
+def prepared(
+    name: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Untyped, dict[str, Untyped]]:
+    """The model with LoRA r 16 on all linear layers and TRL's head, and a packed batch for it. A
+    random B as well as A, so that both have a gradient."""
+    model = with_large_gradients(random_model(name, device, dtype))
+    lora = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=16, lora_alpha=16, target_modules=list(PROJECTIONS)
+    )
+    model = peft.get_peft_model(model, lora)
+    with torch.no_grad():
+        for one, parameter in model.named_parameters():
+            if "lora_B" in one:
+                parameter.normal_(std=0.1)
+    add_fused_lm_head(model.get_base_model(), outputs=("log_probs", "entropy", "is_top1"))
+    lengths = TINY_LENGTHS if name in TINY else LENGTHS
+    return model, packed_batch(lengths, model.config.vocab_size, device)
+
+
+def packed_batch(
+    lengths: tuple[int, ...], vocabulary: int, device: torch.device
+) -> dict[str, Untyped]:
+    """Rows end to end as TRL's padding-free collator lays them, a third of the labels ignored."""
+    draw, total = torch.Generator().manual_seed(2), sum(lengths)
+    ids = torch.randint(vocabulary, (1, total), generator=draw)
+    labels = ids.masked_fill(torch.rand(1, total, generator=draw) < 0.33, -100)
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    labels[0, ends[:-1].long()] = -100
+    return {
+        "input_ids": ids.to(device),
+        "labels": labels.to(device),
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None].to(device),
+        "cu_seq_lens_q": ends.to(device),
+        "cu_seq_lens_k": ends.to(device),
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+        # The sum over the labels and not their mean: gradients of a size that tells.
+        "num_items_in_batch": torch.tensor(1, device=device),
+    }
+
+
+def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
+    """The gradient of every trainable tensor by name, and the loss."""
+    model.zero_grad()
+    output = model(**batch, fused_lm_head=True)
+    output.loss.backward()
+    named = model.named_parameters()
+    found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+    model.zero_grad()
+    return found | {"loss": output.loss.detach()}
+
+
+def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
+    """RMS of the error over RMS of the truth; NaN where either has one."""
+    return float((actual.double() - truth.double()).norm() / truth.double().norm())
+
+
+def pooled(errors: dict[str, float]) -> dict[str, float]:
+    """By kind of tensor, the RMS over the layers: one layer's may be off by chance, on any side."""
+    squares: dict[str, list[float]] = defaultdict(list)
+    for name, error in errors.items():
+        kind = re.sub(r".*layers\.\d+\.|\.default\.weight", "", name)
+        squares[kind].append(error**2)
+    return {kind: (sum(ones) / len(ones)) ** 0.5 for kind, ones in squares.items()}
+
+
+def cases(device: torch.device) -> dict[str, Case]:
+    return {
+        f"{name}/{dtype}": partial(check, name, device)
+        for name in (REAL if device.type == "cuda" else TINY)
+        for dtype, check in CHECKS.items()
+    }
+
+
+def main() -> int:
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    return serve(cases(torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The results, written to their file after every case: a run that is killed leaves what it had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..service_parts.machine import cpu_model
+from .bars import judge
+
+ROOT = Path(__file__).parents[2]
+
+
+class Record:
+    def __init__(self, folder: Path, parts: list[str], *, tiny: bool, minutes: float) -> None:
+        self._folder = folder
+        self._written: Path | None = None
+        self._results: dict[str, Any] = {
+            "benchmark": "gpu",
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "processor": cpu_model(),
+            "tiny": tiny,
+            "minutes": minutes,
+            **{part: {} for part in parts},
+            "errors": [],
+            "skipped": [],
+            "bars": [],
+        }
+
+    @property
+    def path(self) -> Path:
+        device = str(self._results.get("device", "unknown")).lower().replace(" ", "-")
+        return self._folder / f"gpu-{device}{'-tiny' if self._results['tiny'] else ''}.json"
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        return self._results
+
+    @property
+    def failed(self) -> bool:
+        """Errors, and checks that did not pass. What there was no time for, or a bar that is
+        missed, is a finding and stands in the results."""
+        return bool(self._results["errors"])
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        self._results |= facts
+
+    def add(self, part: str, case: str, result: dict[str, Any], seconds: float) -> None:
+        """`passed` in a result, where there is one, is the case's own check."""
+        self._results[part][case] = result | {"case_seconds": round(seconds, 1)}
+        if result.get("passed") is False:
+            self.fail(part, case, "its check did not pass: the figures stand with it")
+        else:
+            self._write(f"{part}: {case} {_short(result)}")
+
+    def fail(self, part: str, case: str, error: str) -> None:
+        self._results["errors"].append({"part": part, "case": case, "error": error})
+        self._write(f"{part}: {case} FAILED: {error}")
+
+    def skip(self, part: str, case: str) -> None:
+        why = f"the {self._results['minutes']:g} minutes were up"
+        self._results["skipped"].append({"part": part, "case": case, "why": why})
+        self._write(f"{part}: {case} skipped: {why}")
+
+    def _write(self, line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        self._results["bars"] = [] if self._results["tiny"] else judge(self._results)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".part")
+        partial.write_text(json.dumps(self._results, indent=1) + "\n")
+        partial.replace(self.path)
+        if self._written is not None and self._written != self.path:
+            self._written.unlink()  # from before the first process said what the device is
+        self._written = self.path
+
+
+def _short(result: dict[str, Any]) -> str:
+    """What a reader of the log wants first."""
+    keys = (
+        *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
+        *("device_busy_share", "copy_gb_per_s", "bf16_tflop_per_s", "refused", "passed"),
+    )
+    return " ".join(f"{key}={result[key]}" for key in keys if key in result)
+
+
+def commit() -> str:
+    """The commit measured, with `+changes`; "unknown" where there is no repository."""
+    if shutil.which("git") is None:
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty=+changes"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"

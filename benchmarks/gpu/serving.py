@@ -1,0 +1,97 @@
+"""The child's end: runs named cases and answers each with one line of JSON on what was stdout.
+
+A child imports what it needs, waits for a line on stdin, and starts: imports of the next one thus
+overlap with the measurement before it. What libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Case = Callable[[], dict[str, Any]]  # Any: JSON
+
+DEVICE_LOST = 3
+"""Exit status: the case failed in a way after which this process can compute nothing more."""
+PACKAGES = (
+    *("torch", "triton", "transformers", "trl", "peft", "accelerate", "liger_kernel"),
+    *("flash_attn", "flash_attn_3", "unsloth"),
+)
+
+
+def serve(cases: Mapping[str, Case]) -> int:
+    """Runs those that `--cases` names, in that order, or all; says first which. The exit status."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--cases", nargs="+", default=list(cases))
+    wanted: list[str] = arguments.parse_known_args()[0].cases
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(line: dict[str, Any]) -> None:
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+    if not sys.stdin.readline():
+        return 1  # whoever was to say go has gone
+    answer({"facts": facts(), "cases": wanted})
+    for name in wanted:
+        try:
+            result = cases[name]()
+        except Exception as error:
+            traceback.print_exc()
+            answer({"case": name, "error": describe(error)})
+            if not usable():
+                return DEVICE_LOST
+        else:
+            answer({"case": name, "result": result})
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return 0
+
+
+def usable() -> bool:
+    """False after an error that sticks to the CUDA context, as an illegal address does."""
+    if not torch.cuda.is_available():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def describe(error: BaseException) -> str:
+    """What was raised and where, by file name: no path of the machine."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    return f"{type(error).__name__}: {str(error)[:600]} ({where})"
+
+
+def facts() -> dict[str, Any]:
+    """The device and the versions, without which a figure means nothing."""
+    found: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
+    for name in PACKAGES:
+        try:
+            found["versions"][name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if not torch.cuda.is_available():
+        return found | {"device": "cpu"}
+    device = torch.cuda.get_device_properties(0)
+    return found | {
+        "device": device.name,
+        "compute_capability": f"{device.major}.{device.minor}",
+        "multiprocessors": device.multi_processor_count,
+        "memory_gib": round(device.total_memory / 2**30, 1),
+        "l2_mib": round(device.L2_cache_size / 2**20, 1),
+        "cuda": torch.version.cuda,
+    }

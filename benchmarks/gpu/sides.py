@@ -1,0 +1,264 @@
+"""Who is compared: ours, stock TRL with PEFT, the same under Liger's layers, and Unsloth.
+
+Each makes the trainer that its users would have, on a model of random weights: LoRA r 16 on all
+linear layers, bf16 weights. Settings: "no-recompute" is one row of 4,096 tokens a micro-batch and
+nothing recomputed, on every side; "defaults" is rows of mixed lengths, about 4,096 tokens, and what
+each side does when nothing is said (TRL: padded rows, recompute).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith_worker.process import quick_imports
+
+with quick_imports():
+    import datasets
+    import peft
+    import torch
+    import transformers
+    import trl
+
+    from tunesmith_schema import PROJECTIONS, Hyperparameters, LoraRecipe, Recipe
+    from tunesmith_worker.adapters import attach_lora
+    from tunesmith_worker.events import EventLog
+    from tunesmith_worker.model import find_device
+    from tunesmith_worker.patches import patch, why_stock_attention
+    from tunesmith_worker.patches.trl_compat import RECOMPUTE
+    from tunesmith_worker.plan import (
+        Choices,
+        plan_layouts,
+        plan_load,
+        plan_patches,
+        plan_train,
+    )
+    from tunesmith_worker.trainers.layouts import Layouts
+    from tunesmith_worker.trainers.memory_plan import MemoryPlan
+    from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
+
+    from .models import random_model
+
+Untyped = Any  # Any: transformers, PEFT, TRL and Unsloth are not typed
+
+SEED = 42  # TRL's own default: all sides see the same rows in the same order
+RANK, ALPHA = 16, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    model: str
+    setting: str
+    steps: int
+    folder: Path
+
+    @property
+    def tiny(self) -> bool:
+        return self.model.startswith("tiny")
+
+    @property
+    def whole(self) -> bool:
+        return self.setting == "no-recompute"
+
+    @property
+    def length(self) -> int:
+        """Of a row of the setting without recompute."""
+        return 64 if self.tiny else 4096
+
+    @property
+    def rows_per_step(self) -> int:
+        """Of mixed lengths, 12 have 4,150 tokens on average."""
+        return 1 if self.whole else 12
+
+    def dataset(self, vocabulary: int) -> Untyped:
+        """Random rows; the mixed lengths are log-uniform."""
+        draw = random.Random(0)
+        low, high = (4, 64) if self.tiny else (64, 1024)
+
+        def length() -> int:
+            if self.whole:
+                return self.length
+            return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+        count = self.rows_per_step * (self.steps + 1)
+        rows = [[draw.randrange(vocabulary) for _ in range(length())] for _ in range(count)]
+        return datasets.Dataset.from_dict({"input_ids": rows, "labels": rows})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A trainer, and what is to be known of how it came about."""
+
+    trainer: Untyped
+    model: Untyped
+    notes: dict[str, Untyped]
+
+
+def ours(task: Task) -> Made:
+    """As tunesmith_worker.run makes it, step by step."""
+    device, choices = find_device(), Choices()
+    recipe = Recipe(
+        lora=LoraRecipe(r=RANK, lora_alpha=ALPHA),
+        gradient_checkpointing=False if task.whole else "auto",
+        precision="bf16",
+        per_device_train_batch_size=task.rows_per_step,
+        gradient_accumulation_steps=1,
+        max_steps=task.steps,
+        logging_steps=10 if task.whole else Recipe().logging_steps,
+    )
+    load = plan_load(recipe, device, choices)
+    base = random_model(task.model, torch_device(), torch.bfloat16)
+    model = attach_lora(base, recipe.lora, choices)
+    patches = plan_patches(recipe, choices)
+    rows = task.dataset(base.config.vocab_size)
+    train = plan_train(
+        recipe,
+        Hyperparameters(),
+        rows=len(rows),
+        sequences=len(rows),
+        has_validation=False,
+        choices=choices,
+    )
+    layout = plan_layouts(
+        recipe,
+        why_stock_attention(base),
+        patched=bool(patches - {"loss"}),
+        lengths=[len(ids) for ids in rows["input_ids"]],
+        rows=train.per_device_train_batch_size,
+        passes=train.gradient_accumulation_steps,
+        total_steps=train.total_steps,
+        device=device,
+    )
+    layouts = Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None)
+    trainer = SFTTrainer(
+        model=model,
+        args=sft_config(task.folder, load, train, full=False, seed=SEED),
+        train_dataset=rows,
+        processing_class=tokenizer(),
+        save=lambda step: None,
+        layouts=layouts,
+    )
+    patched = patch(model, patches).report
+    memory = MemoryPlan(
+        trainer,
+        layouts,
+        patched,
+        given=recipe.gradient_checkpointing,
+        may_split=False,
+        full=False,
+        precision=load.precision,
+        choices=choices,
+        events=EventLog(task.folder / "events.jsonl"),
+        write=lambda: None,
+    )
+    memory.settle()
+    return Made(
+        trainer=trainer,
+        model=model,
+        notes={
+            "patched": patched.summary(),
+            "recompute": memory.recomputes,
+            "layout": layout.first,
+        },
+    )
+
+
+def stock(task: Task, *, liger: bool = False) -> Made:
+    """TRL's trainer on PEFT's adapters, told no more than the task is."""
+    base = random_model(task.model, torch_device(), torch.bfloat16)
+    model = peft.get_peft_model(base, lora_config())
+    args = trl.SFTConfig(
+        output_dir=str(task.folder),
+        per_device_train_batch_size=task.rows_per_step,
+        max_steps=task.steps,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=SEED,
+        use_cpu=not torch.cuda.is_available(),
+        use_liger_kernel=liger,
+        **({RECOMPUTE: False} if task.whole else {}),
+    )
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=task.dataset(base.config.vocab_size),
+        processing_class=tokenizer(),
+    )
+    return Made(trainer=trainer, model=model, notes={"recompute": getattr(args, RECOMPUTE)})
+
+
+def liger(task: Task) -> Made:
+    return stock(task, liger=True)
+
+
+def unsloth(task: Task) -> Made:
+    """By its documented functions alone, which load from a folder: random weights are saved there
+    first. Its own defaults are its own recompute ("unsloth")."""
+    from unsloth import FastLanguageModel  # type: ignore[import-not-found, unused-ignore]  # optional
+
+    with tempfile.TemporaryDirectory() as folder:
+        random_model(task.model, torch_device(), torch.bfloat16).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        torch.cuda.empty_cache()
+        model, _ = FastLanguageModel.from_pretrained(
+            folder, max_seq_length=task.length, dtype=torch.bfloat16, load_in_4bit=False
+        )
+    recompute = False if task.whole else "unsloth"
+    model = FastLanguageModel.get_peft_model(
+        model,
+        r=RANK,
+        lora_alpha=ALPHA,
+        target_modules=list(PROJECTIONS),
+        use_gradient_checkpointing=recompute,
+    )
+    args = trl.SFTConfig(
+        output_dir=str(task.folder),
+        per_device_train_batch_size=task.rows_per_step,
+        max_steps=task.steps,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=SEED,
+        bf16=True,
+    )
+    rows = task.dataset(model.config.vocab_size)
+    trainer = trl.SFTTrainer(
+        model=model, args=args, train_dataset=rows, processing_class=tokenizer()
+    )
+    return Made(trainer=trainer, model=model, notes={"recompute": recompute})
+
+
+SIDES: dict[str, Callable[[Task], Made]] = {
+    "ours": ours,
+    "stock": stock,
+    "liger": liger,
+    "unsloth": unsloth,
+}
+
+
+def lora_config() -> Untyped:
+    return peft.LoraConfig(
+        task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS)
+    )
+
+
+def torch_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tokenizer() -> Untyped:
+    """Rows are tokens already: it only has to be there."""
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(16)}, unk_token="0"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="0", eos_token="1"
+    )

@@ -1,0 +1,92 @@
+"""How long an operation takes on a device, and what the device can do at best.
+
+On a GPU a repeat is: overwrite the L2 cache, keep the device busy while the host enqueues the
+operation (so that a small one is not timed by Python's pace), then two CUDA events around it. The
+median counts. On a CPU: CPU-seconds, for the logic's sake.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import torch
+
+Run = Callable[[], object]
+Product = tuple[int, int, int]
+"""m, k, n of [m, k] @ [k, n]."""
+
+_FLUSH_BYTES = 256 << 20  # several times any L2 there is
+_BUSY_CYCLES = 3_000_000  # about 1.5 ms: longer than autograd takes to enqueue any of our nodes
+_COPY_BYTES = (64 << 20, 256 << 20, 1 << 30)
+
+
+def median_seconds(
+    sides: Mapping[str, Run], device: torch.device, repeats: int
+) -> dict[str, float]:
+    """Sides alternate, so that a change of clocks hits all; two rounds warm up and compile."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}
+    for turn in range(repeats + 2):
+        for name, run in sides.items():
+            if device.type == "cpu":
+                begun = time.process_time()
+                run()
+                taken[name] += [time.process_time() - begun] if turn >= 2 else []
+                continue
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            _flush_buffer().zero_()
+            torch.cuda._sleep(_BUSY_CYCLES)
+            begin.record()
+            run()
+            end.record()
+            events[name] += [(begin, end)] if turn >= 2 else []
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        for name, pairs in events.items():
+            taken[name] = [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+@cache
+def _flush_buffer() -> torch.Tensor:
+    return torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+@cache
+def copy_bytes_per_second(device: torch.device, repeats: int = 20) -> float:
+    """Bytes read plus bytes written, of the best of three sizes of at least 64 MB."""
+    sizes = _COPY_BYTES if device.type == "cuda" else (1 << 20,)
+    rates = []
+    for size in sizes:
+        source = torch.empty(size, dtype=torch.uint8, device=device).random_(0, 255)
+        target = torch.empty_like(source)
+        seconds = median_seconds({"copy": _copying(source, target)}, device, repeats)["copy"]
+        rates.append(2 * size / seconds)
+    return max(rates)
+
+
+def _copying(source: torch.Tensor, target: torch.Tensor) -> Run:
+    return lambda: target.copy_(source)
+
+
+def product_seconds(products: Sequence[Product], device: torch.device, dtype: torch.dtype) -> float:
+    """Of torch.mm, which is the BLAS's, on random matrices of these shapes one after the other."""
+    return sum(_product_seconds(product, device, dtype) for product in products)
+
+
+@cache
+def _product_seconds(product: Product, device: torch.device, dtype: torch.dtype) -> float:
+    m, k, n = product
+    a = torch.randn(m, k, device=device, dtype=dtype)
+    b = torch.randn(k, n, device=device, dtype=dtype)
+    out = torch.empty(m, n, device=device, dtype=dtype)
+    runs = {"mm": lambda: torch.mm(a, b, out=out)}
+    return median_seconds(runs, device, 10 if device.type == "cuda" else 1)["mm"]
+
+
+def operations(products: Sequence[Product]) -> int:
+    """Multiplications and additions."""
+    return sum(2 * m * k * n for m, k, n in products)

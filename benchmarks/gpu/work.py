@@ -1,0 +1,121 @@
+"""What each operation of kernel_operations.OPERATIONS has to do, forward and backward together.
+
+It moves bytes, which takes at least their share of the copy bandwidth, or multiplies matrices,
+which takes at least the BLAS's time for the same products, or both, one after the other. Formulas
+here, an operation a row; a test wants one for every operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..kernel_operations import Shape
+from .timing import Product
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    elements: int = 0
+    """Read or written at the least, each input once and each result once; bytes by the dtype. Not
+    what the products themselves read and write."""
+    products: tuple[Product, ...] = ()
+    """Empty: the operation is bound by bandwidth."""
+    attention: float = 0
+    """Multiplications and additions inside attention, of which the BLAS has no like."""
+    words: str
+    """The formula, for whoever reads the results."""
+    barred: bool = True
+    """Whether the bar of its kind holds for it."""
+
+
+def _rms_norm(s: Shape) -> Work:
+    return Work(elements=5 * s.rows * s.hidden, words="x, y; dy, x, dx: 5 rows hidden")
+
+
+def _rope(s: Shape) -> Work:
+    heads = s.heads + s.kv_heads
+    return Work(
+        elements=4 * s.rows * heads * s.head_size,
+        words="q and k in and out, twice: 4 rows (heads + kv_heads) head_size",
+    )
+
+
+def _gated(s: Shape) -> Work:
+    return Work(
+        elements=8 * s.rows * s.intermediate,
+        words="gate and up, out; gate and up, dout, dgate and dup: 8 rows intermediate",
+    )
+
+
+def _qk_norm(s: Shape) -> Work:
+    columns = (s.heads + s.kv_heads) * s.head_size
+    return Work(
+        elements=5 * s.rows * columns,
+        words="q and k: x, y; dy, x, dx: 5 rows (heads + kv_heads) head_size. Ours works in place, "
+        "and the copy that spares the input is timed with it: no bar",
+        barred=False,
+    )
+
+
+def _attention(s: Shape) -> Work:
+    pairs = sum(length**2 for length in s.lengths()) / 2
+    return Work(
+        attention=14 * pairs * s.heads * s.head_size,
+        words="4 + 10 sum(length^2) / 2 heads head_size, against the BLAS's rate on a square: no "
+        "bar, as softmax keeps the best known kernels below it",
+        barred=False,
+    )
+
+
+def _lora_qkv(s: Shape) -> Work:
+    outs = [n * s.head_size for n in (s.heads, s.kv_heads, s.kv_heads)]
+    return Work(
+        elements=7 * s.rows * s.hidden,
+        products=_lora(s.rows, s.hidden, outs, s.rank),
+        words="x W', dy W, and for each adapter h A', its B', dy B, e A, e' h, dy' (h A'); "
+        "the norm: x, h; x, h again; dh, x, dx: 7 rows hidden",
+    )
+
+
+def _lora_down(s: Shape) -> Work:
+    return Work(
+        elements=8 * s.rows * s.intermediate + 3 * s.rows * s.hidden,
+        products=_lora(s.rows, s.intermediate, [s.hidden], s.rank),
+        words="as lora_qkv with one adapter; SwiGLU: 8 rows intermediate; residual: 3 rows hidden",
+    )
+
+
+def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, ...]:
+    """Frozen weights; the A's side by side are one product, forward and backward."""
+    out, ranks = sum(outs), rank * len(outs)
+    whole = [(rows, hidden, out), (rows, out, hidden)]
+    thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]
+    each = [
+        product
+        for one in outs
+        for product in ((rows, rank, one), (rows, one, rank), (one, rows, rank))
+    ]
+    return (*whole, *thin, *each)
+
+
+def _log_prob(s: Shape) -> Work:
+    return Work(
+        elements=2 * s.rows * s.vocabulary,
+        products=((s.rows, s.hidden, s.vocabulary), (s.rows, s.vocabulary, s.hidden)),
+        words="h W' and (f q) W; logits in, f q out: 2 rows vocabulary",
+    )
+
+
+WORK: dict[str, Callable[[Shape], Work]] = {
+    "rms_norm": _rms_norm,
+    "rms_norm_gemma": _rms_norm,
+    "rope": _rope,
+    "swiglu": _gated,
+    "geglu": _gated,
+    "qk_norm": _qk_norm,
+    "attention": _attention,
+    "lora_qkv": _lora_qkv,
+    "lora_down": _lora_down,
+    "log_prob": _log_prob,
+}

@@ -1,0 +1,123 @@
+"""What a row of the kernels' benchmark is made of: a layer's shape, and one operation's two sides.
+
+Knows no operation, no clocks and no tolerances.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., Tensors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One decoder layer, the head, and the rows that pass through them."""
+
+    rows: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+    rank: int = 32
+    """Of the adapters."""
+
+    def lengths(self) -> list[int]:
+        """`rows` as texts end to end: of 32 to 768 tokens at 2,048 rows, else in proportion."""
+        draw, left, found = random.Random(0), self.rows, []
+        while left:
+            least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)
+            found.append(min(left, draw.randint(least, most)))
+            left -= found[-1]
+        return found
+
+
+SHAPES = {
+    "tiny": Shape(
+        rows=5,
+        hidden=48,
+        heads=2,
+        kv_heads=1,
+        head_size=24,
+        intermediate=100,
+        vocabulary=131,
+        rank=3,
+    ),
+    "llama-12m": Shape(
+        rows=2048, hidden=384, heads=8, kv_heads=2, head_size=48, intermediate=1024, vocabulary=8192
+    ),
+    "llama-1b": Shape(
+        rows=2048,
+        hidden=2048,
+        heads=32,
+        kv_heads=8,
+        head_size=64,
+        intermediate=8192,
+        vocabulary=128_256,
+    ),
+    "qwen-1.5b": Shape(
+        rows=8192,
+        hidden=1536,
+        heads=12,
+        kv_heads=2,
+        head_size=128,
+        intermediate=8960,
+        vocabulary=151_936,
+    ),
+    "llama-8b": Shape(
+        rows=8192,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_size=128,
+        intermediate=14_336,
+        vocabulary=128_256,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """`ours` and `eager` map the leaves to outputs of one meaning, without changing them."""
+
+    leaves: Tensors
+    ours: Function
+    eager: Function
+    least_bytes: int
+    """Of one forward and one backward: every input read and every result written once."""
+    others: Mapping[str, Function] = field(default_factory=dict)
+    """Further ways that stock has, by name."""
+    liger: Function | None = None
+    no_liger: str | None = None
+    """Why Liger has no twin of it; None where it has one."""
+
+
+def leaf(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device=device) * scale).to(dtype).requires_grad_()
+
+
+def liger_function(name: str) -> Any:  # Liger has no types
+    """A function of liger_kernel.ops; None where `why_no_liger` says why."""
+    if why_no_liger() is not None:
+        return None
+    from liger_kernel import ops  # type: ignore[import-not-found, unused-ignore]  # optional
+
+    return getattr(ops, name).apply
+
+
+def why_no_liger() -> str | None:
+    """Why Liger cannot run on this machine, if it cannot."""
+    if not torch.cuda.is_available():
+        return "needs a GPU"
+    if importlib.util.find_spec("liger_kernel") is None:
+        return "liger_kernel is not installed"
+    return None

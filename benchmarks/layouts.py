@@ -1,0 +1,174 @@
+"""Is the automatic layout the fastest? Over a grid of lengths x rows x model sizes.
+
+    python -m benchmarks.layouts [--model small --lengths even-64 --rows 16]
+
+In each cell, one process and one thread: the trial as a run of 200 steps makes it; then, on other
+steps, forward and backward of the same steps under every fixed layout, alternated (CPU seconds).
+Prints one JSON line a cell: `slower` is how much slower the chosen layout is than the fastest (the
+bar: 5 %), `cost` what the trial spent beyond the fastest layout, as a share of 200 such steps (the
+bar: 2 %). Writes benchmarks/results/layouts.json when every cell was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+import trl
+
+from tunesmith_schema import Recipe
+from tunesmith_worker.patches import patch
+from tunesmith_worker.plan import Device, Layout, LayoutPlan, LayoutTrial, plan_layouts
+from tunesmith_worker.process import keep_freed_memory
+from tunesmith_worker.trainers.batches import Batch, collate, slots, split
+
+from .sft_side import PROJECTIONS, make_model
+
+STEPS = 200
+VOCABULARY = 2048
+LENGTHS = {
+    "even-16": (16, 16),
+    "even-64": (64, 64),
+    "even-512": (512, 512),
+    "near-48-80": (48, 80),
+    "ragged-8-128": (8, 128),
+    "ragged-32-768": (32, 768),
+}
+"""Of the rows, log-uniform."""
+MODELS = ("tiny", "small", "12m")
+ROWS = (4, 16)
+SLOWER, COST = 0.05, 0.02
+CPU = Device(name="cpu", is_gpu=False, has_bf16=False)
+
+
+def model_of(size: str) -> Any:  # Any: transformers is untyped
+    if size == "12m":
+        base = make_model(torch.float32)
+    else:
+        hidden, layers = {"tiny": (64, 2), "small": (192, 4)}[size]
+        config = transformers.LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=hidden,
+            intermediate_size=hidden * 8 // 3,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+        base = transformers.LlamaForCausalLM(config)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=16, target_modules=PROJECTIONS)
+    model = peft.get_peft_model(base, lora)
+    trl.trainer.utils.add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+    patch(model)
+    return model.train()
+
+
+class Cell:
+    def __init__(self, size: str, lengths: str, rows: int) -> None:
+        torch.manual_seed(0)
+        self._draw = random.Random(0)
+        self._low, self._high = LENGTHS[lengths]
+        self._rows, self._model = rows, model_of(size)
+        self.plan: LayoutPlan = plan_layouts(
+            Recipe(),
+            None,
+            patched=True,
+            lengths=[self._length() for _ in range(2000)],
+            rows=min(8, rows),
+            passes=max(1, rows // 8),
+            total_steps=STEPS,
+            device=CPU,
+        )
+        padded = Layout(kind="padded", rows=min(8, rows))  # measured also where it is not tried
+        self.layouts = {**self.plan.candidates, "padded": padded}
+
+    def step(self) -> Batch:
+        rows = [
+            [self._draw.randrange(VOCABULARY) for _ in range(self._length())]
+            for _ in range(self._rows)
+        ]
+        return collate([{"input_ids": row, "labels": row} for row in rows])
+
+    def seconds(self, step: Batch, name: str) -> tuple[float, int]:
+        """CPU seconds of forward and backward, and the slots that were computed."""
+        start = time.thread_time()
+        batches = split(step, self.layouts[name], pad_token_id=0)
+        for batch in batches:
+            outputs = self._model(**batch, use_cache=False, fused_lm_head=True)
+            (-outputs.log_probs.sum() / 1000).backward()
+        took = time.thread_time() - start
+        self._model.zero_grad()
+        return took, slots(batches)
+
+    def _length(self) -> int:
+        return round(math.exp(self._draw.uniform(math.log(self._low), math.log(self._high))))
+
+
+def measure(size: str, lengths: str, rows: int, rounds: int) -> dict[str, Any]:  # Any: JSON
+    cell = Cell(size, lengths, rows)
+    trial, spent = LayoutTrial(cell.plan.slots_per_token), 0.0
+    began = time.thread_time()
+    while trial.running:
+        took, filled = cell.seconds(cell.step(), trial.current)
+        trial.record(took, filled)
+    trial_seconds, trial_steps = time.thread_time() - began, len(trial.steps)
+    found: dict[str, list[float]] = {name: [] for name in cell.layouts}
+    for _ in range(rounds):
+        step = cell.step()
+        for name in found:
+            found[name].append(cell.seconds(step, name)[0])
+    cost = {name: statistics.median(took) for name, took in found.items()}
+    spent = sum(cost[name] for name in trial.steps)
+    best = min(cost, key=lambda name: cost[name])
+    fastest = cost[best]
+    return {
+        "model": size,
+        "lengths": lengths,
+        "rows": rows,
+        "chosen": trial.current,
+        "fastest": best,
+        "seconds": {name: round(value, 5) for name, value in cost.items()},
+        "slower": round(cost[trial.current] / fastest - 1, 4),
+        "cost": round((spent - len(trial.steps) * fastest) / (STEPS * fastest), 4),
+        "trial_steps": trial_steps,
+        "trial_seconds": round(trial_seconds, 3),
+    }
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--model", choices=MODELS, action="append")
+    arguments.add_argument("--lengths", choices=LENGTHS, action="append")
+    arguments.add_argument("--rows", type=int, action="append")
+    arguments.add_argument("--rounds", type=int, default=9)
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    cells = []
+    for size in given.model or MODELS:
+        for lengths in given.lengths or LENGTHS:
+            for rows in given.rows or ROWS:
+                cells.append(measure(size, lengths, rows, given.rounds))
+                sys.stdout.write(json.dumps(cells[-1]) + "\n")
+                sys.stdout.flush()
+    worst = {name: max(cell[name] for cell in cells) for name in ("slower", "cost")}
+    sys.stdout.write(json.dumps({"cells": len(cells), **worst}) + "\n")
+    if len(cells) == len(MODELS) * len(LENGTHS) * len(ROWS):
+        results = {"torch": torch.__version__, "bars": {"slower": SLOWER, "cost": COST}, **worst}
+        path = Path(__file__).parent / "results" / "layouts.json"
+        path.write_text(json.dumps({**results, "cells": cells}, indent=1) + "\n")
+    return 0 if worst["slower"] <= SLOWER and worst["cost"] <= COST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

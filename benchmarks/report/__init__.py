@@ -1,0 +1,1 @@
+"""docs/performance.md and its plots from benchmarks/results/: `python -m benchmarks.report`."""

@@ -1,0 +1,90 @@
+"""Writes docs/performance.md and its plots from benchmarks/results/: no arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..gpu.bars import speed
+from ..gpu.speed_plan import REAL
+from .cpu import name_of, newest, service, training
+from .gpu import SIDES, gpus, slug
+from .plots import Bars, draw
+from .tables import Result
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+
+INTRO = """# How fast it is
+
+Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. What each
+benchmark does, and how to run it: [benchmarks.md](benchmarks.md). A ratio is ours on the other
+side's, both measured in turn on one machine: above 1 is faster, below 1 is less memory. A bar is
+what we hold ourselves to.
+"""
+
+
+def main() -> None:
+    (DOCS / "performance.md").write_text(page(RESULTS))
+    for name, bars in plots(RESULTS).items():
+        draw(bars, DOCS / "images" / name)
+
+
+def page(results: Path) -> str:
+    cpu = load(results / "sft.json")
+    parts = [INTRO, gpus(on_gpus(results)), training(cpu), service(load(results / "service.json"))]
+    return "\n".join(parts)
+
+
+def plots(results: Path) -> dict[str, Bars]:
+    """By file name, all that the page shows."""
+    return {"training-on-a-cpu.svg": cpu_plot(load(results / "sft.json"))} | dict(
+        gpu_plots(on_gpus(results))
+    )
+
+
+def cpu_plot(results: list[Result]) -> Bars:
+    rows = newest(results)
+    return Bars(
+        title="Training on a CPU: speed on the other side's",
+        unit="tokens per CPU-second, ours / theirs",
+        groups=tuple(name_of(one).replace("; ", "\n") for one in rows),
+        series={"ours": tuple(one["speed_ratio"] for one in rows)},
+        marks=tuple(one["speed_bar"] for one in rows),
+    )
+
+
+def gpu_plots(results: list[Result]) -> Iterator[tuple[str, Bars]]:
+    for one in results:
+        series = {
+            name: tuple(
+                speed(one, model, side, "no-recompute", "tokens_per_second") for model in REAL
+            )
+            for side, name in SIDES.items()
+        }
+        measured = {name: values for name, values in series.items() if any(values)}
+        if measured:
+            yield (
+                f"{slug(one)}-speed.svg",
+                Bars(
+                    title=f"{one['device']}: LoRA r 16, bf16, 4,096 tokens, no recompute",
+                    unit="tokens per second",
+                    groups=REAL,
+                    series=measured,
+                ),
+            )
+
+
+def on_gpus(results: Path) -> list[Result]:
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("gpu-*.json"))]
+    return [one for one in found if not one["tiny"]]
+
+
+def load(path: Path) -> list[Result]:
+    results: list[Result] = json.loads(path.read_text())
+    return results
+
+
+if __name__ == "__main__":
+    main()

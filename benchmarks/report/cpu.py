@@ -1,0 +1,111 @@
+"""What was measured on CPUs: training against stock TRL, and the service."""
+
+from __future__ import annotations
+
+from .tables import Result, against_bar, date, table, versions
+
+AGAINST = {
+    "stock-packing": "stock TRL, packed",
+    "stock-default": "stock TRL, padded (its default), no recompute",
+    "liger": "TRL under Liger's layers",
+}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+TUNINGS = {"lora": "LoRA", "full": "all weights"}
+
+
+def newest(results: list[Result]) -> list[Result]:
+    """One of each comparison: files have their newest run first."""
+    found: dict[tuple[str, ...], Result] = {}
+    for one in results:
+        if one["benchmark"] == "sft":
+            found.setdefault((one["tuning"], one["dtype"], one["against"]), one)
+    return list(found.values())
+
+
+def name_of(result: Result) -> str:
+    return f"{AGAINST[result['against']]}; {TUNINGS[result['tuning']]}, {DTYPES[result['dtype']]}"
+
+
+def training(results: list[Result]) -> str:
+    rows = newest(results)
+    parts = [
+        "## Training on a CPU\n",
+        "Whole training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, "
+        "LoRA r 32 on all linear layers or all weights, ours and the other side in turn, one "
+        "process and one thread each (`python -m benchmarks.sft`). Speed is tokens per CPU-second, "
+        "memory the peak above what was there before training, loss the largest relative "
+        "difference of a step's (padded batches hold other rows).\n",
+        "![Speed by comparison](images/training-on-a-cpu.svg)\n",
+        table(
+            ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
+            (
+                (
+                    name_of(one),
+                    against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
+                    against_bar(one["memory_ratio"], one["memory_bar"], at_least=False),
+                    " / ".join(f"{_rate(one[side]):,.0f}" for side in ("ours", "theirs")),
+                    "-" if one["loss_difference"] is None else f"{one['loss_difference']:.1e}",
+                    len(one["speed_ratios"]),
+                    f"{one['cpu']}; {versions(one)}; {date(one)}",
+                )
+                for one in rows
+            ),
+        ),
+    ]
+    for one in results:
+        if one["benchmark"] == "pack_lengths":
+            speeds = ", ".join(f"{int(n):,}: {s:,.0f}" for n, s in one["tokens_per_second"].items())
+            parts.append(
+                f"Speed by length of the pack (tokens: tokens/CPU-s): {speeds}. Fastest over "
+                f"slowest {one['worst_over_best']:.2f} (bar {one['bar']:g}).\n"
+            )
+            break
+    return "\n".join(parts)
+
+
+def _rate(runs: list[Result]) -> float:
+    rates = sorted(float(run["tokens_per_cpu_second"]) for run in runs)
+    return rates[len(rates) // 2]
+
+
+def service(results: list[Result]) -> str:
+    one = results[0]
+    create, upload, sse = one["create"], one["upload"], one["sse"]
+    alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
+    pages = [
+        kind["over_first_by_fifth"] for kind in one["lists"].values() if isinstance(kind, dict)
+    ]
+    growth = " / ".join(
+        f"{upload[way]['api_rss_growth_mb']:g}"
+        for way in ("post_multipart", "send_by_sdk", "download")
+    )
+    rows = [
+        ("create a job, 100 a second: p50 / p99", f"{alone['p50_ms']:g} / {alone['p99_ms']:g} ms"),
+        ("the same beside 20 lists a second: p99", f"{beside['p99_ms']:g} ms"),
+        ("API's memory for 1 GiB: in one request / in parts / back", f"{growth} MB"),
+        (
+            f"{sse['watchers']} watchers: events delivered, lost, out of order",
+            f"{sse['delivered']:,}, {sse['lost']}, {sse['repeated_or_out_of_order']}",
+        ),
+        (
+            "delivery of an event: p50 / p99",
+            f"{sse['delivery_p50_ms']:.0f} / {sse['delivery_p99_ms']:.0f} ms",
+        ),
+        ("a page of 10,000 over the first one, worst fifth", f"{max(map(max, pages)):.2f}x"),
+        ("from the request to the first training step", _seconds(one)),
+    ]
+    return "\n".join(
+        [
+            "## The service\n",
+            "The real processes on SQLite, loaded over loopback (`python -m benchmarks.service`; "
+            f"what the words mean: [benchmarks.md](benchmarks.md)). {one['cores']} cores of "
+            f"{one['cpu']}, Python {one['python']}, {versions(one)}; {date(one)}, commit "
+            f"{one['commit']}.\n",
+            table(("what", "measured"), rows),
+        ]
+    )
+
+
+def _seconds(one: Result) -> str:
+    first = one["first_step"]
+    return f"{first['first_step_seconds']:.1f} s (fastest {first['fastest_seconds']:.1f})"

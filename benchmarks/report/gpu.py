@@ -1,0 +1,140 @@
+"""What was measured on GPUs, one section a device; or which figures are open."""
+
+from __future__ import annotations
+
+from ..gpu.bars import BARS, judge, speed
+from ..gpu.speed_plan import REAL, SETTINGS
+from .tables import NOT_MEASURED, Result, date, table, versions
+
+SIDES = {"ours": "ours", "stock": "stock TRL + PEFT", "liger": "Liger", "unsloth": "Unsloth"}
+
+
+def gpus(results: list[Result]) -> str:
+    if not results:
+        return "\n".join(
+            [
+                "## GPUs\n",
+                "**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` does it in "
+                "one call; these figures are open:\n",
+                table(("figure", "bar"), ((one["bar"], _bound(one)) for one in judge({}))),
+            ]
+        )
+    return "\n".join(_device(one) for one in results)
+
+
+def _bound(bar: Result) -> str:
+    if "at_least" in bar:
+        return f"at least {bar['at_least']:,g}"
+    return f"at most {bar['at_most']:,g}"
+
+
+def _device(result: Result) -> str:
+    plot = f"images/{slug(result)}-speed.svg"
+    parts = [
+        f"## {result['device']}\n",
+        f"`python -m benchmarks.gpu`: {date(result)}, commit {result['commit']}, Python "
+        f"{result['python']}, {versions(result)}.\n",
+        _bars(result),
+    ]
+    if result.get("speed"):
+        parts += [f"![Tokens a second]({plot})\n", _speed(result)]
+        parts += _profiles(result)
+    if result.get("kernels"):
+        parts.append(_kernels(result))
+    if result.get("parity"):
+        parts.append(_parity(result))
+    if result["errors"] or result["skipped"]:
+        parts.append(_missing(result))
+    return "\n".join(parts)
+
+
+def slug(result: Result) -> str:
+    return str(result["device"]).lower().replace(" ", "-")
+
+
+def _bars(result: Result) -> str:
+    words = {True: "met", False: "**missed**", None: "open"}
+    rows = (
+        (one["bar"], _bound(one), NOT_MEASURED if one["figure"] is None else f"{one['figure']:,g}",
+         words[one["met"]])
+        for one in judge(result)
+    )  # fmt: skip
+    assert len(BARS) == len(judge(result))
+    return table(("figure", "bar", "measured", ""), rows)
+
+
+def _speed(result: Result) -> str:
+    rows = []
+    for model in REAL:
+        for setting in SETTINGS:
+            base = speed(result, model, "stock", setting, "tokens_per_second")
+            for side, name in SIDES.items():
+                rate = speed(result, model, side, setting, "tokens_per_second")
+                if rate is None:
+                    continue
+                peak = speed(result, model, side, setting, "peak_gib")
+                ratio = NOT_MEASURED if base is None else f"{rate / base:.2f}x"
+                rows.append((model, setting, name, f"{rate:,.0f}", ratio, f"{peak:.1f}"))
+    words = (
+        "Whole training steps: LoRA r 16 on all linear layers, bf16 weights, random weights of "
+        "each shape. `no-recompute`: one row of 4,096 tokens a micro-batch, nothing recomputed on "
+        "any side. `defaults`: 12 rows of 64 to 1,024 tokens, and what each side does when nothing "
+        "is said.\n"
+    )
+    head = ("model", "setting", "side", "tokens/s", "on stock's", "peak, GiB")
+    return words + "\n" + table(head, rows)
+
+
+def _profiles(result: Result) -> list[str]:
+    return [
+        f"Time of `{case}`: the device was busy {one['device_busy_share']:.0%} of it "
+        f"({one['top_shown']}).\n\n```\n" + "\n".join(one["top"]) + "\n```\n"
+        for case, one in result["speed"].items()
+        if "top" in one
+    ]
+
+
+def _kernels(result: Result) -> str:
+    kernels = result["kernels"]
+    ceilings = kernels.get("ceilings", {})
+    rows = [
+        (
+            case,
+            f"{one['ms']['ours']:g}",
+            f"{one['gb_per_s']:,g} GB/s"
+            if "gb_per_s" in one
+            else f"{one['tflop_per_s']:g} TFLOP/s",
+            f"{one['ratio']:.0%}",
+            "yes" if one["barred"] else "no",
+            f"{one['speed_to_eager']:g}x" if "speed_to_eager" in one else NOT_MEASURED,
+        )
+        for case, one in kernels.items()
+        if "ratio" in one
+    ]
+    words = (
+        "Kernels, forward and backward in bf16, against what the device reached in the same run: "
+        f"a copy at {ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s, a square product at "
+        f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s.\n"
+    )
+    head = ("shape/operation", "ms", "rate", "of the ceiling", "has a bar", "eager torch's time")
+    return words + "\n" + table(head, rows)
+
+
+def _parity(result: Result) -> str:
+    rows = (
+        (case, f"{one['worst']:.2g}", f"`{one['worst_tensor']}`", "yes" if one["passed"] else "NO")
+        for case, one in result["parity"].items()
+    )
+    words = (
+        "A whole patched model's gradients against the unpatched one's: in fp32 the largest "
+        "relative difference, in bf16 our error on stock's.\n"
+    )
+    return words + "\n" + table(("model/dtype", "worst", "tensor", "within bounds"), rows)
+
+
+def _missing(result: Result) -> str:
+    rows = [(one["part"], one["case"], one["error"]) for one in result["errors"]]
+    rows += [(one["part"], one["case"], one["why"]) for one in result["skipped"]]
+    return "Not measured, or failed:\n\n" + table(
+        ("part", "case", "why"), ((part, case, why.replace("|", "/")) for part, case, why in rows)
+    )

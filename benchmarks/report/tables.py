@@ -1,0 +1,37 @@
+"""Markdown tables, and the words that several pages' rows share. Knows no benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Result = dict[str, Any]  # Any: JSON
+
+NOT_MEASURED = "-"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines) + "\n"
+
+
+def date(result: Result) -> str:
+    return str(result["at"])[:10] if "at" in result else "date not recorded"
+
+
+def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> str:
+    """`2.57x (bar 2.4: met)`"""
+    if ratio is None:
+        return NOT_MEASURED
+    if bar is None:
+        return f"{ratio:.2f}x"
+    met = ratio >= bar if at_least else ratio <= bar
+    return f"{ratio:.2f}x (bar {bar:g}: {'met' if met else 'missed'})"
+
+
+def versions(result: Result) -> str:
+    """Those that are recorded, by name."""
+    found = dict(result.get("versions", {}))
+    if "torch" in result:
+        found["torch"] = result["torch"]
+    return ", ".join(f"{name} {one}" for name, one in found.items()) or "not recorded"

@@ -1,0 +1,90 @@
+"""torch's FlashAttention over rows of unequal length, and why a call cannot be its.
+
+`torch.nn.attention.varlen` is in torch from 2.10 on, and its arguments have changed since.
+FlashAttention 3, faster on compute capability 9.0, stands in for the built-in 2 where its package
+is installed. Knows no RoPE.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .segments import Segments
+
+if TYPE_CHECKING:
+    from .attention import AttentionShape
+
+__all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
+
+_FA3 = "flash_attn_interface"
+"""The module of FlashAttention 3's package, as torch looks for it."""
+
+
+def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
+    """What of the problem the varlen kernels do not compute, on whatever device; None: nothing."""
+    if shape.softcap is not None:
+        return f"a soft cap on scores ({shape.softcap:g})"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{str(dtype).removeprefix('torch.')}, not half precision"
+    if shape.head_dim % 8 or shape.head_dim > 256:
+        return f"head_dim {shape.head_dim}, not a multiple of 8 up to 256"
+    return None
+
+
+@cache
+def why_not_varlen_here(device: torch.device) -> str | None:
+    """What this device or this torch lacks; None: nothing."""
+    if device.type != "cuda":
+        return f"device {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"compute capability {capability[0]}.{capability[1]}, FlashAttention asks for 8.0"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "torch was built without FlashAttention"
+    return None
+
+
+def varlen_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, shape: AttentionShape
+) -> torch.Tensor:
+    """q [T, heads, D], k and v [T, kv_heads, D], half precision on CUDA -> [T, heads, D]."""
+    attention, asks_for_gqa = _entry(torch.cuda.get_device_capability(q.device))
+    longest, cumulative = segments.longest, segments.cumulative
+    left = -1 if shape.window is None else shape.window - 1
+    options = {"enable_gqa": shape.heads != shape.kv_heads} if asks_for_gqa else {}
+    out: torch.Tensor = attention(
+        *(q, k, v, cumulative, cumulative, longest, longest),
+        scale=shape.scale,
+        window_size=(left, 0),
+        **options,
+    )
+    return out
+
+
+@cache
+def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
+    """torch's function (its result is a tensor, or a tuple where more is asked for), and whether it
+    wants to be told of fewer key than query heads: the kernels take them either way, but torch 2.11
+    has no word for it and 2.13 refuses without."""
+    from torch.nn.attention.varlen import varlen_attn  # slow to import
+
+    if capability[0] == 9 and find_spec(_FA3) is not None:
+        _activate_fa3()
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _activate_fa3() -> None:
+    """For the whole process, torch's own attention included."""
+    from torch.nn.attention import activate_flash_attention_impl
+
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, RuntimeError) as reason:  # built for another torch or CUDA
+        warnings.warn(f"FlashAttention 2 stays in use: {reason}", stacklevel=2)

@@ -1,0 +1,85 @@
+"""One run report, as the OpenAPI document shows it. The figures are made up, but agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pydantic import JsonValue
+
+REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
+    {
+        "object": "fine_tuning.job.report",
+        "job_id": "ftjob-0123456789abcdef01234567",
+        "attempt": 1,
+        "live": False,
+        "updated_at": 1_795_190_400,
+        "outcome": "succeeded",
+        "started_at": 1_795_190_000.25,
+        "wall_seconds": 400.0,
+        "queued_seconds": 0.4,
+        "phases": {
+            **{"claim": 0.02, "download": 0.35, "spawn": 0.2, "import": 6.1, "load": 3.4},
+            **{"data": 2.6, "plan": 0.03, "setup": 1.1, "data_wait": 1.5, "forward": 96.0},
+            **{"backward": 171.2, "optimizer": 6.4, "evaluation": 104.0, "checkpointing": 2.1},
+            **{"logging": 0.8, "train": 1.2, "save": 0.5, "exit": 0.6, "upload": 1.4, "other": 0.5},
+        },
+        "steps": 500,
+        "total_steps": 500,
+        "settings": {
+            "tuning": "lora",
+            "precision": "bf16",
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "packing": False,
+            "layout": "padding_free",
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "eval_steps": 50,
+            "save_steps": 100,
+        },
+        "device": "NVIDIA H200",
+        "throughput": {
+            "seconds": 277.1,
+            "steps_per_second": 1.8,
+            "input_tokens": 4_096_000,
+            "trained_tokens": 1_310_720,
+            "tokens_per_second": 14_781.67,
+            "trained_tokens_per_second": 4_730.13,
+            "slots": 4_096_000,
+            "padding_share": 0.0,
+            "micro_batches": 1000,
+        },
+        "peak_memory": {
+            "allocated": 41_234_567_168,
+            "reserved": 43_986_714_624,
+            "device_total": 150_754_820_096,
+            "pinned": 4_194_304,
+            "rss": 3_221_225_472,
+        },
+        "utilization": {
+            "mfu": 0.4512,
+            "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 7,504,658,432, "
+            "P_lora = 41,943,040, over 989.4 TFLOP/s of NVIDIA H200",
+            "model_flops": 1.237e17,
+            "peak_tflops": 989.4,
+        },
+        "device_waits_share": 0.0,
+        "bound": {
+            "by": "device_compute",
+            "text": "forward, backward and optimiser: 273.6 of 400.0 s, more than any other part",
+        },
+        "saturation": {
+            "state": "saturated",
+            "text": "GPU already saturated; more rows only add memory: of 267.0 ms for a "
+            "micro-batch of 4,096 slots, 3.1 +- 4.0 ms do not depend on its size",
+            "doubling_gain": 0.0058,
+        },
+        "advice": {
+            "rule": "evaluation",
+            "text": "recipe.eval_steps=350: evaluation took 104.0 of 400.0 s; saves at most 22% of "
+            "the 400.0 s",
+            "gain_share": 0.2229,
+        },
+    }
+)

@@ -1,0 +1,128 @@
+"""benchmarks.gpu on tiny shapes: what its first run on a GPU will do, done on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu.__main__ import environment, jobs_of
+from benchmarks.gpu.bars import BARS, judge
+from benchmarks.gpu.children import Job, run_all
+from benchmarks.gpu.record import ROOT, Record
+from benchmarks.gpu.work import WORK
+from benchmarks.kernel_operations import OPERATIONS, SHAPES
+
+ABSENT = ("bitsandbytes", "celery", "fastapi", "obstore", "pydantic_settings", "sqlalchemy")
+"""What our package brings and a host for GPUs does not."""
+
+
+@pytest.mark.slow
+def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: Path) -> None:
+    stubs = tmp_path / "stubs"
+    for name in ABSENT:
+        (stubs / name).mkdir(parents=True)
+        (stubs / name / "__init__.py").write_text(f"raise ImportError('{name} is not here')\n")
+    jobs = [
+        Job(part="parity", module="benchmarks.gpu.none", seconds=60),
+        _job("kernels", "ceilings", "tiny/rms_norm", "tiny/head_rows", "tiny/attention_paths"),
+        _job("parity", "tiny-llama/fp32", "tiny-qwen/bf16"),
+        _job("speed", *(f"tiny-llama/ours/{one}/1" for one in ("no-recompute", "profile"))),
+    ]
+    record = Record(tmp_path, ["kernels", "parity", "speed"], tiny=True, minutes=3)
+    env = environment(tiny=True) | {"PYTHONPATH": str(stubs)}
+    run_all(jobs, record, time.monotonic() + 180, env)
+    results = record.results
+    (error,) = results["errors"]
+    assert (error["part"], error["case"]) == ("parity", "all of it")
+    assert "No module named benchmarks.gpu.none" in error["error"]
+    for one in jobs[1:]:
+        assert tuple(case for case in results[one.part] if case in one.cases) == one.cases
+    fp32, bf16 = (results["parity"][case] for case in jobs[2].cases)
+    assert fp32["patched"] == "patched 2 x attention_block, 1 x loss, 2 x mlp_block"
+    assert 0 < fp32["worst"] <= 1e-5 <= 1e-2 <= fp32["median_gradient"]
+    assert 0.5 < bf16["worst"] <= 1.5
+    trained, profiled = (results["speed"][case] for case in jobs[3].cases)
+    assert trained["tokens_per_step"] == 64
+    assert (len(trained["warm_up_seconds"]), len(trained["step_seconds"])) == (1, 2)
+    assert trained["recompute"] is False
+    assert any("_LoraLinearBackward" in line for line in profiled["top"])
+    assert results["versions"]["torch"] == torch.__version__
+
+
+def _job(part: str, *cases: str) -> Job:
+    return Job(part=part, module=f"benchmarks.gpu.{part}", cases=cases, seconds=60)
+
+
+@pytest.mark.parametrize("shape", ["llama-8b", "qwen-1.5b"])
+def test_every_operation_has_its_work_counted_and_two_counts_agree(shape: str) -> None:
+    assert WORK.keys() == OPERATIONS.keys()
+    for name, make in OPERATIONS.items():
+        work = WORK[name](SHAPES[shape])
+        assert work.elements or work.attention, name
+        if not work.products and not work.attention:
+            problem = make(SHAPES[shape], torch.device("meta"), torch.bfloat16)
+            assert problem.least_bytes == 2 * work.elements, name
+
+
+def test_sides_alternate_and_the_models_with_bars_come_first() -> None:
+    jobs = list(jobs_of("speed", False, 2))
+    sides = [side for side in ("ours", "stock")]
+    sides += [
+        side
+        for side, package in (("liger", "liger_kernel"), ("unsloth", "unsloth"))
+        if importlib.util.find_spec(package)
+    ]
+    first = [job.cases[0] for job in jobs[: len(sides)]]
+    assert first == [f"llama-3.1-8b/{side}/no-recompute/1" for side in sides]
+    assert jobs[0].cases[-1] == "llama-3.1-8b/ours/profile/1"
+    again = [job.cases[0] for job in jobs[len(jobs) // 2 :][: len(sides)]]
+    assert again == [f"llama-3.1-8b/{side}/no-recompute/2" for side in reversed(sides)]
+
+
+def test_bars_are_met_missed_or_open() -> None:
+    results: dict[str, Any] = {  # Any: JSON
+        "kernels": {
+            "ceilings": {"bf16_tflop_per_s": 700.0},
+            "s/a": {"bound": "bandwidth", "barred": True, "ratio": 0.85},
+            "s/b": {"bound": "bandwidth", "barred": True, "ratio": 0.7},
+            "s/c": {"bound": "bandwidth", "barred": False, "ratio": 0.1},
+        },
+        "parity": {"m/fp32": {"worst": 4e-6}, "m/bf16": {"worst": 1.6}},
+        "speed": {
+            f"llama-3.1-8b/{side}/no-recompute/{turn}": {
+                "tokens_per_second": rate,
+                "peak_gib": 40.0,
+                "model_tflop_per_s": 490.0,
+            }
+            for side, rates in (("ours", (14_000, 12_000, 13_800)), ("stock", (7_000, 6_900)))
+            for turn, rate in enumerate(rates)
+        },
+    }
+    judged = {one["bar"]: (one["figure"], one["met"]) for one in judge(results)}
+    assert len(judged) == len(BARS)
+    assert judged["kernels bound by bandwidth: worst share of the copy bandwidth"] == (0.7, False)
+    assert judged["kernels bound by products: worst share of the BLAS's rate"] == (None, None)
+    assert judged["parity fp32: worst gradient"] == (4e-6, True)
+    assert judged["parity bf16: worst error, on stock's"] == (1.6, False)
+    assert judged["llama-3.1-8b: tokens/s"] == (13_800, True)
+    assert judged["llama-3.1-8b: share of the BLAS's rate"] == (0.7, False)
+    assert judged["llama-3.1-8b, no-recompute: speed on stock's"] == (1.986, True)
+    assert judged["llama-3.1-8b, no-recompute: peak memory on stock's"] == (1.0, True)
+    assert judged["qwen2.5-1.5b: tokens/s"] == (None, None)
+
+
+def test_the_wheels_to_carry_are_those_that_we_test_with() -> None:
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    carried = re.findall(
+        r"^([\w-]+)==(\S+)$", (ROOT / "requirements-gpu-bench.txt").read_text(), re.M
+    )
+    assert carried
+    # Liger is measured against, and no part of ours.
+    differing = {name: given for name, given in carried if pinned.get(name) not in (None, given)}
+    assert differing == {}
+    assert [name for name, _ in carried if name not in pinned] == ["liger-kernel"]

@@ -1,0 +1,82 @@
+"""The spare trainer of a running service: what ends its worker ends it, and jobs start in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import tunesmith
+
+from .conftest import MakeService
+from .service import SHORT, Service, alive, until
+
+pytestmark = pytest.mark.slow
+
+
+def spare_of(service: Service) -> int:
+    return until(service.spares)[0]
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def wait_until_ready(spare: int) -> None:
+    """It has used time for its imports, and uses none any more."""
+    deadline, used, since = time.monotonic() + 120, 0, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = cpu_ticks(spare)
+        if now != used:
+            used, since = now, time.monotonic()
+        elif used > 100 and time.monotonic() > since + 1.5:
+            return
+    raise AssertionError("the spare trainer never got ready")
+
+
+def test_a_worker_that_ends_in_any_way_leaves_no_spare_and_the_next_has_one(
+    make_service: MakeService,
+) -> None:
+    service = make_service()
+    first = spare_of(service)
+    assert service.trainers() == []
+    os.kill(service.worker_child(), signal.SIGKILL)
+    until(lambda: not alive(first), 5)
+    second = until(lambda: [pid for pid in service.spares() if pid != first], 20)[0]
+    os.kill(service.worker_main(), signal.SIGKILL)
+    until(lambda: not alive(second), 5)
+    third = until(lambda: [pid for pid in service.spares() if pid not in (first, second)], 30)[0]
+    os.kill(service.worker_main(), signal.SIGTERM)
+    until(lambda: not alive(third), 20)
+    fourth = until(lambda: [pid for pid in service.spares() if pid not in (first, third)], 30)[0]
+    service.stop()
+    assert not alive(fourth)
+
+
+def test_a_job_starts_in_the_spare_and_the_next_one_is_there_after_it(
+    service: Service, client: tunesmith.Client, rows: Path
+) -> None:
+    """A ready spare's share of the start is a few hundredths of a second; trips on one second."""
+    file = client.files.create(file=rows)
+    client.files.wait_for_processing(file.id, timeout=30)
+    spare = spare_of(service)
+    wait_until_ready(spare)
+    asked = time.monotonic()
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
+    seconds: dict[str, float] = {}
+    for event in job.stream():
+        if event.kind == "phase":
+            seconds[str(event.data["phase"])] = float(str(event.data["seconds"]))
+        if event.kind == "metrics" and "first step" not in seconds:
+            seconds["first step"] = time.monotonic() - asked
+            assert service.trainers() == [spare]
+            assert service.spares() == [], "no memory is held beside a trainer"
+    assert seconds["spawn"] + seconds["import"] < 1.0, seconds
+    assert seconds["first step"] < 6.0, seconds
+    assert spare_of(service) != spare
+    until(lambda: not alive(spare), 10)

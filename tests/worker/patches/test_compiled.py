@@ -1,0 +1,79 @@
+"""The model's own layers compiled: the same numbers, one graph for every shape, and a choice."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tunesmith_schema import EventKind
+from tunesmith_worker.patches import CompiledLayers
+from tunesmith_worker.plan import COMPILED, LayoutPlan, LayoutTrial
+from tunesmith_worker.run import main
+
+from ..conftest import MakeRun
+from ..runs import QUESTIONS, event_data, losses
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # torch's compiler has its own
+    pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs g++"),
+]
+
+SPEEDS = {"padding_free": 1.0, "packed": 1.0, "padded": 1.1, COMPILED: 1.3}
+
+
+@pytest.fixture
+def compiled_is_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = LayoutTrial.record
+
+    def told(self: LayoutTrial, seconds: float, slots: int) -> None:
+        record(self, slots / SPEEDS[self.current], slots)
+
+    monkeypatch.setattr(LayoutTrial, "record", told)
+    monkeypatch.setattr(LayoutPlan, "compiling_pays", lambda *_: True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    # As inductor is given it, without minutes of C++.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.usefixtures("compiled_is_fastest")
+def test_a_run_on_compiled_layers_learns_the_same(make_run: MakeRun, tmp_path: Path) -> None:
+    rows = [{**row, "answer": row["answer"] + " yes" * n} for n, row in enumerate(QUESTIONS)]
+    recipe = {"max_steps": 44, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    torch._dynamo.reset()
+    run = make_run(rows, recipe=recipe, name="compiled")
+    assert main(run) == 0
+    (choice,) = [c for c in event_data(run, EventKind.CHOICE) if c["name"] == "packing"]
+    assert choice["value"] == COMPILED
+    assert choice["figures"]["steps"].count(COMPILED) >= 2
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= graphs <= 8, "one graph a layer for every length, and a few more at most"
+    (note,) = (tmp_path / "inductor").glob("tunesmith-*.json")
+    assert "seconds" in note.read_text()
+
+    plain = make_run(rows, recipe={**recipe, "packing": False}, name="plain")
+    assert main(plain) == 0
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-5)
+
+    again = make_run(rows, recipe=recipe, name="again")
+    (again / "plan.json").write_bytes((run / "plan.json").read_bytes())
+    assert main(again) == 0
+    assert losses(again) == losses(run)
+
+
+def test_without_a_compiler_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, make_run: MakeRun
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+    class Model:
+        config: Any  # Any: a config's one method is asked
+        dtype = torch.float32
+
+    Model.config = type("Config", (), {"to_json_string": lambda self: "{}"})()
+    assert CompiledLayers(Model(), [object()]).estimated_seconds is None  # type: ignore[list-item]  # none is run

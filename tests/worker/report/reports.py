@@ -1,0 +1,53 @@
+"""Reports with planted figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunesmith_schema import (
+    Advice,
+    Bound,
+    BoundBy,
+    PeakMemory,
+    RunReport,
+    Saturation,
+    Throughput,
+    TrainingSettings,
+)
+
+NOT_MEASURED = Saturation(state="not_measured", text="not measured")
+GPU = PeakMemory(allocated=20 * 2**30, reserved=30 * 2**30, device_total=140 * 2**30)
+
+
+def report(**changes: Any) -> RunReport:
+    """A run of 100 steps and 100 s that spends its time well; `phases` are laid over its own."""
+    phases = {"import": 4.0, "data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 3.0}
+    phases |= changes.pop("phases", {})
+    wall = sum(phases.values())
+    settings = TrainingSettings(
+        tuning="lora",
+        precision="bf16",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=4,
+        packing=False,
+        layout="padding_free",
+        gradient_checkpointing=False,
+        logging_steps=1,
+        eval_steps=10,
+        save_steps=10,
+    ).model_copy(update=changes.pop("settings", {}))
+    padding = changes.pop("padding_share", 0.0)
+    fields: dict[str, Any] = {
+        "attempt": 1,
+        "started_at": 0.0,
+        "wall_seconds": wall,
+        "phases": phases,
+        "steps": 100,
+        "total_steps": 100,
+        "settings": settings,
+        "throughput": Throughput(seconds=90.0, padding_share=padding, slots=1000),
+        "bound": Bound(by=BoundBy.UNKNOWN, text=""),
+        "saturation": NOT_MEASURED,
+        "advice": Advice(rule="none", text=""),
+    }
+    return RunReport(**fields | changes)

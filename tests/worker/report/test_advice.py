@@ -1,0 +1,129 @@
+"""Each rule of advice: it fires on its planted fault with the right prediction, and on no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith_schema import Choice, PhaseName, Saturation
+from tunesmith_worker.report.advice import RULES, advice_of
+
+from .reports import GPU, report
+
+UNSATURATED = Saturation(state="not_saturated", text="half is fixed", doubling_gain=0.25)
+MEASURED = Choice(
+    name="packing",
+    value="padded",
+    reason="measured",
+    figures={"tokens_per_second": {"padding_free": 9.0, "packed": 8.0, "padded": 10.0}},
+)
+
+PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
+    "data_wait": ({"phases": {"data_wait": 40.0}}, "faster or more cores", 40 / 137),
+    "padding": (
+        {"padding_share": 0.4, "settings": {"layout": "padded"}},
+        'recipe.patches="auto"',
+        0.4 * 90 / 98,
+    ),
+    "evaluation": ({"phases": {"evaluation": 98.0}}, "recipe.eval_steps=100", 0.5 * 0.9),
+    "checkpointing": ({"phases": {"checkpointing": 49.0}}, "recipe.save_steps=100", 0.9 * 49 / 147),
+    "logging": ({"phases": {"logging": 10.0}}, "recipe.logging_steps=10", 9 / 108),
+    "small_batches": (
+        {"saturation": UNSATURATED},
+        "per_device_train_batch_size=8 with gradient_accumulation_steps=2",
+        (1 - 1 / 1.25) * 90 / 98,
+    ),
+    "host": (
+        {"device_waits_share": 0.8, "peak_memory": GPU},
+        "per_device_train_batch_size=8 with gradient_accumulation_steps=2",
+        0.8 * 90 / 2 / 98,
+    ),
+    "recompute": (
+        {"peak_memory": GPU, "settings": {"gradient_checkpointing": True}},
+        "recipe.gradient_checkpointing=false",
+        30 / 98,
+    ),
+}
+
+
+def test_every_rule_has_its_fault() -> None:
+    assert [rule.name for rule in RULES] == list(PLANTED)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rule_finds_its_fault_and_predicts_the_gain(name: str) -> None:
+    changes, words, gain = PLANTED[name]
+    advice = advice_of(report(**changes))
+    assert advice.rule == name
+    assert words in advice.text
+    assert advice.gain_share == pytest.approx(gain, abs=1e-3)
+    assert f"saves at most {gain:.0%}" in advice.text
+
+
+def test_a_run_that_spends_its_time_well_is_told_so() -> None:
+    advice = advice_of(report())
+    assert (advice.rule, advice.gain_share) == ("none", None)
+    assert advice.text.startswith("nothing to gain")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phases": {"data_wait": 9.0}},
+        {"phases": {"evaluation": 20.0}},
+        {"phases": {"checkpointing": 10.0}},
+        {"phases": {"logging": 4.9}},
+        {"padding_share": 0.19, "settings": {"layout": "padded"}},
+        {"padding_share": 0.4},  # padding-free already: it cannot be padding
+        {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [MEASURED]},
+        {"saturation": UNSATURATED, "choices": [MEASURED]},
+        {"saturation": UNSATURATED, "settings": {"layout": "packed"}},
+        {"saturation": UNSATURATED, "settings": {"gradient_accumulation_steps": 1}},
+        {"device_waits_share": 0.4},
+        {"peak_memory": GPU},
+        {"peak_memory": GPU.model_copy(update={"allocated": 100 * 2**30}),
+         "settings": {"gradient_checkpointing": True}},
+        {"phases": {"evaluation": 98.0}, "settings": {"eval_steps": None}},
+        {"phases": {"checkpointing": 49.0}, "settings": {"save_steps": None}},
+    ],
+)  # fmt: skip
+def test_below_its_threshold_or_where_nothing_can_be_changed_a_rule_is_silent(
+    changes: dict[str, Any],
+) -> None:
+    assert advice_of(report(**changes)).rule == "none"
+
+
+def test_of_several_the_one_that_saves_most_wins() -> None:
+    faults = {"phases": {"evaluation": 98.0}, "saturation": UNSATURATED}
+    assert advice_of(report(**faults)).rule == "evaluation"
+
+
+def test_eval_steps_grow_as_far_as_a_twentieth_of_the_time() -> None:
+    advice = advice_of(report(phases={"evaluation": 32.0}))
+    assert "recipe.eval_steps=70" in advice.text  # 32 / 7 of 102.6 s are 4.5 %
+    assert advice.gain_share == pytest.approx(32 * 6 / 7 / 130, abs=1e-3)
+
+
+def test_one_evaluation_that_takes_long_wants_fewer_rows() -> None:
+    late = {"phases": {"evaluation": 98.0}, "settings": {"eval_steps": 100}}
+    assert "a tenth of the rows" in advice_of(report(**late)).text
+
+
+def test_a_short_run_is_told_that_its_start_weighs_much() -> None:
+    advice = advice_of(report(phases={"import": 500.0}))
+    assert advice.rule == "none"
+    assert "500.0 of 594.0 s are the start" in advice.text
+
+
+def test_before_the_first_step_there_is_nothing_to_say() -> None:
+    assert "no step" in advice_of(report(steps=0)).text
+
+
+def test_the_page_names_every_rule_with_its_threshold_and_every_phase() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
+    for rule in RULES:
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{rule.name}` |"))
+        assert f"{rule.above:.0%}".replace("%", " %") in line or "half" in line, line
+    assert [phase for phase in PhaseName if f"`{phase}`" not in page] == []

@@ -1,0 +1,107 @@
+"""Model FLOPs against torch's own counter; peaks by the names that drivers give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from tunesmith_worker.report.flops import ModelShape, model_shape, peak_tflops
+
+ROWS, LENGTH = 2, 64
+
+
+def llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **{
+            **{"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4},
+            **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512},
+            **changes,
+        },
+        attn_implementation="eager",
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def counted(model: Any) -> int:
+    """FLOPs of the matrix products of one step."""
+    ids = torch.randint(0, 512, (ROWS, LENGTH))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    return int(counter.get_total_flops())
+
+
+def shape_of(model: Any, *, full: bool) -> ModelShape:
+    shape = model_shape(model, full=full)
+    assert isinstance(shape, ModelShape), shape
+    return shape
+
+
+def test_full_training_is_what_torch_counts() -> None:
+    model = llama()
+    shape = shape_of(model, full=True)
+    assert shape.base == sum(
+        p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n
+    )
+    # Eager attention computes both halves of the pairs, the formula counts one.
+    ours = shape.flops(ROWS * LENGTH, 2 * 4 * ROWS * LENGTH**2)
+    assert ours == pytest.approx(counted(model), rel=0.01)
+
+
+def test_lora_needs_no_gradients_of_frozen_weights() -> None:
+    lora = peft.LoraConfig(r=4, target_modules="all-linear")
+    model = peft.get_peft_model(llama(num_hidden_layers=12), lora)
+    shape = shape_of(model, full=False)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape.adapter == trainable
+    ours = shape.flops(ROWS * LENGTH, 2 * 12 * ROWS * LENGTH**2)
+    # The first layer's inputs need no gradient, which the formula leaves out of account.
+    assert ours == pytest.approx(counted(model), rel=0.04)
+    assert ours > counted(model)
+
+
+def test_a_tied_head_counts_and_the_lookup_does_not() -> None:
+    tied, apart = llama(tie_word_embeddings=True), llama(tie_word_embeddings=False)
+    assert shape_of(tied, full=True).base == shape_of(apart, full=True).base
+
+
+def test_what_cannot_be_counted_says_why() -> None:
+    experts = transformers.MixtralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+        num_local_experts=2,
+    )
+    model = transformers.MixtralForCausalLM(experts)
+    assert "mixture of experts" in str(model_shape(model, full=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.1),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("Tesla T4", None),
+        ("cpu", None),
+    ],
+)
+def test_a_peak_is_known_for_exactly_that_card(name: str, tflops: float | None) -> None:
+    assert peak_tflops(name) == tflops

@@ -1,0 +1,127 @@
+"""The arithmetic that a model needs for training, and what GPUs can do.
+
+Per input token, with P the weights of its linear layers (the head counts, the embedding lookup does
+not) and P_lora those of the adapters:
+
+    all weights trained     6 P                     forward 2P, gradients of inputs and weights 4P
+    LoRA                    4 P + 6 P_lora          no gradients of frozen weights
+    attention               3 x 2 L n d S           L layers, n heads of size d, rows of S tokens;
+                                                    half of the S^2 pairs, as it is causal
+
+(Kaplan et al., https://arxiv.org/abs/2001.08361, section 2.1; PaLM, https://arxiv.org/abs/2204.02311,
+appendix B.) What is computed anew in the backward does not count, nor does padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+Untyped = Any  # Any: transformers is untyped
+
+PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
+    {
+        "B200": 2250.0,
+        "H200": 989.4,
+        "H200 NVL": 835.5,
+        "GH200": 989.4,
+        "H100 PCIe": 756.0,
+        "H100 NVL": 835.5,
+        "H100": 989.4,
+        "A100": 312.0,
+        "A40": 149.7,
+        "A30": 165.0,
+        "A10": 125.0,
+        "L40S": 362.1,
+        "L40": 181.1,
+        "L4": 121.0,
+        "RTX 6000 Ada": 364.2,
+        "RTX A6000": 154.8,
+        "RTX 4090": 165.2,
+        "RTX 3090": 71.0,
+    }
+)
+"""Dense bf16 tensor TFLOP/s (fp32 accumulation) by the GPU's name, from NVIDIA's data sheets and,
+for the GeForce cards, the architecture white papers (Ada, Ampere GA102). Where a sheet gives the
+figure with sparsity, half of it."""
+
+
+def peak_tflops(gpu: str) -> float | None:
+    """By the longest entry that stands as words in the GPU's name as its driver has it; None if
+    there is none."""
+    words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
+    if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
+        return None  # less than the card that it is named after
+    known = [name for name in PEAK_TFLOPS if f" {name} " in words]
+    return PEAK_TFLOPS[max(known, key=len)] if known else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the arithmetic depends on."""
+
+    base: int
+    """Weights of the linear layers, adapters left out."""
+    adapter: int
+    """Weights of the adapters' matrices."""
+    full: bool
+    """Whether all weights are trained."""
+    heads_x_size: int
+    """Attention heads times their size."""
+    windows: tuple[int | None, ...]
+    """The reach of each layer's attention, in tokens; None: all before."""
+
+    def flops(self, tokens: int, pairs: float) -> float:
+        """Of a training step on `tokens`; `pairs` is the sum of squared row lengths over layers,
+        as `BatchCounts` has it."""
+        weights = 6 * self.base if self.full else 4 * self.base + 6 * self.adapter
+        return float(weights) * tokens + 6.0 * self.heads_x_size * pairs
+
+    @property
+    def formula(self) -> str:
+        weights = "6 P" if self.full else "4 P + 6 P_lora"
+        adapter = "" if self.full else f", P_lora = {self.adapter:,}"
+        return f"{weights} + attention FLOPs a token, P = {self.base:,}{adapter}"
+
+
+def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
+    """The shape, or why it cannot be told."""
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
+        return "a mixture of experts: how many weights a token meets is not counted"
+    heads, layers = (
+        getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers")
+    )
+    if not isinstance(heads, int) or not isinstance(layers, int):
+        return f"{config.model_type}: its config does not give heads and layers"
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    windows = _windows(config, layers)
+    if windows is None:
+        return f"{config.model_type}: not every layer has softmax attention"
+    base = adapter = 0
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            weights = module.in_features * module.out_features
+            if ".lora_" in name:
+                adapter += weights
+            else:
+                base += weights
+    if base == 0:
+        return f"{config.model_type}: its layers are not torch's linear layers"
+    return ModelShape(
+        base=base, adapter=adapter, full=full, heads_x_size=heads * size, windows=windows
+    )
+
+
+def _windows(config: Untyped, layers: int) -> tuple[int | None, ...] | None:
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
+    reach = getattr(config, "sliding_window", None)
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        return None
+    if not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True):
+        return (reach,) * layers
+    return tuple(reach if kind == "sliding_attention" else None for kind in kinds)

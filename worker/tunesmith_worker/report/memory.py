@@ -1,0 +1,62 @@
+"""How much memory a trainer holds, by kind, and the most it held. Asks nothing of the GPU itself:
+torch's allocators keep count on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from tunesmith_schema import PeakMemory
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory() -> PeakMemory:
+    """Since the process began; a forked or replaced parent's memory does not count."""
+    if not torch.cuda.is_initialized():
+        return PeakMemory(rss=_peak_rss())
+    return PeakMemory(
+        allocated=torch.cuda.max_memory_allocated(),
+        reserved=torch.cuda.max_memory_reserved(),
+        device_total=torch.cuda.get_device_properties().total_memory,
+        pinned=_pinned("peak"),
+        rss=_peak_rss(),
+    )
+
+
+def memory_now() -> dict[str, float | None]:
+    """Bytes held at this moment, by the names of the live metrics."""
+    now: dict[str, float | None] = {"memory_rss": _rss()}
+    if torch.cuda.is_initialized():
+        stats = torch.cuda.memory_stats()
+        now["memory_allocated"] = stats["allocated_bytes.all.current"]
+        now["memory_reserved"] = stats["reserved_bytes.all.current"]
+        now["memory_pinned"] = _pinned("current")
+    return now
+
+
+def _pinned(which: str) -> int:
+    return int(torch.cuda.host_memory_stats().get(f"allocated_bytes.{which}", 0))
+
+
+def _rss() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except OSError:  # not Linux
+        return None
+
+
+def _peak_rss() -> int:
+    """getrusage carries a parent's peak over an exec; VmHWM is this program's own."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    if peak is None:  # some sandboxes leave it out
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(peak.split()[1]) * 1024

@@ -1,0 +1,98 @@
+"""spec.json and what it names, looked at before anything is loaded: what is wrong with a run
+directory is told in a sentence. Does not import torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from pydantic import ValidationError
+
+from tunesmith_schema import ErrorCode, RunSpec
+
+from .errors import RunError
+
+EXIT_UNUSABLE = 2
+"""Of a trainer that could not begin, as argparse's for wrong arguments."""
+
+
+class UnusableRunDirectory(RunError):
+    """Nothing can be trained from this directory as it stands."""
+
+
+def read_spec(root: Path) -> RunSpec:
+    """Raises UnusableRunDirectory."""
+    if not root.is_dir():
+        raise UnusableRunDirectory(
+            ErrorCode.NOT_FOUND,
+            f"there is no folder {root}",
+            hint="RUN_DIR holds spec.json and data/: docs/how-it-works.md shows the least there is",
+        )
+    spec = _parsed(root / "spec.json")
+    for field, name in (
+        ("training_file", spec.training_file),
+        ("validation_file", spec.validation_file),
+    ):
+        if name is not None:
+            _check_file(root, field, name)
+    _check_model(spec)
+    return spec
+
+
+def _parsed(path: Path) -> RunSpec:
+    try:
+        return RunSpec.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UnusableRunDirectory(
+            ErrorCode.NOT_FOUND,
+            f"{path.parent} has no spec.json",
+            hint="docs/how-it-works.md shows the least there is",
+        ) from error
+    except OSError as error:
+        raise UnusableRunDirectory(
+            ErrorCode.INVALID_REQUEST, f"{path} cannot be read: {error.strerror}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        # A union's complaints end in the name of the branch.
+        field = ".".join(str(part) for part in first["loc"] if str(part).isidentifier())
+        more = f" ({error.error_count()} complaints; this is the first)"
+        raise UnusableRunDirectory(
+            ErrorCode.INVALID_REQUEST,
+            f"{path}: {f'{field}: ' if field else ''}{first['msg'].removeprefix('Value error, ')}"
+            f"{more if error.error_count() > 1 else ''}",
+            hint="docs/how-it-works.md shows the least there is, docs/recipe.md every recipe field",
+            param=field or None,
+        ) from error
+
+
+def _check_file(root: Path, field: str, name: str) -> None:
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise UnusableRunDirectory(
+            ErrorCode.INVALID_REQUEST,
+            f"{root / 'spec.json'}: {field} must lie inside the run directory, got {name}",
+            hint=f"link it there: ln -s {name} {root / 'data' / path.name}, and name it "
+            f"data/{path.name}",
+            param=field,
+        )
+    if not (root / path).is_file():
+        what = "is not a file" if (root / path).exists() else "does not exist"
+        raise UnusableRunDirectory(
+            ErrorCode.NOT_FOUND,
+            f"{root / 'spec.json'}: {field}: {root / path} {what}",
+            hint="the path is relative to the run directory",
+            param=field,
+        )
+
+
+def _check_model(spec: RunSpec) -> None:
+    """A name that is no path may be one of the hub's: loading finds out."""
+    path = Path(spec.model_path)
+    if not path.is_dir() and (path.is_absolute() or spec.model_path.startswith(".")):
+        raise UnusableRunDirectory(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"Model '{spec.model}': there is no folder {spec.model_path} on this worker.",
+            hint="Give a hub id, or the name of a folder with a model that the worker has.",
+            param="model",
+        )
