@@ -173,7 +173,6 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
                     eval_steps=None,
                     save_steps=None,
                 ),
-                full=full,
                 seed=1,
             ),
             train_dataset=datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}),

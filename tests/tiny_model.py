@@ -43,7 +43,14 @@ def make_tiny_tokenizer(*, chat_template: str | None = CHATML, **settings: Any) 
     return tokenizer
 
 
-def make_tiny_model(folder: Path, *, chat_template: bool = True, weights: bool = True) -> Path:
+def make_tiny_model(
+    folder: Path,
+    *,
+    chat_template: bool = True,
+    weights: bool = True,
+    hidden_size: int = 48,
+    intermediate_size: int = 96,
+) -> Path:
     """Fill `folder` with a model that stock transformers loads; `weights=False`: config only."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,8 +58,8 @@ def make_tiny_model(folder: Path, *, chat_template: bool = True, weights: bool =
     tokenizer = make_tiny_tokenizer(chat_template=CHATML if chat_template else None)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=48,
-        intermediate_size=96,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -113,7 +113,7 @@ def ours(task: Task) -> Made:
     )
     load = plan_load(recipe, device, choices)
     base = random_model(task.model, torch_device(), torch.bfloat16)
-    model = attach_lora(base, recipe.lora, choices)
+    model = attach_lora(base, recipe, choices)
     patches = plan_patches(recipe, choices)
     rows = task.dataset(base.config.vocab_size)
     train = plan_train(
@@ -137,7 +137,7 @@ def ours(task: Task) -> Made:
     layouts = Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None)
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(task.folder, load, train, full=False, seed=SEED),
+        args=sft_config(task.folder, load, train, seed=SEED),
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
 from .head_rows import LogitTransform, RowStatistics, read_rows
 from .tiles import wide
 
-__all__ = ["Chunk", "HeadCall", "HeadGradient", "chunks", "hidden_gradients"]
+__all__ = [
+    "Chunk",
+    "HeadCall",
+    "HeadGradient",
+    "TrainedRows",
+    "chunks",
+    "hidden_gradients",
+    "row_gradients",
+]
 
 _WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient added at a time
 
@@ -32,6 +42,11 @@ class HeadCall:
     hidden_gradient: bool
     weight_gradient: bool
     bias_gradient: bool
+    row_gradient: bool
+
+    @property
+    def any_gradient(self) -> bool:
+        return self.hidden_gradient or self.head_gradient or self.row_gradient
 
     @property
     def head_gradient(self) -> bool:
@@ -45,6 +60,13 @@ class HeadCall:
             entropy=self.entropy,
             top1=self.top1,
         )
+
+
+class TrainedRows(NamedTuple):
+    """Rows that stand in the place of some of the head's, which stays as it is."""
+
+    ids: torch.Tensor  # [k] int64, distinct: which rows of the weight
+    values: torch.Tensor  # [k, H]
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,7 @@ def chunks(
     targets: torch.Tensor,
     statistics: RowStatistics,
     call: HeadCall,
+    trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of equal size (a last short one would read the whole weight for a few rows)."""
     count, vocabulary = len(hidden), len(weight)
@@ -98,23 +121,56 @@ def chunks(
             torch.mm(h, weight.t(), out=z)
         else:
             torch.addmm(bias, h, weight.t(), out=z)
+        if trained is not None:
+            own = None if bias is None else bias[trained.ids]
+            z.index_copy_(1, trained.ids, linear(h, trained.values.to(h.dtype), own))
         s = None if spread is None else spread[: part.stop - start]
-        gradient = call.hidden_gradient or call.head_gradient
-        read_rows(z, targets[part], call.transform, statistics[part], gradient=gradient, spread=s)
+        out = statistics[part]
+        read_rows(z, targets[part], call.transform, out, gradient=call.any_gradient, spread=s)
         yield Chunk(part, h, targets[part], z, s, statistics[part], call)
 
 
 def hidden_gradients(
-    chunk: Chunk, weight: torch.Tensor
+    chunk: Chunk, weight: torch.Tensor, trained: TrainedRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """d log p / d h and dH / d h, [n, H] each."""
     factor = chunk.other_probs()
-    at_target = weight[chunk.targets].to(factor.dtype).mul_(chunk.target_slope())
-    unit = at_target.sub_(torch.mm(chunk.pull, weight)).mul_(factor)
+    at_target = weight[chunk.targets].to(factor.dtype)
+    pulled = torch.mm(chunk.pull, weight)
+    spread = None if chunk.spread is None else torch.mm(chunk.spread, weight)
+    if trained is not None:
+        # what the products above miss: the trained rows are not the weight's
+        moved = trained.values.to(factor.dtype) - weight[trained.ids].to(factor.dtype)
+        at_target += _is_target(chunk, trained).to(factor.dtype) @ moved
+        pulled = pulled.to(factor.dtype).addmm_(_columns(chunk.pull, trained, factor), moved)
+        if spread is not None and chunk.spread is not None:
+            columns = _columns(chunk.spread, trained, factor)
+            spread = spread.to(factor.dtype).addmm_(columns, moved)
+    unit = at_target.mul_(chunk.target_slope()).sub_(pulled).mul_(factor)
+    if spread is None:
+        return unit, None
+    away = spread.to(factor.dtype).mul_(factor)
+    return unit, away.addcmul_(unit, chunk.entropy_share()).neg_()
+
+
+def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d log p / d y and dH / d y in the columns of the trained rows, [n, k] each: times h they are
+    the rows' gradients."""
+    factor = chunk.other_probs()
+    at_target = chunk.target_slope() * _is_target(chunk, trained)
+    unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)
     if chunk.spread is None:
         return unit, None
-    away = torch.mm(chunk.spread, weight).to(factor.dtype).mul_(factor)
+    away = _columns(chunk.spread, trained, factor).mul_(factor)
     return unit, away.addcmul_(unit, chunk.entropy_share()).neg_()
+
+
+def _is_target(chunk: Chunk, trained: TrainedRows) -> torch.Tensor:
+    return chunk.targets[:, None] == trained.ids  # [n, k]
+
+
+def _columns(of: torch.Tensor, trained: TrainedRows, like: torch.Tensor) -> torch.Tensor:
+    return of[:, trained.ids].to(like.dtype)  # [n, k], a copy
 
 
 class HeadGradient:

@@ -10,6 +10,9 @@ gradient, which is exact for any upstream. The head's gradient needs the upstrea
 sum for u_i = 1 is taken along and used when they turn out equal (a mean or sum over tokens); else
 backward computes the logits once more. Idea: arXiv 2411.09009 (never hold the logits), gradient
 in forward as in Liger's kernel.
+
+Where only some rows R of the head train, their values come beside a frozen W: the columns R of the
+logits, and d log p / d z_R, [N, k], are all that is kept for their gradient. No second [V, H].
 """
 
 from __future__ import annotations
@@ -21,11 +24,18 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from .head_chunks import HeadCall, HeadGradient, chunks, hidden_gradients
+from .head_chunks import (
+    HeadCall,
+    HeadGradient,
+    TrainedRows,
+    chunks,
+    hidden_gradients,
+    row_gradients,
+)
 from .head_rows import LogitTransform
 from .tiles import wide
 
-__all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
+__all__ = ["TokenLogProbs", "TrainedRows", "token_log_probs", "token_log_probs_reference"]
 
 # Measured (docs/log.md): a core's GEMMs gain nothing above 512 rows; a GPU's want thousands.
 _MOST_ROWS = {"cpu": 512}
@@ -51,8 +61,11 @@ def token_log_probs_reference(
     temperature: float = 1.0,
     softcap: float | None = None,
     logit_scale: float = 1.0,
+    trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
     """The same numbers from full logits, in fp32 after the projection."""
+    if trained is not None:
+        weight = weight.index_copy(0, trained.ids, trained.values.to(weight.dtype))
     logits = linear(hidden, weight, bias)
     logits = logits.to(wide(logits.dtype)) * logit_scale
     if softcap is not None:
@@ -77,6 +90,7 @@ def token_log_probs(
     entropy: bool | Literal["grad"] = False,
     top1: bool = False,
     byte_budget: int | None = None,
+    trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
     """log p(target) of each row; hidden [N, H], weight [V, H], bias [V] or None, targets [N] int64.
 
@@ -84,11 +98,15 @@ def token_log_probs(
     entropy="grad". The projection runs in the autocast dtype, without autocast in hidden's dtype.
     N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
 
+    trained: rows that train in place of the weight's own, which then takes no gradient itself.
+
     byte_budget: bytes of logits held at a time, None for 128 MiB on a CPU and 2 GiB elsewhere;
     one row of logits is always held. Raises ValueError for shapes, dtypes or targets that do not
     fit.
     """
     _check(hidden, weight, bias, targets, byte_budget)
+    if trained is not None:
+        _check_trained(weight, bias, trained)
     kind = hidden.device.type
     recorded = torch.is_grad_enabled()
     call = HeadCall(
@@ -102,8 +120,10 @@ def token_log_probs(
         hidden_gradient=recorded and hidden.requires_grad,
         weight_gradient=recorded and weight.requires_grad,
         bias_gradient=recorded and bias is not None and bias.requires_grad,
+        row_gradient=recorded and trained is not None and trained.values.requires_grad,
     )
-    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    ids, values = (None, None) if trained is None else trained
+    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call, ids, values)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return TokenLogProbs(*scored)
 
 
@@ -137,6 +157,17 @@ def _check(
             )
 
 
+def _check_trained(weight: torch.Tensor, bias: torch.Tensor | None, trained: TrainedRows) -> None:
+    ids, values = trained
+    if ids.dim() != 1 or ids.dtype != torch.int64 or values.shape != (len(ids), weight.shape[1]):
+        raise ValueError(
+            f"trained must be ids [k] int64 and values [k, {weight.shape[1]}], "
+            f"got {list(ids.shape)} {ids.dtype} and {list(values.shape)}"
+        )
+    if weight.requires_grad or (bias is not None and bias.requires_grad):
+        raise ValueError("trained rows stand in a frozen head: this one asks for a gradient")
+
+
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -146,20 +177,29 @@ class _TokenLogProbs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         call: HeadCall,
+        row_ids: torch.Tensor | None,
+        row_values: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         ctx.set_materialize_grads(False)
+        trained = None
+        if row_ids is not None and row_values is not None:
+            trained = TrainedRows(row_ids, row_values)
         statistics = call.statistics(len(hidden), hidden)
         unit = torch.empty_like(hidden) if call.hidden_gradient else None
         unit_entropy = (
             torch.empty_like(hidden) if call.hidden_gradient and call.entropy_gradient else None
         )
+        at_rows: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         head = HeadGradient(weight, bias, call)
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(call.dtype)
             cast_bias = None if bias is None else bias.to(call.dtype)
-            for chunk in chunks(hidden, cast, cast_bias, targets, statistics, call):
+            for chunk in chunks(hidden, cast, cast_bias, targets, statistics, call, trained):
+                if trained is not None and call.row_gradient:
+                    for parts, part in zip(at_rows, row_gradients(chunk, trained), strict=True):
+                        parts.extend([] if part is None else [part])
                 if unit is not None:
-                    log_prob_part, entropy_part = hidden_gradients(chunk, cast)
+                    log_prob_part, entropy_part = hidden_gradients(chunk, cast, trained)
                     unit[chunk.rows] = log_prob_part
                     if unit_entropy is not None and entropy_part is not None:
                         unit_entropy[chunk.rows] = entropy_part
@@ -169,7 +209,9 @@ class _TokenLogProbs(torch.autograd.Function):
             log_probs = statistics.log_probs().to(dtype)
             entropy = statistics.entropy().to(dtype) if call.entropy else None
         again = (hidden, weight, bias, targets) if call.head_gradient else (None,) * 4
-        ctx.save_for_backward(unit, unit_entropy, head.weight, head.bias, *again)
+        rows = [torch.cat(parts) if parts else None for parts in at_rows]
+        kept = (*rows, hidden, row_values) if call.row_gradient else (None,) * 4
+        ctx.save_for_backward(unit, unit_entropy, head.weight, head.bias, *again, *kept)
         ctx.call = call
         fixed = [statistics.is_top1, None if call.entropy_gradient else entropy]
         ctx.mark_non_differentiable(*(output for output in fixed if output is not None))
@@ -183,17 +225,23 @@ class _TokenLogProbs(torch.autograd.Function):
         by_entropy: torch.Tensor | None,
         _: None,
     ) -> tuple[torch.Tensor | None, ...]:
-        unit, unit_entropy, weight_sum, bias_sum, hidden, weight, bias, targets = ctx.saved_tensors
+        unit, unit_entropy, weight_sum, bias_sum, *rest = ctx.saved_tensors
+        hidden, weight, bias, targets, at_rows, at_rows_entropy, states, row_values = rest
         grad_hidden = _scaled_rows(unit, by_log_prob, unit_entropy, by_entropy)
+        by_row = _scaled_rows(at_rows, by_log_prob, at_rows_entropy, by_entropy)
+        grad_rows = None
+        if by_row is not None:
+            grad_rows = torch.mm(by_row.t(), states.to(by_row.dtype)).to(row_values.dtype)
         if weight_sum is None and bias_sum is None:
-            return grad_hidden, None, None, None, None
+            return grad_hidden, None, None, None, None, None, grad_rows
         if by_entropy is not None or by_log_prob is None or not _all_equal(by_log_prob):
             sums = _head_gradient_again(
                 hidden, weight, bias, targets, by_log_prob, by_entropy, ctx.call
             )
             weight_sum, bias_sum, by_log_prob = sums.weight, sums.bias, None
         grad_weight = _scaled_sum(weight_sum, by_log_prob, weight)
-        return grad_hidden, grad_weight, _scaled_sum(bias_sum, by_log_prob, bias), None, None
+        grad_bias = _scaled_sum(bias_sum, by_log_prob, bias)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, grad_rows
 
 
 def _scaled_rows(

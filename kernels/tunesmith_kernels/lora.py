@@ -11,7 +11,8 @@ Backward, with the y_i side by side, d = m dy, e_i = s_i d_i B_i and e, A the e_
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
 Saved are x, the row statistics and h A'; h is rebuilt, frozen weights get no gradient, and the
-A_i are one GEMM. All large products are the BLAS's; what is ours is what is not computed or kept.
+A_i are one GEMM. Weights in NF4 are widened in forward and again in backward, and not kept. All
+large products are the BLAS's; what is ours is what is not computed or kept.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .gated_activation import Activation, gated_backward, gated_forward, gated_reference
+from .nf4 import NF4Weight, nf4_reference, side_by_side
 from .rms_norm import (
     NormKind,
     rms_norm_apply,
@@ -52,8 +54,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    weight: torch.Tensor
-    """[out, in]"""
+    weight: torch.Tensor | NF4Weight
+    """[out, in]; of the projections of one node, all are in NF4 or none is."""
     bias: torch.Tensor | None = None
     adapter: Adapter | None = None
 
@@ -79,6 +81,8 @@ class _Spec:
     residual_scale: float
     dtype: torch.dtype
     """In which the products are computed: autocast's where it is on, else the input's."""
+    packed: tuple[NF4Weight, ...]
+    """The weights, where they are in NF4; else empty."""
 
 
 def lora_linear(
@@ -104,11 +108,12 @@ def lora_linear(
         dropouts=tuple(p.adapter.dropout if p.adapter else 0.0 for p in projections),
         residual_scale=residual_scale,
         dtype=_compute_dtype(x),
+        packed=tuple(p.weight for p in projections if isinstance(p.weight, NF4Weight)),
     )
     tensors: list[torch.Tensor | None] = []
     for p in projections:
         pair = (p.adapter.a, p.adapter.b) if p.adapter else (None, None)
-        tensors += [p.weight, p.bias, *pair]
+        tensors += [p.weight if isinstance(p.weight, torch.Tensor) else None, p.bias, *pair]
     result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         spec, x, residual, norm.weight if norm else None, fused_weight, *tensors
     )
@@ -131,7 +136,8 @@ def lora_linear_reference(
         x = gated_reference(x, activation)
     outputs = []
     for p in projections:
-        y = torch.nn.functional.linear(x, p.weight, p.bias)
+        weight = nf4_reference(p.weight, x.dtype) if isinstance(p.weight, NF4Weight) else p.weight
+        y = torch.nn.functional.linear(x, weight, p.bias)
         if p.adapter is not None:
             y = y + p.adapter.scale * (x @ p.adapter.a.T) @ p.adapter.b.T
         outputs.append(y)
@@ -160,8 +166,11 @@ class _LoraLinear(torch.autograd.Function):
             rows = x.flatten(0, -2)
             h, rstd = _prologue(spec, rows, norm_weight)
             h = h.to(spec.dtype)
-            weight = _whole(tensors[0::4]) if fused_weight is None else fused_weight
-            weight = weight.to(spec.dtype)
+            if spec.packed:
+                weight = side_by_side(spec.packed, spec.dtype)
+            else:
+                weight = _whole(tensors[0::4]) if fused_weight is None else fused_weight
+                weight = weight.to(spec.dtype)
             masks = [_dropout_mask(h, p) for p in spec.dropouts]
             h_a = _times_a(h, a, masks)
             fits = residual is not None and residual.dtype == spec.dtype
@@ -180,7 +189,8 @@ class _LoraLinear(torch.autograd.Function):
             if residual is not None:
                 out = y if fits else None
                 y = torch.add(residual.flatten(0, -2), y, alpha=spec.residual_scale, out=out)
-        ctx.save_for_backward(rows, rstd, norm_weight, weight, *a, *b, *h_a, *masks)
+        kept = None if spec.packed else weight
+        ctx.save_for_backward(rows, rstd, norm_weight, kept, *a, *b, *h_a, *masks)
         ctx.spec, ctx.shape = spec, x.shape
         # No view where none is needed: what comes next may then work in place.
         return y if x.dim() == 2 else y.unflatten(0, x.shape[:-1])
@@ -205,7 +215,7 @@ class _LoraLinear(torch.autograd.Function):
         dx: Any = None
         d_norm = None
         if need_x or need_norm:
-            dh = d @ weight
+            dh = d @ (side_by_side(spec.packed, spec.dtype) if spec.packed else weight)
             _add_times_a(dh, whole_e, e, a, masks)
             h, dx, d_norm = _prologue_backward(spec, rows, rstd, norm_weight, dh, need_norm)
         if h is None and (any(need_a) or any(need_weight)):

@@ -20,7 +20,7 @@ from .jobs import (
     wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
-from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Recipe
+from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
 from .report import (
     COMPUTE,
     STARTUP,
@@ -134,6 +134,7 @@ __all__ = [
     "PeakMemory",
     "PhaseName",
     "Plan",
+    "Precision",
     "Recipe",
     "Report",
     "ReportReply",

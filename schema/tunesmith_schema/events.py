@@ -54,11 +54,13 @@ class MetricPoint(Response):
     step: int
     values: dict[str, float | None]
     """`train_loss` and `valid_loss` in nats per token, `learning_rate`, `grad_norm`, `epoch`,
-    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, `trained_tokens`. About once
+    `tokens_per_second` (input tokens), `train_mean_token_accuracy`, `trained_tokens`,
+    `embedding_learning_rate` where it is another. About once
     a second also `step_seconds`, `data_wait_share` (of the time between evaluations and
     checkpoints), `padding_share` (of the slots), means since they were last given, and memory held
     at that moment, bytes: `memory_rss`, on a GPU `memory_allocated`, `memory_reserved` and
-    `memory_pinned`. Null stands for NaN."""
+    `memory_pinned`. `updates_lost_fraction`, full tuning in bf16: the share of weights that a
+    step meant to move and that rounding left where they were. Null stands for NaN."""
 
 
 class CheckpointMetrics(Response):

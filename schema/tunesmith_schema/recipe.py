@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -12,6 +13,8 @@ from .base import Request, Text
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
+Precision = Literal["fp32", "bf16", "bf16_error_word", "bf16_sr8"]
+NewToken = Annotated[Text, Field(min_length=1, max_length=256)]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that LoRA adapts unless told otherwise."""
@@ -27,7 +30,8 @@ class LoraRecipe(Request):
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the adapter's input set to zero while training."""
     target_modules: Auto | Literal["all-linear"] | list[Text] = "auto"
-    """Names of the layers to adapt. `"auto"`: the seven projections of a Llama-shaped block."""
+    """Names of the layers to adapt. `"auto"`: the seven projections of a Llama-shaped block. The
+    embedding and the head, if named, train as whole matrices: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which biases train along."""
     use_rslora: bool = False
@@ -86,8 +90,28 @@ class Recipe(Request):
     """Recompute activations in backward to save memory. `"auto"`: as few layers as fit; `true`: all
     of them; `"offload"`: all, and on a GPU their inputs wait in the host's memory; `false`: none.
     """
-    precision: Literal["fp32", "bf16"] | Auto = "auto"
-    """`"auto"`: bf16 on a GPU that has it, else fp32."""
+    precision: Precision | Auto = "auto"
+    """What weights are kept and computed in. LoRA: its frozen base model in fp32 or bf16, the
+    adapter always in fp32. Full tuning, with bytes a parameter for weights and AdamW's state: fp32
+    (12); bf16_error_word (12, and a gradient of 2 instead of 4): bf16 with what fp32 has beyond it
+    kept beside, fp32's trajectory; bf16_sr8 (4): rounded stochastically, moments in 8 bits; bf16
+    (6): plain, which rounds small updates away, and warns. `"auto"`: on a GPU that has bf16, bf16
+    for LoRA and bf16_error_word for full tuning, else fp32."""
+    quantization: Literal["none", "nf4", "int8"] = "none"
+    """Keep the frozen base model of a LoRA in 4 bits (NF4, its scales quantised as well) or 8, by
+    bitsandbytes: less memory, slower, a slightly different model."""
+    add_tokens: list[NewToken] = Field(default=[], max_length=1024)
+    """Tokens to add to the tokenizer, which is saved with the result; their text is then one token
+    wherever it stands. Each gets a row that starts from the mean of the pieces it was cut into."""
+    embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
+    """Peak rate of the embedding, the head and token rows. `"auto"`: a tenth of `learning_rate`;
+    with `tuning: "full"` all weights share `learning_rate`."""
+    allow_full_embeddings: bool = False
+    """Let `lora.target_modules` name the embedding or the head. They would be most of an adapter's
+    bytes: without this the job is refused, and told how many."""
+    adapter_dtype: Literal["bf16", "fp32"] = "bf16"
+    """In what an adapter is saved; it trains in fp32. Full tuning saves its weights as `precision`
+    keeps them."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two metric events."""
     eval_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -97,6 +121,16 @@ class Recipe(Request):
     in a run; none for full tuning."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_fp16(cls, value: object) -> object:
+        if value == "fp16":
+            raise ValueError(
+                "fp16 is not offered, as its gradients overflow: use 'bf16' (LoRA) or "
+                "'bf16_error_word' (full tuning), or 'fp32' where the hardware has no bf16"
+            )
+        return value
 
     @field_validator("patches", mode="before")
     @classmethod
@@ -124,8 +158,24 @@ class Recipe(Request):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
+        if self.tuning == "lora" and self.precision in ("bf16_error_word", "bf16_sr8"):
+            raise ValueError(
+                f"precision={self.precision!r} is for tuning='full': LoRA's adapter is in fp32 and "
+                "its base model frozen, so use precision='bf16'"
+            )
+        if self.tuning == "full" and self.quantization != "none":
+            raise ValueError(
+                f"quantization={self.quantization!r} is for tuning='lora': quantised weights "
+                "cannot be trained; precision='bf16_sr8' is full tuning in the least memory"
+            )
         if self.tuning == "full" and self.lora is not None:
             raise ValueError("lora is for tuning='lora': remove it, or set tuning='lora'")
         if self.from_scratch and self.tuning != "full":
             raise ValueError("from_scratch trains all weights: set tuning='full'")
+        blank = [token for token in self.add_tokens if not token.strip()]
+        if blank:
+            raise ValueError(f"add_tokens: {blank[0]!r} is only white space")
+        twice = [token for token, count in Counter(self.add_tokens).items() if count > 1]
+        if twice:
+            raise ValueError(f"add_tokens names {twice[0]!r} more than once")
         return self

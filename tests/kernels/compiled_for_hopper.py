@@ -16,25 +16,40 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tunesmith_kernels import (
+    adamw_triton,
     gated_activation_triton,
     head_rows_triton,
+    nf4_triton,
     rms_norm_triton,
     rope_triton,
 )
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FP32 = {"rstd", "partial", "cos", "sin", "target_out", "max_out", "sum_out", "mean_out"}
+FP32 |= {"m_state", "v_state", "m_scale", "v_scale"}
+FP32 |= {"code", "scales_code", "scales_absmax", "offset"}
+WORDS = {
+    "upper": "*i16",
+    "error": "*i16",
+    "m_code": "*i8",
+    "v_code": "*u8",
+    "seed": "i64",
+    "packed": "*u8",
+    "absmax": "*u8",
+}
 INT64 = {"positions", "targets"}
 FLOATS = {"eps", "gain", "scale", "softcap", "temperature"}
+FLOATS |= {"decay", "step_size", "one_minus_beta1", "beta2", "v_correction"}
 NORM_POINTERS = {"x", "weight", "y", "dy", "dx"}
 HEAD_POINTERS = {"logits", "spread"}
 BF16 = (
     NORM_POINTERS
     | HEAD_POINTERS
     | {"q", "k", "q_out", "k_out"}
-    | {"gate_up", "d_gate_up", "out", "d_out"}
+    | {"gate_up", "d_gate_up", "out", "d_out", "grad"}
 )
 COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program", "targets_stride"}
+COUNTS |= {"num_blocks", "seed"}
 
 NORM = {"ROWS": 1, "COLUMNS": 4096, "heads": 1}
 KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
@@ -79,6 +94,15 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
         )
         for flag in (False, True)
     ),
+    (adamw_triton._error_word_kernel, {"ELEMENTS": adamw_triton.ELEMENTS}),
+    (adamw_triton._8bit_kernel, {"BLOCKS": 4}),
+    *(
+        (
+            nf4_triton._dequantize_kernel,
+            {"BLOCK": 64, "SCALES_BLOCK": 256, "NESTED": nested, "BYTES": nf4_triton.BYTES},
+        )
+        for nested in (False, True)
+    ),
 ]
 
 
@@ -98,7 +122,7 @@ def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
         if name in BF16
         else "fp32"
         if name in FLOATS
-        else "i32"
+        else WORDS.get(name, "i32")
         for name in names
     }
     source = ASTSource(

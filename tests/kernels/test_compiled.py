@@ -20,5 +20,5 @@ def test_every_kernel_compiles_for_hopper_with_wide_loads(tmp_path: Path) -> Non
     )
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert len(lines) == 18
+    assert len(lines) == 22
     assert [line for line in lines if not line.endswith(" wide")] == []

@@ -109,7 +109,11 @@ def test_everything_dropped_leaves_the_base_alone() -> None:
     x = torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
     projections = _projections(model, 1.0)
     out = lora_linear(x, projections)
-    base = torch.cat([torch.nn.functional.linear(x, p.weight, p.bias) for p in projections], -1)
+    weights = [p.weight for p in projections if isinstance(p.weight, torch.Tensor)]
+    biases = [p.bias for p in projections]
+    base = torch.cat(
+        [torch.nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], -1
+    )
     torch.testing.assert_close(out, base, rtol=1e-12, atol=1e-12)
     adapters = [t for p in projections if p.adapter for t in (p.adapter.a, p.adapter.b)]
     for gradient in torch.autograd.grad(out.sum(), adapters):

@@ -25,6 +25,11 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("patches", ["auto", "off", ["loss"], ["attention", "loss"]], [[], "loss", ["norm"], True]),
     ("gradient_checkpointing", [True, False, "offload", "auto"], ["often"]),
     ("precision", ["fp32", "bf16", "auto"], ["fp16", "int8"]),
+    ("quantization", ["none", "nf4", "int8"], ["auto", "fp4", "int4"]),
+    ("add_tokens", [[], ["<a>", "two words"]], ["<a>", [""], [1], ["a\0"], ["a" * 257], None]),
+    ("embedding_learning_rate", [1e-9, 1, "auto"], [0, -1e-4, 1.1, float("nan"), None]),
+    ("allow_full_embeddings", [True, False], ["auto", "perhaps"]),
+    ("adapter_dtype", ["bf16", "fp32"], ["auto", "fp16"]),
     ("logging_steps", [1, 500], [0, "auto"]),
     ("eval_steps", [1, "auto"], [0]),
     ("save_steps", [1, "auto"], [0]),
@@ -84,12 +89,23 @@ def test_everything_has_a_default() -> None:
     [
         ({"tuning": "full", "lora": {}}, "lora is for tuning='lora'"),
         ({"from_scratch": True}, "set tuning='full'"),
+        ({"add_tokens": ["<a>", "  "]}, "'  ' is only white space"),
+        ({"add_tokens": ["<a>", "<b>", "<a>"]}, "'<a>' more than once"),
         ({"from_scratch": True, "tuning": "lora"}, "set tuning='full'"),
+        ({"precision": "bf16_error_word"}, "is for tuning='full'.*use precision='bf16'"),
+        ({"precision": "bf16_sr8"}, "precision='bf16_sr8' is for tuning='full'"),
+        ({"precision": "fp16"}, "its gradients overflow: use 'bf16'"),
+        ({"tuning": "full", "quantization": "nf4"}, "quantised weights cannot be trained"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(recipe: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Recipe.model_validate(recipe)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_error_word", "bf16_sr8", "auto"])
+def test_full_tuning_has_every_precision(precision: str) -> None:
+    assert Recipe.model_validate({"tuning": "full", "precision": precision}).precision == precision
 
 
 def test_a_recipe_survives_json() -> None:

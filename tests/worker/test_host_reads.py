@@ -83,8 +83,17 @@ def test_every_way_to_read_a_tensor_is_found(read: Callable[[Untyped], object], 
 
 @pytest.mark.parametrize(
     "recipe",
-    [{"packing": False}, {"packing": True}, {"tuning": "full", "lora": None}],
-    ids=["lora", "packed", "full"],
+    [
+        {"packing": False},
+        {"packing": True},
+        {"tuning": "full", "lora": None},
+        {"add_tokens": ["<new>"]},
+        {
+            "lora": {"target_modules": ["q_proj", "lm_head"]},
+            "allow_full_embeddings": True,
+        },
+    ],
+    ids=["lora", "packed", "full", "token-rows", "whole-matrices"],
 )
 def test_nobody_reads_the_device_in_a_step(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]

@@ -44,6 +44,13 @@ def test_a_gpu_gets_bf16_a_cpu_does_not() -> None:
     assert (on_cpu.precision, on_gpu.precision) == ("fp32", "bf16")
 
 
+def test_full_tuning_on_a_gpu_keeps_error_words() -> None:
+    full = Recipe(tuning="full")
+    without = Device(name="T4", is_gpu=True, has_bf16=False)
+    found = [plan_load(full, device, Choices()).precision for device in (CPU, GPU, without)]
+    assert found == ["fp32", "bf16_error_word", "fp32"]
+
+
 @pytest.mark.parametrize(("context", "length"), [(512, 512), (8192, 2048), (None, 2048)])
 def test_length_is_the_context_but_at_most_2048(context: int | None, length: int) -> None:
     assert plan_data(Recipe(), context, Choices()).max_seq_length == length

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith_schema import EventKind
+from tunesmith_schema import EventKind, Recipe, RunSpec
 from tunesmith_worker import run, trainer_process
 from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.settings import WorkerSettings
@@ -231,6 +231,29 @@ def test_a_spare_that_hangs_is_killed_and_a_fresh_trainer_started(
     spare = spare_of(launcher, ready=False)
     assert run_of(launcher, tmp_path)["how"] == "fresh"
     assert not alive(spare.process.pid)
+
+
+@pytest.mark.parametrize(("quantization", "how"), [("none", "spare"), ("nf4", "fresh")])
+def test_a_spare_leaves_a_quantised_model_to_a_fresh_trainer(
+    make_launcher: MakeLauncher, tmp_path: Path, quantization: str, how: str
+) -> None:
+    """peft looks for bitsandbytes once, when it is imported, and a spare hides it."""
+    launcher = make_launcher()
+    spare_of(launcher)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.jsonl").touch()
+    spec = RunSpec(
+        job_id="ftjob-1",
+        attempt=1,
+        model="acme/tiny",
+        model_path="acme/tiny",
+        training_file="train.jsonl",
+        recipe=Recipe.model_validate({"quantization": quantization}),
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    assert ended(launcher.launch(folder)) == 0
+    assert json.loads((folder / "told.json").read_text())["how"] == how
 
 
 @pytest.mark.parametrize("change", ["write", "replace", "remove"])

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
+from pydantic import JsonValue
 from safetensors.torch import save_file
 
-from tunesmith_schema import PROJECTIONS, ErrorCode, LoraRecipe
+from tunesmith_schema import PROJECTIONS, ErrorCode, LoraRecipe, Recipe
 
+from .adapter_size import adapter_tensors
+from .embeddings import WholeMatrices, keep_in_fp32, whole_matrices
 from .errors import RunError
 from .folders import new_folder
 from .plan import Choices
@@ -27,20 +32,29 @@ PROBE_TOKENS = 64
 PROBE_LOGITS = 8
 
 
-def attach_lora(model: Untyped, recipe: LoraRecipe | None, choices: Choices) -> Untyped:
+def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
     """The model with a fresh adapter: B = 0, so it starts out equal to the base model."""
-    lora = recipe or LoraRecipe()
+    lora = recipe.lora or LoraRecipe()
+    targets = _targets(model, lora, choices)
+    whole = whole_matrices(
+        model,
+        targets,
+        allowed=recipe.allow_full_embeddings,
+        adapter_itemsize=adapter_dtype(recipe).itemsize,
+    )
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=_targets(model, lora, choices),
+        target_modules=_without(targets, whole),
+        modules_to_save=whole and whole.modules_to_save,
+        ensure_weight_tying=whole is not None and whole.tied,
         bias=lora.bias,
         use_rslora=lora.use_rslora,
     )
     try:
-        return peft.get_peft_model(model, config)
+        attached = peft.get_peft_model(model, config)
     except ValueError as error:  # PEFT names the target modules that the model lacks
         raise RunError(
             ErrorCode.RECIPE_INVALID,
@@ -48,6 +62,27 @@ def attach_lora(model: Untyped, recipe: LoraRecipe | None, choices: Choices) -> 
             hint="Leave recipe.lora.target_modules at 'auto', or use names of its layers.",
             param="recipe.lora.target_modules",
         ) from error
+    keep_in_fp32(attached)
+    return attached
+
+
+def adapter_dtype(recipe: Recipe) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[recipe.adapter_dtype]
+
+
+def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
+    """The layers that LoRA adapts."""
+    if isinstance(targets, str) or whole is None:
+        return targets
+    left = [target for target in targets if target not in whole.targets]
+    if not left:
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            "recipe.lora.target_modules names the embedding or the head alone.",
+            hint=f"Name a layer for LoRA as well, such as {PROJECTIONS[0]}.",
+            param="recipe.lora.target_modules",
+        )
+    return left
 
 
 def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[str]:
@@ -63,7 +98,6 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
                 hint=f"It has {', '.join(found) or 'other names: use all-linear'}.",
                 param="recipe.lora.target_modules",
             )
-        _refuse_vocabulary_layers(model, given, found)
     return choices.settle(
         "lora.target_modules",
         given,
@@ -81,21 +115,23 @@ def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _refuse_vocabulary_layers(model: Untyped, targets: list[str], found: list[str]) -> None:
-    """LoRA on the embedding or the head means merging, tying and saving of their own kinds."""
-    head = model.get_output_embeddings()
-    for target in targets:
-        for name, module in model.named_modules():
-            is_head = module is head
-            if _matches(name, target) and (is_head or isinstance(module, torch.nn.Embedding)):
-                raise RunError(
-                    ErrorCode.RECIPE_INVALID,
-                    f"recipe.lora.target_modules: {target!r} is the model's "
-                    f"{'head' if is_head else 'embedding'}, which LoRA does not adapt.",
-                    hint=f"Leave it out: adapters go on {', '.join(found) or 'linear layers'}. "
-                    "Embeddings and heads are to get a mechanism of their own.",
-                    param="recipe.lora.target_modules",
-                )
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a saved adapter is beside the model in memory."""
+
+    bytes: int
+    """Of adapter_model.safetensors."""
+    rounding: float
+    """The largest change of a probe's logit that came of saving in fewer bits than were trained."""
+
+    def summary(self) -> str:
+        return (
+            f"adapter saved: {self.bytes:,} bytes; rounding to its precision moved the probe's "
+            f"logits by at most {self.rounding:.1g}"
+        )
+
+    def as_data(self) -> dict[str, JsonValue]:
+        return {"adapter_bytes": self.bytes, "logit_rounding": self.rounding}
 
 
 def save_trained(
@@ -105,15 +141,38 @@ def save_trained(
     *,
     base_name: str,
     probe_ids: Sequence[int],
-) -> None:
-    """Write the adapter (or, with full tuning, the model) so that stock libraries load it."""
+    dtype: torch.dtype,
+    with_tokenizer: bool,
+) -> Saved | None:
+    """Write the adapter in `dtype` (or, with full tuning, the model as it is; then None) so that
+    stock libraries load it. `with_tokenizer`: an adapter needs it, because tokens were added."""
     with new_folder(path) as folder:
-        if isinstance(model, peft.PeftModel):
-            _save_lora(folder, model, base_name)
-        else:
+        if not isinstance(model, peft.PeftModel):
             model.save_pretrained(folder, safe_serialization=True)
             _save_tokenizer(folder, tokenizer)
-        _save_probe(folder, model, probe_ids)
+            _save_probe(folder, *_probe(model, probe_ids))
+            return None
+        _, trained = _probe(model, probe_ids)
+        with _rounded(model, dtype):
+            size = _save_lora(folder, model, base_name, dtype)
+            probe = _probe(model, probe_ids)
+        _save_probe(folder, *probe)
+        if with_tokenizer:
+            _save_tokenizer(folder, tokenizer)
+        return Saved(bytes=size, rounding=float((probe[1] - trained).abs().max()))
+
+
+@contextmanager
+def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, what trains has the values that a file of `dtype` will give back."""
+    before = [(one, one.data) for one in model.parameters() if one.requires_grad]
+    try:
+        for parameter, data in before:
+            parameter.data = data.to(dtype).to(data.dtype)
+        yield
+    finally:
+        for parameter, data in before:
+            parameter.data = data
 
 
 def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
@@ -131,30 +190,37 @@ def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
     tokenizer.save_pretrained(folder, save_jinja_files=not several)
 
 
-def _save_lora(folder: Path, model: Untyped, base_name: str) -> None:
+def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype) -> int:
+    """Bytes of the weights' file."""
     # Not PeftModel.save_pretrained, which adds a model card, and asks the hub about embeddings.
-    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    file = folder / "adapter_model.safetensors"
+    # Copies: a tied matrix is one memory under two names, which the format does not have.
+    tensors = {
+        name: value.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, value in adapter_tensors(model).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
     config = model.peft_config["default"]
     path, mode = config.base_model_name_or_path, config.inference_mode
     # The name under which others know the base model, not a folder of this host.
     config.base_model_name_or_path, config.inference_mode = base_name, True
     config.save_pretrained(folder)
     config.base_model_name_or_path, config.inference_mode = path, mode
-    _sort_targets(folder / "adapter_config.json")
+    _sort_names(folder / "adapter_config.json")
+    return file.stat().st_size
 
 
-def _sort_targets(path: Path) -> None:
-    """PEFT writes a set, whose order differs from run to run: equal adapters get equal bytes."""
+def _sort_names(path: Path) -> None:
+    """PEFT writes sets, whose order differs from run to run: equal adapters get equal bytes."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()
+    for key in ("target_modules", "modules_to_save", "modules_to_tie"):
+        if isinstance(config.get(key), list):
+            config[key].sort()
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _save_probe(folder: Path, model: Untyped, ids: Sequence[int]) -> None:
-    """Some input and this very model's logits: whoever loads the files can check they are it."""
+def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some input [1, T] and this very model's logits for its last tokens, [1, n, V]."""
     input_ids_1T = torch.tensor([ids[:PROBE_TOKENS]], dtype=torch.int64)
     was_training = model.training
     model.eval()
@@ -167,8 +233,9 @@ def _save_probe(folder: Path, model: Untyped, ids: Sequence[int]) -> None:
             .logits
         )
     model.train(was_training)
-    probe = {
-        "input_ids": input_ids_1T,
-        "logits": logits_1TV[:, -PROBE_LOGITS:].float().cpu().contiguous(),
-    }
-    save_file(probe, folder / "probe.safetensors")
+    return input_ids_1T, logits_1TV[:, -PROBE_LOGITS:].float().cpu().contiguous()
+
+
+def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
+    """Whoever loads the files can check that they are what was trained."""
+    save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")

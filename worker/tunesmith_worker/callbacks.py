@@ -90,6 +90,10 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
                 "trained_tokens": self._trained_tokens(),
                 **self._live(),
             }
+            if "updates_lost_fraction" in logs:
+                values["updates_lost_fraction"] = logs["updates_lost_fraction"]
+            if "embedding_learning_rate" in logs:
+                values["embedding_learning_rate"] = logs["embedding_learning_rate"]
             self._tell(state, values, f"train_loss={logs['loss']:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 

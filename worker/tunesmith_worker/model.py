@@ -16,6 +16,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 
 from .errors import RunError, is_disk_full, is_out_of_memory
 from .plan import Device, LoadPlan
+from .quantization import quantization_config, settle_layers
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 """There on a host with an NVIDIA card and a driver of any age."""
@@ -70,7 +71,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             spec.model_path, trust_remote_code=False
         )
-        model = _model(spec, config, weights_dtype(spec, plan))
+        model = _model(spec, config, weights_dtype(plan))
     except Exception as error:  # a broken model can raise anything
         if isinstance(error, RunError) or is_out_of_memory(error) or is_disk_full(error):
             raise
@@ -89,6 +90,10 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
     return Base(model=model, tokenizer=tokenizer, context=context)
 
 
+def weights_dtype(plan: LoadPlan) -> torch.dtype:
+    return torch.float32 if plan.precision == "fp32" else torch.bfloat16
+
+
 def _mend_generation_config(model: Untyped) -> None:
     """Several released models (Llama 2) come with a temperature but without `do_sample`, which
     transformers loads with a warning and then refuses to save."""
@@ -98,23 +103,16 @@ def _mend_generation_config(model: Untyped) -> None:
         model.generation_config.do_sample = True
 
 
-def weights_dtype(spec: RunSpec, plan: LoadPlan) -> torch.dtype:
-    """bf16 weights only where they stay frozen: 8 bits of mantissa round away an update of 2e-5.
-
-    Full tuning in bf16 keeps fp32 weights and computes in bf16 (autocast).
-    """
-    frozen = spec.recipe.tuning == "lora"
-    return torch.bfloat16 if plan.precision == "bf16" and frozen else torch.float32
-
-
 def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
     if spec.recipe.from_scratch:
         return transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
         )
+    kind = spec.recipe.quantization
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         spec.model_path,
         config=config,
+        quantization_config=None if kind == "none" else quantization_config(kind, dtype),
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
@@ -129,6 +127,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
             f"being {missing[0]}.",
             hint="Download the model again, or use one whose weights fit its config.json.",
         )
+    settle_layers(model)
     return model
 
 

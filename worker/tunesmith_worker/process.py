@@ -103,18 +103,19 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def quick_imports() -> Iterator[None]:
+def quick_imports(*, quantized: bool = False) -> Iterator[None]:
     """Import torch, transformers, trl and peft in 2.9 s instead of 4.5 s (measured).
 
     The garbage collector would walk the growing heap a hundred times and find nothing to free; each
     full collection later on, the Trainer's own at its start among them, would take 0.3 s for the
     half million objects that stay: they are frozen.
     And peft imports bitsandbytes, which imports torch's whole compiler, although only quantised
-    base models need it and no recipe has them yet. `None` in sys.modules is Python's documented
+    base models (`quantized`) need it. `None` in sys.modules is Python's documented
     way to make an import fail; peft and transformers then see bitsandbytes as not installed.
     """
     first = "torch" not in sys.modules
-    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed forbids None
+    if not quantized:
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed forbids None
     gc.disable()
     try:
         yield

@@ -38,6 +38,7 @@ from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
+    from .adapters import Saved
     from .data.tokens import TokenizedRows
     from .model import Base
 
@@ -88,14 +89,21 @@ def train(
     _tell_spawn(events, waited)
     choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
 
-    with events.phase("import", waited=waited.imports if waited else 0.0), quick_imports():
+    quantized = recipe.quantization != "none"
+    waited_for_imports = waited.imports if waited else 0.0
+    with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         import transformers
 
-        from .adapters import attach_lora, check_saving, save_trained
+        from .adapter_size import settle_size
+        from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
         from .data.tokens import pack
+        from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
+        from .optimizers.choose import described, optimizer_for, rounded_weights
+        from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
+        from .quantization import adapter_dtype_kept
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -106,8 +114,12 @@ def train(
         device = find_device()
         load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
-        model = base.model if full else attach_lora(base.model, recipe.lora, choices)
+        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
+        model = base.model if full else attach_lora(base.model, recipe, choices)
         if full:
+            naive = load_plan.precision == "bf16"
+            events.message(described(load_plan.precision), level="warn" if naive else "info")
+        if full or new_tokens.ids:
             check_saving(run.root, model, base.tokenizer)
         patches = plan_patches(recipe, choices)
 
@@ -119,6 +131,12 @@ def train(
             if spec.validation_file
             else None
         )
+        if not recipe.from_scratch:
+            itemsize = adapter_dtype(recipe).itemsize
+            used = used_tokens(training.dataset)
+            train_token_rows(
+                model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
+            )
         train_set, valid_set = training.dataset, validation.dataset if validation else None
         if data_plan.packing:
             with recorder.clock.during(PhaseName.PACK):
@@ -134,6 +152,9 @@ def train(
         has_validation=valid_set is not None,
         choices=choices,
     )
+    token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
+    if not full:
+        settle_size(model, adapter_dtype(recipe), choices)
 
     def write_plan() -> None:
         write_json(run.plan, Plan(spec_sha256=spec.sha256(), choices=choices.made))
@@ -152,8 +173,17 @@ def train(
     write_plan()
     recorder.clock.switch(PhaseName.SETUP)
 
-    def save(folder: Path) -> None:
-        save_trained(folder, model, base.tokenizer, base_name=spec.model, probe_ids=training.first)
+    def save(folder: Path) -> Saved | None:
+        with rounded_weights(trainer.optimizer):
+            return save_trained(
+                folder,
+                model,
+                base.tokenizer,
+                base_name=spec.model,
+                probe_ids=training.first,
+                dtype=adapter_dtype(recipe),
+                with_tokenizer=bool(new_tokens.ids),
+            )
 
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
@@ -168,15 +198,25 @@ def train(
             },
         )
 
-    trainer = SFTTrainer(
-        model=model,
-        args=sft_config(run.root, load_plan, train_plan, full=full, seed=spec.seed),
-        train_dataset=train_set,
-        eval_dataset=valid_set,
-        processing_class=base.tokenizer,
-        save=save_checkpoint,
-        layouts=layouts,
-    )
+    with adapter_dtype_kept(model):
+        trainer = SFTTrainer(
+            model=model,
+            args=sft_config(run.root, load_plan, train_plan, seed=spec.seed),
+            train_dataset=train_set,
+            eval_dataset=valid_set,
+            processing_class=base.tokenizer,
+            save=save_checkpoint,
+            layouts=layouts,
+            embedding_rate=token_rate,
+            optimizer_cls_and_kwargs=optimizer_for(
+                load_plan.precision,
+                full=full,
+                learning_rate=train_plan.learning_rate,
+                seed=spec.seed,
+            ),
+        )
+    if full and load_plan.precision != "fp32":
+        trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
         events,
         control,
@@ -206,7 +246,7 @@ def train(
         )
         memory.settle()
         write_plan()
-    if patched is not None and not memory.recomputes:
+    if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
     settings = training_settings(
@@ -236,7 +276,9 @@ def train(
         )
 
     with events.phase("save"):
-        save(run.adapter)
+        saved = save(run.adapter)
+        if saved is not None:
+            events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from .process import Waited, quick_imports
+from .run_spec import UnusableRunDirectory, read_spec
 from .spawn import TrainerProgram
 
 SPARE = "--spare"
@@ -34,7 +35,10 @@ ENGINE = (
     "tunesmith_worker.data.token_stream",
     "tunesmith_worker.data.tokens",
     "tunesmith_worker.model",
+    "tunesmith_worker.optimizers.choose",
+    "tunesmith_worker.optimizers.lost_updates",
     "tunesmith_worker.patches",
+    "tunesmith_worker.quantization",
     "tunesmith_worker.trainers.layouts",
     "tunesmith_worker.trainers.sft",
 )
@@ -126,12 +130,24 @@ def take_a_run() -> Taken | None:
             sys.stdout.write(f"{changed[0]} has changed since this trainer imported it\n")
             return None
         run_dir = Path(given.run_dir)
+        if _is_quantized(run_dir):
+            sys.stdout.write("a quantised base model needs what a spare trainer leaves out\n")
+            return None
         _write_on(run_dir / "trainer.log")
         os.chdir(run_dir)
         supervisor.sendall(TAKEN)
     imports = max(0.0, ready - given.at)
     spawn = max(0.0, time.monotonic() - given.at - imports)
     return Taken(run_dir=run_dir, waited=Waited(spawn=spawn, imports=imports))
+
+
+def _is_quantized(run_dir: Path) -> bool:
+    """Whether the run needs bitsandbytes, which peft looks for once, when it is imported."""
+    try:
+        spec = read_spec(run_dir)
+    except UnusableRunDirectory:  # whoever takes the run says why
+        return False
+    return spec.recipe.quantization != "none"
 
 
 Stamp = tuple[int, int, int]

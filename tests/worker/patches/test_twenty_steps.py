@@ -32,6 +32,7 @@ RECIPE = {
     "warmup_steps": 2,
     "lr_scheduler_type": "cosine",
     "weight_decay": 0.01,
+    "adapter_dtype": "fp32",
 }
 TUNINGS: dict[str, dict[str, Any]] = {
     "lora": {"tuning": "lora", "learning_rate": 1e-2},
@@ -60,9 +61,8 @@ def _check(make_run: MakeRun, rows: Rows, recipe: dict[str, Any], **spec: Any) -
 
     layers = _layers(spec.get("model_path"))
     expected = f"patched {layers} x attention_block, 1 x loss, {layers} x mlp_block"
-    assert [e.message for e in read_events(runs["ours"]) if e.message.startswith("patched")] == [
-        expected
-    ]
+    (patched,) = [e.message for e in read_events(runs["ours"]) if e.message.startswith("patched")]
+    assert patched in (expected, f"{expected}, 1 x token_rows")  # stories260K never saw a "×"
     assert not [e for e in read_events(runs["stock"]) if e.message.startswith("patched")]
 
     stock, ours = losses(runs["stock"]), losses(runs["ours"])

@@ -80,7 +80,9 @@ class Measured:
             return found
 
         self.probe: Probe = run_probe(model, modes.layers, loss)
-        self.tuning: Tuning = read_tuning(model, self.shape, full=full, bf16=bf16)
+        self.tuning: Tuning = read_tuning(
+            model, self.shape, full=full, precision="bf16" if bf16 else "fp32"
+        )
         self.batch: MicroBatch = describe(batch, count_labels=True)
         self.engine = Engine(ours=OURS if ours else frozenset(), on_gpu=False, passes=1)
 

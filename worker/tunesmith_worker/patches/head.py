@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from tunesmith_kernels.log_prob import token_log_probs
+from tunesmith_kernels.log_prob import TrainedRows, token_log_probs
 
 from .batch_layout import current_layout
+from .token_rows import has_token_rows, trained_rows
 from .trl_compat import FusedCausalLMOutput, logit_scale
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -73,12 +74,13 @@ def _score(
     places = mask.flatten().nonzero()[:, 0] if layout is None else layout.labelled
     sources = places + places // max(1, mask.shape[1])  # the same in [B, T]: a row is one longer
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()
+    weight, bias, trained = _read(model.get_output_embeddings())
     scored = token_log_probs(
         hidden.flatten(0, 1).index_select(0, sources),
-        head.weight,
-        head.bias,
+        weight,
+        bias,
         labels.flatten().index_select(0, sources + 1),
+        trained=trained,
         softcap=getattr(config, "final_logit_softcapping", None),
         logit_scale=logit_scale(config),
         entropy=True,
@@ -97,6 +99,15 @@ def _score(
         is_top1=is_top1,
         label_mask=mask,
     )
+
+
+def _read(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
+    """Weight [V, H], bias [V], and the rows that train in place of the weight's own."""
+    if has_token_rows(head):
+        base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
+        if rows is not None and not base.weight.requires_grad:
+            return base.weight, None, rows  # PEFT leaves a bias out as well
+    return head.weight, head.bias, None
 
 
 class _Placed(torch.autograd.Function):

@@ -14,6 +14,7 @@ from .families import is_known
 from .head import HeadPatch
 from .projections import Unsupported
 from .report import PatchReport
+from .token_rows import TokenRowsPatch, has_token_rows
 
 Untyped = Any  # Any: transformers and peft are not typed
 
@@ -52,6 +53,8 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
     try:
         if wanted & {"attention_block", "mlp_block", "attention"}:
             _patch_backbone(backbone, wanted, report, undo, layers)
+        if wanted and has_token_rows(causal.get_input_embeddings()):
+            _patch_token_rows(causal, report, undo)
         if "loss" in wanted:
             undo.append(HeadPatch(causal).undo)
             report.replaced("loss")
@@ -59,6 +62,15 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
         Patched(report, undo, layers).undo()
         raise
     return Patched(report, undo, layers)
+
+
+def _patch_token_rows(causal: Untyped, report: PatchReport, undo: list[Untyped]) -> None:
+    try:
+        undo.append(TokenRowsPatch(causal.get_input_embeddings()).undo)
+    except Unsupported as why:
+        report.stays_stock("token_rows", str(why))
+    else:
+        report.replaced("token_rows")
 
 
 def _patch_backbone(

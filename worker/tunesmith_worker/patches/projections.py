@@ -14,6 +14,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 
 from tunesmith_kernels.lora import Adapter, Projection
 
+from ..quantization import is_nf4, lora_over_nf4, nf4_weight
 from .fused_weights import FusedWeight
 
 Untyped = Any  # Any: peft is not typed
@@ -29,7 +30,11 @@ class Projections:
         self._modules = list(modules)
         bases = [_base(module) for module in modules]
         alike = len({base.weight.requires_grad for base in bases}) == 1
-        self._fused = FusedWeight(bases) if len(bases) > 1 and alike else None
+        packed = [is_nf4(base) for base in bases]
+        if any(packed) and not all(packed):
+            raise Unsupported("some of its projections are quantised, others not")
+        fusable = len(bases) > 1 and alike and not any(packed)
+        self._fused = FusedWeight(bases) if fusable else None
 
     def now(self) -> tuple[list[Projection], torch.Tensor | None]:
         """The projections as they stand, and their weights as one tensor."""
@@ -48,11 +53,11 @@ class Unsupported(Exception):
 def check(module: Untyped) -> None:
     """Raises Unsupported unless the kernels compute exactly what `module` does."""
     base = _base(module)
-    if type(base) is not torch.nn.Linear:
+    if type(base) is not torch.nn.Linear and not is_nf4(base):
         raise Unsupported(f"{type(base).__name__} is not a plain linear layer")
     if module is base:
         return
-    if type(module) is not LoraLinear:
+    if type(module) is not LoraLinear and not (is_nf4(base) and type(module) is lora_over_nf4()):
         raise Unsupported(f"PEFT's {type(module).__name__} is not plain LoRA")
     if module.merged:
         raise Unsupported("an adapter is merged")
@@ -71,15 +76,16 @@ def _base(module: Untyped) -> Untyped:
 
 def _read(module: Untyped) -> Projection:
     base = _base(module)
+    weight = nf4_weight(base) if is_nf4(base) else base.weight
     if module is base:
-        return Projection(base.weight, base.bias)
+        return Projection(weight, base.bias)
     if module.disable_adapters and module.merged:
         module.unmerge()  # as its own forward does
     if module.disable_adapters or module.merged:
-        return Projection(base.weight, base.bias)
+        return Projection(weight, base.bias)
     (name,) = module.active_adapters
     if name not in module.lora_A:
-        return Projection(base.weight, base.bias)
+        return Projection(weight, base.bias)
     dropout = module.lora_dropout[name]
     adapter = Adapter(
         a=module.lora_A[name].weight,
@@ -87,4 +93,4 @@ def _read(module: Untyped) -> Projection:
         scale=float(module.scaling[name]),
         dropout=float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0,
     )
-    return Projection(base.weight, base.bias, adapter)
+    return Projection(weight, base.bias, adapter)

@@ -1,6 +1,6 @@
 """Decides what a recipe leaves open, and writes down why."""
 
-from .choices import Choices, DataPlan, Device, LoadPlan, Precision, TrainPlan
+from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
 from .layout import COMPILED, Layout, LayoutPlan, plan_layouts
 from .layout_trial import LayoutTrial
 from .settle import plan_data, plan_load, plan_patches, plan_train
@@ -14,7 +14,6 @@ __all__ = [
     "LayoutPlan",
     "LayoutTrial",
     "LoadPlan",
-    "Precision",
     "TrainPlan",
     "plan_data",
     "plan_layouts",

@@ -8,9 +8,8 @@ from typing import Literal, TypeVar, cast
 
 from pydantic import JsonValue
 
-from tunesmith_schema import Auto, Choice, Plan
+from tunesmith_schema import Auto, Choice, Plan, Precision
 
-Precision = Literal["fp32", "bf16"]
 Scheduler = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 T = TypeVar("T")
 

@@ -248,7 +248,7 @@ def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], nois
 
 def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -> float:
     """Copies in the compute dtype that our nodes keep: of weights under autocast, of adapters."""
-    if tuning.compute_bytes == 4:
+    if tuning.compute_bytes == 4 or (tuning.full and tuning.stream_bytes == tuning.compute_bytes):
         return 0
     if tuning.full:
         fused = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
@@ -299,9 +299,9 @@ def _head(
         1, min(batch.labelled, _HEAD_ROWS[engine.on_gpu], _HEAD_BYTES[engine.on_gpu] // (v * e))
     )
     logits = rows * v * e + 4 * rows * h * e
-    cast = v * h * e if tuning.full and e != 4 else 0
+    cast = v * h * e if tuning.full and e != s else 0
     gradient = 4 * v * h if tuning.full else 0
-    block = min(v, _HEAD_BLOCK) * h * e if cast else 0
+    block = min(v, _HEAD_BLOCK) * h * e if tuning.full and e != 4 else 0
     forward = (logits + cast + gradient + block, norm + 2 * scored + scratch)
     backward = (2 * gradient, norm + 3 * scored + 2 * stream)
     return forward, backward

@@ -6,31 +6,44 @@ from typing import Any
 
 import torch
 
+from tunesmith_schema import Precision
+
 from .shapes import ModelShape, Tuning
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 
 
-def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, bf16: bool) -> Tuning:
-    """`bf16`: the products run in it. Bytes are those of the tensors that are there."""
+OPTIMIZER_BYTES = {"fp32": 8.0, "bf16_error_word": 10.0, "bf16_sr8": 2.03, "bf16": 4.0}
+"""What AdamW keeps for a parameter of full tuning (docs/engine.md); an adapter's is fp32's."""
+
+
+def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
+    """Bytes are those of the tensors that are there."""
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    dtypes = [p.dtype for p in frozen if p.is_floating_point()] or [p.dtype for p in trained]
-    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    stream = 4 if full else 2 if bf16 else widest.itemsize
     held = storage_bytes([*model.parameters(), *model.buffers()])
     adapter = 0 if full else storage_bytes(trained)
     return Tuning(
         full=full,
-        compute_bytes=2 if bf16 else 4,
-        stream_bytes=stream,
+        compute_bytes=4 if precision == "fp32" else 2,
+        stream_bytes=_main_bytes(trained if full else frozen),
         weights=held - adapter,
         trained=sum(p.numel() for p in trained),
         adapter=adapter,
         ranks=_ranks(model),
         dropout=_has_dropout(model),
-        gradient_bytes=max((p.dtype.itemsize for p in trained), default=4),
+        gradient_bytes=_main_bytes(trained),
+        optimizer_bytes=OPTIMIZER_BYTES[precision if full else "fp32"],
     )
+
+
+def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
+    """Of an element in the dtype that most of them are in, quantised ones left out."""
+    counts: dict[int, int] = {}
+    for p in parameters:
+        if p.is_floating_point():
+            counts[p.dtype.itemsize] = counts.get(p.dtype.itemsize, 0) + p.numel()
+    return max(counts, key=counts.__getitem__, default=4)
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tunesmith_schema import Auto, ErrorCode, Hyperparameters, PatchName, Recipe
+from tunesmith_schema import Auto, ErrorCode, Hyperparameters, PatchName, Precision, Recipe
 
 from ..errors import RunError
 from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
@@ -15,11 +15,12 @@ from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
 
 def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
     bf16 = device.is_gpu and device.has_bf16
+    in_bf16: Precision = "bf16_error_word" if recipe.tuning == "full" else "bf16"
     return LoadPlan(
         precision=choices.settle(
             "precision",
             recipe.precision,
-            "bf16" if bf16 else "fp32",
+            in_bf16 if bf16 else "fp32",
             f"{device.name} {'has' if bf16 else 'is not a GPU with'} bf16",
         ),
     )

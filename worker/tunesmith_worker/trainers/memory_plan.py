@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 
-from tunesmith_schema import ErrorCategory, ErrorCode
+from tunesmith_schema import ErrorCategory, ErrorCode, Precision
 
 from ..errors import RunError, is_out_of_memory
 from ..events import EventLog
 from ..patches.batch_layout import batch_layout
 from ..patches.recompute import LayerModes
 from ..patches.report import PatchReport
-from ..plan import Choices, Layout, Precision
+from ..plan import Choices, Layout
 from ..plan.memory import Correction, Policy, layer_kept, predict
 from ..plan.policy import Given, Option, Planner
 from ..plan.probe import Probe, run_probe
@@ -76,7 +76,7 @@ class MemoryPlan:
                 hint="Leave it at 'auto'.",
                 param="recipe.gradient_checkpointing",
             )
-        tuning = read_tuning(model, shape, full=full, bf16=precision == "bf16")
+        tuning = read_tuning(model, shape, full=full, precision=precision)
         self._step = _longest_step(trainer)
         self._ours = _ours(patched, shape.layers)
         on_gpu = self._device.type == "cuda"

@@ -16,6 +16,7 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
+from ..embeddings import embedding_parameters, give_rate
 from ..patches.batch_layout import batch_layout
 from ..patches.trl_compat import RECOMPUTE, metrics_so_far, restore_metrics
 from ..plan import Layout, LoadPlan, TrainPlan
@@ -28,10 +29,18 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
-    def __init__(self, *, save: Callable[[int], None], layouts: Layouts, **given: Untyped) -> None:
-        """`save` writes a checkpoint of the given step."""
+    def __init__(
+        self,
+        *,
+        save: Callable[[int], None],
+        layouts: Layouts,
+        embedding_rate: float | None = None,
+        **given: Untyped,
+    ) -> None:
+        """`save` writes a checkpoint of the given step; `embedding_rate`: peak rate of the
+        embedding, the head and token rows, None: as all others."""
         super().__init__(data_collator=collate, **given)
-        self._save, self._layouts = save, layouts
+        self._save, self._layouts, self._embedding_rate = save, layouts, embedding_rate
         pad_token_id = given["processing_class"].pad_token_id
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
@@ -43,6 +52,12 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def trained_tokens(self) -> int:
         """Tokens that carried loss so far."""
         return int(self._trained)
+
+    def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if self._embedding_rate is not None:
+            give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
+        return optimizer
 
     def get_train_dataloader(self) -> Untyped:
         loader = super().get_train_dataloader()
@@ -141,6 +156,9 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         if means and not self.aux_loss_enabled:
             metrics["entropy"] = [means["entropy"]]
             metrics["mean_token_accuracy"] = [means["top1"]]
+        if self._embedding_rate is not None and "learning_rate" in logs:
+            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both
+            logs["embedding_learning_rate"] = logs["learning_rate"] * share
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Untyped) -> int:
@@ -173,7 +191,7 @@ class _Sums:
         return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
 
 
-def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, seed: int) -> Untyped:
+def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, seed: int) -> Untyped:
     """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
     return trl.SFTConfig(
         output_dir=str(folder),  # nothing is written there
@@ -196,8 +214,7 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, full: bool, se
         save_strategy="no",  # the callback asks for checkpoints
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        # LoRA's frozen weights are in their dtype already; full tuning computes in it, see model.py
-        bf16=full and load.precision == "bf16",
+        bf16=False,  # no autocast: the weights are in the dtype that is computed in
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",

@@ -1,0 +1,126 @@
+"""An AdamW step on bf16 weights with 8-bit moments, the new weight rounded stochastically.
+
+Weight and moments are widened to fp32, stepped by adamw.py's formula, and narrowed again. To bf16 a
+weight goes up in size with the probability that its lower 16 bits stand for,
+
+    bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
+
+so that in the mean no update is lost, however small (https://arxiv.org/abs/2010.06192, section 4).
+The moments' codes are those of moment_codes.py. Bytes a weight: 2, 1 and 1, and 8 for each block of
+256.
+
+The random numbers of a step follow from `seed` alone: whoever keeps the seed can repeat the step.
+The CPU path and the Triton path draw different ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .adamw import AdamW, adamw_, adamw_reference_
+from .dispatch import uses_triton
+from .moment_codes import BLOCK, decode_m, decode_v, encode_m, encode_v, num_blocks
+from .tiles import row_tiles, rows_per_tile
+
+__all__ = ["Moments", "adamw_8bit_", "adamw_8bit_reference_", "round_stochastically"]
+
+_BUFFERS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Both moments of n weights; made of zeros, they stand for zeros."""
+
+    m_code: torch.Tensor
+    """[n] int8"""
+    m_scale: torch.Tensor
+    """[num_blocks(n)] fp32"""
+    v_code: torch.Tensor
+    """[n] uint8"""
+    v_scale: torch.Tensor
+    """[num_blocks(n)] fp32"""
+
+
+def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
+    """fp32 and int32 of one shape -> bf16, by the lower 16 bits of `random`."""
+    bits = x.contiguous().view(torch.int32) + (random & 0xFFFF)
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def adamw_8bit_reference_(
+    weight: torch.Tensor,
+    moments: Moments,
+    grad: torch.Tensor,
+    spec: AdamW,
+    random: torch.Tensor,
+) -> None:
+    """As `adamw_8bit_` in one tile by the formulas, with the random int32 [n] given."""
+    size, padded = len(weight), num_blocks(len(weight)) * BLOCK
+    m, v, scratch = torch.zeros(3, padded)
+    decode_m(moments.m_code, moments.m_scale, m, scratch)
+    decode_v(moments.v_code, moments.v_scale, v)
+    x = weight.float()
+    adamw_reference_(x, grad.float(), m[:size], v[:size], spec)
+    weight.copy_(round_stochastically(x, random))
+    encode_m(m, moments.m_code, moments.m_scale, scratch)
+    encode_v(v, moments.v_code, moments.v_scale, _uniform(random))
+
+
+def adamw_8bit_(
+    weight: torch.Tensor, moments: Moments, grad: torch.Tensor, spec: AdamW, seed: int
+) -> None:
+    """One step in place. weight [n] bf16, grad [n] bf16 or fp32, seed 0 to 2^62 - 1.
+
+    Raises ValueError when a dtype, a shape or the memory's layout is another.
+    """
+    _check(weight, moments, grad)
+    if uses_triton(weight):
+        from .adamw_triton import launch_8bit
+
+        launch_8bit(weight, moments, grad, spec, seed)
+        return
+    size = weight.numel()
+    blocks = num_blocks(size)
+    generator = torch.Generator().manual_seed(seed)
+    x, g, m, v = torch.empty(_BUFFERS, rows_per_tile(blocks, _BUFFERS * BLOCK) * BLOCK)
+    draws = torch.empty((len(x) + 1) // 2, dtype=torch.int64)
+    for tile in row_tiles(blocks, _BUFFERS * BLOCK):
+        span = slice(tile.start * BLOCK, min(tile.stop * BLOCK, size))
+        n, padded = span.stop - span.start, (tile.stop - tile.start) * BLOCK
+        m[n:padded], v[n:padded] = 0.0, 0.0
+        decode_m(moments.m_code[span], moments.m_scale[tile], m[:padded], g[:padded])
+        decode_v(moments.v_code[span], moments.v_scale[tile], v[:padded])
+        x[:n].copy_(weight[span])
+        adamw_(x[:n], g[:n].copy_(grad[span]), m[:n], v[:n], spec)
+        random = draws.random_(-(2**63), None, generator=generator).view(torch.int32)[:n]
+        encode_m(m[:padded], moments.m_code[span], moments.m_scale[tile], g[:padded])
+        encode_v(v[:padded], moments.v_code[span], moments.v_scale[tile], _uniform(random))
+        bits = x[:n].view(torch.int32)
+        bits.add_(random.bitwise_and_(0xFFFF)).bitwise_right_shift_(16)
+        weight[span].view(torch.int16).copy_(bits)
+
+
+def _uniform(random: torch.Tensor) -> torch.Tensor:
+    """The upper 16 of int32 bits as fp32 in [0, 1)."""
+    return (random >> 16).float().mul_(2.0**-16).add_(0.5)
+
+
+def _check(weight: torch.Tensor, moments: Moments, grad: torch.Tensor) -> None:
+    size, blocks = weight.numel(), num_blocks(weight.numel())
+    wanted = {
+        "weight": (weight, (torch.bfloat16,), size),
+        "grad": (grad, (torch.bfloat16, torch.float32), size),
+        "m_code": (moments.m_code, (torch.int8,), size),
+        "m_scale": (moments.m_scale, (torch.float32,), blocks),
+        "v_code": (moments.v_code, (torch.uint8,), size),
+        "v_scale": (moments.v_scale, (torch.float32,), blocks),
+    }
+    for name, (tensor, dtypes, length) in wanted.items():
+        fits = tensor.shape == (length,) and tensor.is_contiguous()
+        if tensor.dtype not in dtypes or not fits:
+            raise ValueError(
+                f"{name} must be {' or '.join(map(str, dtypes))} [{length}], got {tensor.dtype} "
+                f"{list(tensor.shape)}"
+            )

@@ -1,0 +1,194 @@
+"""Triton kernels of error_word.py and adamw_8bit.py: a step is one pass over weight and state.
+
+Knows what has been checked there; all tensors are flat and contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from .adamw import AdamW
+from .dispatch import on_device_of
+
+if TYPE_CHECKING:
+    from .adamw_8bit import Moments
+
+__all__ = ["launch_8bit", "launch_error_word"]
+
+ELEMENTS = 1024  # that one program takes
+BLOCK = tl.constexpr(256)
+"""moment_codes.BLOCK"""
+TINY = tl.constexpr(1.1754943508222875e-38)
+
+
+@triton.jit
+@no_type_check
+def _adamw(x, g, m, v, decay, step_size, one_minus_beta1, beta2, v_correction, eps):
+    """adamw.py's formula on fp32 blocks."""
+    m += (g - m) * one_minus_beta1
+    v = v * beta2 + (1.0 - beta2) * g * g
+    x = x * decay - step_size * m / (tl.sqrt(v) / v_correction + eps)
+    return x, m, v
+
+
+@triton.jit
+@no_type_check
+def _error_word_kernel(
+    upper,
+    error,
+    grad,
+    m_state,
+    v_state,
+    size,
+    decay,
+    step_size,
+    one_minus_beta1,
+    beta2,
+    v_correction,
+    eps,
+    ELEMENTS: tl.constexpr,
+):
+    """`upper`: the weights' bits as int16."""
+    at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    mask = at < size
+    bits = (tl.load(upper + at, mask=mask, other=0).to(tl.int32) << 16) + tl.load(
+        error + at, mask=mask, other=0
+    ).to(tl.int32)
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    m = tl.load(m_state + at, mask=mask, other=0.0)
+    v = tl.load(v_state + at, mask=mask, other=0.0)
+    x = bits.to(tl.float32, bitcast=True)
+    x, m, v = _adamw(x, g, m, v, decay, step_size, one_minus_beta1, beta2, v_correction, eps)
+    bits = x.to(tl.int32, bitcast=True)
+    tl.store(error + at, bits.to(tl.int16), mask=mask)
+    tl.store(upper + at, ((bits + 32768) >> 16).to(tl.int16), mask=mask)
+    tl.store(m_state + at, m, mask=mask)
+    tl.store(v_state + at, v, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _inverse(scale):
+    return tl.where(scale < TINY, 0.0, 1.0 / tl.where(scale < TINY, 1.0, scale))
+
+
+@triton.jit(do_not_specialize=["seed"])
+@no_type_check
+def _8bit_kernel(
+    upper,
+    m_code,
+    m_scale,
+    v_code,
+    v_scale,
+    grad,
+    size,
+    num_blocks,
+    seed,
+    decay,
+    step_size,
+    one_minus_beta1,
+    beta2,
+    v_correction,
+    eps,
+    BLOCKS: tl.constexpr,
+):
+    """BLOCKS blocks of moments a program."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    row_mask = rows < num_blocks
+    at = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = at < size
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    bits = tl.load(upper + at, mask=mask, other=0).to(tl.int32) << 16
+    c = tl.load(m_code + at, mask=mask, other=0).to(tl.float32)
+    m = c * tl.abs(c) * (tl.load(m_scale + rows, mask=row_mask, other=0.0) / 16129.0)[:, None]
+    c = tl.load(v_code + at, mask=mask, other=0).to(tl.float32) / 255.0
+    c = c * c
+    v = c * c * tl.load(v_scale + rows, mask=row_mask, other=0.0)[:, None]
+    x = bits.to(tl.float32, bitcast=True)
+    x, m, v = _adamw(x, g, m, v, decay, step_size, one_minus_beta1, beta2, v_correction, eps)
+
+    random = tl.randint(seed, at.to(tl.uint32)).to(tl.int32, bitcast=True)
+    bits = x.to(tl.int32, bitcast=True) + (random & 0xFFFF)
+    tl.store(upper + at, (bits >> 16).to(tl.int16), mask=mask)
+
+    size_m = tl.abs(m)
+    largest = tl.max(size_m, 1)
+    largest = tl.where(largest < TINY, 0.0, largest)
+    c = 127.0 * tl.minimum(tl.sqrt(size_m * _inverse(largest)[:, None]), 1.0)
+    c = tl.floor(c + 0.5)
+    tl.store(m_code + at, tl.where(m < 0, -c, c).to(tl.int8), mask=mask)
+    tl.store(m_scale + rows, largest, mask=row_mask)
+
+    largest = tl.max(v, 1)
+    largest = tl.where(largest < TINY, 0.0, largest)
+    share = v * _inverse(largest)[:, None]
+    uniform = (random >> 16).to(tl.float32) * 1.52587890625e-05 + 0.5
+    c = tl.floor(255.0 * tl.minimum(tl.sqrt(tl.sqrt(share)), 1.0) + uniform)
+    c = tl.minimum(tl.maximum(c, tl.where(share > 0, 1.0, 0.0)), 255.0)
+    tl.store(v_code + at, c.to(tl.uint8), mask=mask)
+    tl.store(v_scale + rows, largest, mask=row_mask)
+
+
+def launch_error_word(
+    weight: torch.Tensor,
+    error: torch.Tensor,
+    grad: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    spec: AdamW,
+) -> None:
+    size = weight.numel()
+    if size == 0:
+        return
+    with on_device_of(weight):
+        _error_word_kernel[(triton.cdiv(size, ELEMENTS),)](
+            weight.view(torch.int16),
+            error,
+            grad,
+            m,
+            v,
+            size,
+            *_numbers(spec),
+            ELEMENTS=ELEMENTS,
+            num_warps=4,
+        )
+
+
+def launch_8bit(
+    weight: torch.Tensor, moments: Moments, grad: torch.Tensor, spec: AdamW, seed: int
+) -> None:
+    size = weight.numel()
+    if size == 0:
+        return
+    blocks = len(moments.m_scale)
+    with on_device_of(weight):
+        _8bit_kernel[(triton.cdiv(blocks, ELEMENTS // BLOCK.value),)](
+            weight.view(torch.int16),
+            moments.m_code,
+            moments.m_scale,
+            moments.v_code,
+            moments.v_scale,
+            grad,
+            size,
+            blocks,
+            seed | 1 << 62,  # always of 64 bits: one compiled kernel serves every seed
+            *_numbers(spec),
+            BLOCKS=ELEMENTS // BLOCK.value,
+            num_warps=4,
+        )
+
+
+def _numbers(spec: AdamW) -> tuple[float, ...]:
+    """As the kernels take them, subtracted in double precision."""
+    return (
+        spec.decay,
+        spec.step_size,
+        1.0 - spec.beta1,
+        spec.beta2,
+        spec.v_correction,
+        spec.eps,
+    )

@@ -1,0 +1,143 @@
+"""Weights in 4-bit NormalFloat, as bitsandbytes stores them, widened again.
+
+    w[i] = code[c_i] a[i // B]          c_i: the i-th 4 bits, of each byte the upper first
+
+with one a for each block of B weights, in fp32, or quantised once more to 8 bits:
+
+    a[j] = code2[b_j] a2[j // 256] + offset
+
+Dettmers et al., "QLoRA", https://arxiv.org/abs/2305.14314, section 3 and appendix E (the code). The
+product is taken in fp32 and rounded once: bit for bit what bitsandbytes gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .dispatch import uses_triton
+from .tiles import row_tiles
+
+__all__ = ["NF4Scales", "NF4Weight", "nf4_dequantize", "nf4_reference", "side_by_side"]
+
+CODE = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+SCALES_BLOCK = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NF4Scales:
+    """What block scales of 8 bits stand for."""
+
+    code: torch.Tensor
+    """[256] fp32"""
+    absmax: torch.Tensor
+    """[blocks / 256, rounded up] fp32"""
+    offset: torch.Tensor
+    """[] fp32"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NF4Weight:
+    packed: torch.Tensor
+    """[weights / 2, rounded up] uint8"""
+    absmax: torch.Tensor
+    """[blocks] fp32, or uint8 where there are `scales`"""
+    block: int
+    """Weights to a scale, a power of two."""
+    shape: tuple[int, int]
+    """(out, in)"""
+    scales: NF4Scales | None = None
+
+
+def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The formulas above: [out, in] in `dtype`."""
+    size = weight.shape[0] * weight.shape[1]
+    code = torch.tensor(CODE, device=weight.packed.device)
+    nibbles = torch.stack([weight.packed >> 4, weight.packed & 15], dim=1).flatten()[:size]
+    absmax = _absmax(weight).repeat_interleave(weight.block)[:size]
+    return (code[nibbles.long()] * absmax).to(dtype).view(weight.shape)
+
+
+def nf4_dequantize(
+    weight: NF4Weight, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[out, in] in `dtype`, into the contiguous `out` where it is given.
+
+    Raises ValueError when sizes do not belong together.
+    """
+    _check(weight)
+    if out is None:
+        out = torch.empty(weight.shape, dtype=dtype, device=weight.packed.device)
+    flat = out.view(-1)
+    if uses_triton(weight.packed):
+        from .nf4_triton import launch
+
+        launch(weight, flat)
+    else:
+        _dequantize_cpu(weight, flat)
+    return out
+
+
+def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tensor:
+    """Weights that read the same input as one: [sum of outs, in]."""
+    outs = [weight.shape[0] for weight in weights]
+    whole = torch.empty(
+        sum(outs), weights[0].shape[1], dtype=dtype, device=weights[0].packed.device
+    )
+    for weight, part in zip(weights, whole.split(outs), strict=True):
+        nf4_dequantize(weight, dtype, part)
+    return whole
+
+
+def _absmax(weight: NF4Weight) -> torch.Tensor:
+    """[blocks] fp32. The product is rounded before the sum, as bitsandbytes does it."""
+    scales = weight.scales
+    if scales is None:
+        return weight.absmax
+    wide = scales.absmax.repeat_interleave(SCALES_BLOCK)[: len(weight.absmax)]
+    return scales.code[weight.absmax.long()] * wide + scales.offset
+
+
+def _dequantize_cpu(weight: NF4Weight, out: torch.Tensor) -> None:
+    """out: [weights]. A byte is looked up at once: both its weights."""
+    code, half = torch.tensor(CODE), weight.block // 2
+    pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], dim=1)
+    absmax = _absmax(weight)
+    for tile in row_tiles(len(absmax), weight.block):
+        packed = weight.packed[tile.start * half : tile.stop * half]
+        to = out[tile.start * weight.block : tile.stop * weight.block]
+        values = pairs.index_select(0, packed.int()).view(-1)[: len(to)]
+        whole = len(to) // weight.block
+        body = values[: whole * weight.block].view(whole, weight.block)
+        body.mul_(absmax[tile][:whole, None])
+        values[whole * weight.block :].mul_(absmax[tile.stop - 1])
+        to.copy_(values)
+
+
+def _check(weight: NF4Weight) -> None:
+    size = weight.shape[0] * weight.shape[1]
+    blocks = -(-size // weight.block)
+    scales = weight.scales
+    wanted = torch.float32 if scales is None else torch.uint8
+    if weight.packed.shape != (-(-size // 2),) or weight.packed.dtype != torch.uint8:
+        raise ValueError(
+            f"packed must be uint8 [{-(-size // 2)}] for weights {list(weight.shape)}, got "
+            f"{weight.packed.dtype} {list(weight.packed.shape)}"
+        )
+    if weight.absmax.shape != (blocks,) or weight.absmax.dtype != wanted:
+        raise ValueError(
+            f"absmax must be {wanted} [{blocks}], got {weight.absmax.dtype} "
+            f"{list(weight.absmax.shape)}"
+        )
+    if scales is not None and scales.absmax.shape != (-(-blocks // SCALES_BLOCK),):
+        raise ValueError(
+            f"the scales' absmax must be [{-(-blocks // SCALES_BLOCK)}], got "
+            f"{list(scales.absmax.shape)}"
+        )

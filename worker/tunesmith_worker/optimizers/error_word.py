@@ -1,0 +1,146 @@
+"""AdamW on bf16 weights whose lower halves are kept as 16-bit error words: fp32's trajectory.
+
+A `torch.optim.Optimizer`. With the same gradients the weights and their error words are, bit for
+bit, torch.optim.AdamW(fused=True)'s fp32 weights. 12 bytes a weight: 2 + 2, and 4 + 4 for the
+moments. Knows nothing of trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, overload
+
+import torch
+
+from tunesmith_kernels.adamw import AdamW, adamw_
+from tunesmith_kernels.error_word import adamw_error_word_, join_words, tied_to_odd
+
+State = dict[str, Any]  # Any: tensors and plain numbers
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+class ErrorWordAdamW(torch.optim.Optimizer):
+    """Parameters in bf16; those that a model keeps in fp32 get plain AdamW."""
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],  # Any: torch's groups
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **more: float,
+    ) -> None:
+        """Raises ValueError for parameters that are neither bf16 nor fp32, or not contiguous."""
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **more}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: State) -> None:
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.dtype not in DTYPES or not parameter.is_contiguous():
+                raise ValueError(
+                    f"parameters must be contiguous, in bf16 or fp32; got {parameter.dtype} "
+                    f"{list(parameter.shape)}"
+                )
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, (group, parameter) in enumerate(self._parameters()):
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state |= {"step": 0, **self._fresh(parameter)}
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            spec = AdamW(
+                lr=float(group["lr"]),
+                beta1=beta1,
+                beta2=beta2,
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                step=state["step"],
+            )
+            weight, grad = parameter.data.view(-1), parameter.grad.reshape(-1)
+            self._update(weight, grad, state, spec, group, index)
+        return loss
+
+    def master(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The fp32 weight that the parameter and its error word stand for, in its shape."""
+        error = self.state[parameter].get("error")
+        if error is None:
+            return parameter.detach().float()
+        return join_words(parameter.detach(), error.view(parameter.shape))
+
+    @contextmanager
+    def rounded_to_even(self) -> Iterator[None]:
+        """Within, each parameter is its fp32 master as torch rounds it to bf16, ties to even; then
+        again what it was. For saving."""
+        moved = []
+        for _, parameter in self._parameters():
+            error = self.state[parameter].get("error")
+            if error is not None:
+                bits = parameter.data.view(-1)
+                at = tied_to_odd(bits, error).nonzero().squeeze(1)
+                moved.append((bits.view(torch.int16), at))
+        for bits, at in moved:
+            bits[at] -= 1
+        try:
+            yield
+        finally:
+            for bits, at in moved:
+                bits[at] += 1
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """What `state_dict` gave, exactly: torch's own would cast it to the parameters' dtype."""
+        super().load_state_dict(state_dict)
+        saved = state_dict["state"]
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        for number, (_, parameter) in zip(numbers, self._parameters(), strict=True):
+            for name, value in saved.get(number, {}).items():
+                if isinstance(value, torch.Tensor):
+                    value = value.to(parameter.device, copy=True)
+                self.state[parameter][name] = value
+
+    def _parameters(self) -> Iterator[tuple[State, torch.Tensor]]:
+        """Each parameter with its group, in an order that a state dict keeps."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield group, parameter
+
+    def _fresh(self, parameter: torch.Tensor) -> State:
+        size, device = parameter.numel(), parameter.device
+        state = {
+            name: torch.zeros(size, dtype=torch.float32, device=device)
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        if parameter.dtype == torch.bfloat16:
+            state["error"] = torch.zeros(size, dtype=torch.int16, device=device)
+        return state
+
+    def _update(
+        self,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        state: State,
+        spec: AdamW,
+        group: State,
+        index: int,
+    ) -> None:
+        """weight and grad [n], of the parameter that comes `index`-th."""
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        if "error" in state:
+            adamw_error_word_(weight, state["error"], grad, m, v, spec)
+        else:
+            adamw_(weight, grad, m, v, spec)
