@@ -27,6 +27,7 @@ with quick_imports():
 
     from tunesmith_schema import PROJECTIONS, Hyperparameters, LoraRecipe, Recipe
     from tunesmith_worker.adapters import attach_lora
+    from tunesmith_worker.events import EventLog
     from tunesmith_worker.model import find_device
     from tunesmith_worker.patches import patch, why_stock_attention
     from tunesmith_worker.patches.trl_compat import RECOMPUTE
@@ -38,6 +39,7 @@ with quick_imports():
         plan_train,
     )
     from tunesmith_worker.trainers.layouts import Layouts
+    from tunesmith_worker.trainers.memory_plan import MemoryPlan
     from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
 
     from .models import random_model
@@ -132,21 +134,35 @@ def ours(task: Task) -> Made:
         total_steps=train.total_steps,
         device=device,
     )
+    layouts = Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None)
     trainer = SFTTrainer(
         model=model,
         args=sft_config(task.folder, load, train, seed=SEED),
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,
-        layouts=Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None),
+        layouts=layouts,
     )
-    summary = patch(model, patches).report.summary()
+    patched = patch(model, patches).report
+    memory = MemoryPlan(
+        trainer,
+        layouts,
+        patched,
+        given=recipe.gradient_checkpointing,
+        may_split=False,
+        full=False,
+        precision=load.precision,
+        choices=choices,
+        events=EventLog(task.folder / "events.jsonl"),
+        write=lambda: None,
+    )
+    memory.settle()
     return Made(
         trainer=trainer,
         model=model,
         notes={
-            "patched": summary,
-            "recompute": load.gradient_checkpointing,
+            "patched": patched.summary(),
+            "recompute": memory.recomputes,
             "layout": layout.first,
         },
     )

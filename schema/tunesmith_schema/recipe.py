@@ -86,8 +86,10 @@ class Recipe(Request):
     """Our kernels in place of the model's own modules. `"auto"`: all that the model allows, the
     rest stays stock and is named; a list: these alone (a half block brings our attention along);
     `"off"`: the stock trainer."""
-    gradient_checkpointing: bool | Auto = "auto"
-    """Recompute activations in backward to save memory. `"auto"`: on a GPU only."""
+    gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
+    """Recompute activations in backward to save memory. `"auto"`: as few layers as fit; `true`: all
+    of them; `"offload"`: all, and on a GPU their inputs wait in the host's memory; `false`: none.
+    """
     precision: Precision | Auto = "auto"
     """What weights are kept and computed in. LoRA: its frozen base model in fp32 or bf16, the
     adapter always in fp32. Full tuning, with bytes a parameter for weights and AdamW's state: fp32

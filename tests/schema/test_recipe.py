@@ -23,7 +23,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("overlong", ["drop", "truncate", "error"], ["auto", "cut"]),
     ("packing", [True, False, "auto"], ["often", 2]),
     ("patches", ["auto", "off", ["loss"], ["attention", "loss"]], [[], "loss", ["norm"], True]),
-    ("gradient_checkpointing", [True, False, "auto"], ["often"]),
+    ("gradient_checkpointing", [True, False, "offload", "auto"], ["often"]),
     ("precision", ["fp32", "bf16", "auto"], ["fp16", "int8"]),
     ("quantization", ["none", "nf4", "int8"], ["auto", "fp4", "int4"]),
     ("add_tokens", [[], ["<a>", "two words"]], ["<a>", [""], [1], ["a\0"], ["a" * 257], None]),

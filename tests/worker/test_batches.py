@@ -133,6 +133,21 @@ def test_packed_micro_batches_keep_to_their_tokens() -> None:
         assert len(sizes) <= 2 * -(-sum(lengths) // max(tokens, *lengths)) + 1
 
 
+@pytest.mark.parametrize("kind", ["padding_free", "padded", "packed"])
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_narrowed_micro_batches_are_smaller_and_lose_no_row(kind: Any, parts: int) -> None:
+    lengths = (40, 1, 30, 30, 12, 9, 8, 33)
+    packed = kind == "packed"
+    layout = Layout(kind=kind, rows=None if packed else 8, tokens=160 if packed else None)
+    whole, narrow = laid_out(layout, *lengths), laid_out(layout.narrowed(parts), *lengths)
+    assert rows_of(narrow) == rows_of(whole)
+    most = max(slots([batch]) for batch in narrow)
+    assert most <= max(40, 1.5 * slots(whole) / parts)
+    assert layout.narrowed(1) == layout
+    (alone,) = laid_out(layout.narrowed(1000), 7)
+    assert slots([alone]) == 7
+
+
 def test_a_step_learns_the_same_however_its_rows_are_shared_out(make_run: MakeRun) -> None:
     rows = [{"prompt": "Go on", "completion": " five" * n} for n in (40, 1, 1, 40, 2, 40, 1, 3)]
     common = {"max_steps": 4, "learning_rate": 1e-2}

@@ -26,6 +26,9 @@ FAST = {"max_steps": 1, "per_device_train_batch_size": 2}
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+        ),
         MemoryError(),
     ],
 )
@@ -39,6 +42,13 @@ def test_running_out_of_memory_names_the_batch_size(error: Exception) -> None:
     assert failure.hint is not None
     assert "per_device_train_batch_size to 4" in failure.hint
     assert failure_of(error).code == ErrorCode.OUT_OF_MEMORY
+
+
+def test_an_allocation_that_is_refused_is_out_of_memory() -> None:
+    """By what torch really says here."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 48)
+    assert failure_of(caught.value).code == ErrorCode.OUT_OF_MEMORY
 
 
 def test_a_full_disk_and_a_bug_are_the_hosts_affair() -> None:

@@ -121,7 +121,9 @@ def test_events_tell_phases_choices_metrics_and_checkpoints(make_run: MakeRun) -
         range(1, len(read_events(run)) + 1)
     )
     phases = event_data(run, EventKind.PHASE)
-    assert [phase["phase"] for phase in phases] == ["import", "load", "data", "train", "save"]
+    assert [phase["phase"] for phase in phases] == [
+        *("import", "load", "data", "plan", "train", "save")
+    ]
     metrics = event_data(run, EventKind.METRICS)
     trained = [point for point in metrics if "train_loss" in point]
     assert [point["step"] for point in trained] == list(range(1, 9))

@@ -253,3 +253,10 @@ def test_a_decoder_layer_takes_its_hidden_states_first(name: str) -> None:
     parameters = list(inspect.signature(_find(path)).parameters)
     assert parameters[:2] == ["self", "hidden_states"], "look at patches/decoder.py"
     assert {"position_embeddings", "attention_mask", "kwargs"} <= set(parameters)
+
+
+def test_the_trainers_metrics_are_where_a_repeated_step_puts_them_back() -> None:
+    """patches/trl_compat.py: metrics_so_far and restore_metrics."""
+    source = inspect.getsource(_find("trl.trainer.sft_trainer:SFTTrainer.__init__"))
+    assert 'self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}' in source
+    assert "self._total_train_tokens = 0" in source

@@ -16,6 +16,7 @@ _MESSAGE_LIMIT = 4000
 EXIT_DISK_FULL = 74
 """Of a trainer that had not even the space to say so (EX_IOERR of sysexits.h)."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _SUPPORT = "The worker's log has the traceback. If it happens again, report it with the job id."
 
 
@@ -114,10 +115,10 @@ def naming_batch_size(batch_size: int) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the host's or the device's memory did not suffice."""
-    # torch.OutOfMemoryError is a RuntimeError; a CPU allocation says "not enough memory".
+    # torch.OutOfMemoryError is a RuntimeError; the others are a CPU's allocator, by platform.
     text = str(error).lower()
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in text or "not enough memory" in text)
+        isinstance(error, RuntimeError) and any(words in text for words in _NO_MEMORY)
     )
 
 

@@ -105,6 +105,7 @@ def train(
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
         from .trainers.layouts import Layouts
+        from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
 
     with events.phase("load"):
@@ -225,21 +226,46 @@ def train(
     )
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
-    if patches:
-        patched = patch(model, patches)
-        events.message(patched.report.summary())
-        if not load_plan.gradient_checkpointing and not quantized:
-            layouts.may_compile(CompiledLayers(base.model, patched.layers))
-    else:
-        events.message("the stock trainer: recipe.patches is 'off'")
+    patched = patch(model, patches) if patches else None
+    events.message(
+        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
+    )
 
-    settings = training_settings(load_plan, data_plan, train_plan, full=full)
-    recorder.watch(trainer, settings, layouts, device=device.name, choices=choices.made)
+    with events.phase("plan"):
+        memory = MemoryPlan(
+            trainer,
+            layouts,
+            patched.report if patched else None,
+            given=recipe.gradient_checkpointing,
+            may_split=recipe.per_device_train_batch_size == "auto",
+            full=full,
+            precision=load_plan.precision,
+            choices=choices,
+            events=events,
+            write=write_plan,
+        )
+        memory.settle()
+        write_plan()
+    if patched is not None and not memory.recomputes and not quantized:
+        layouts.may_compile(CompiledLayers(base.model, patched.layers))
+
+    settings = training_settings(
+        load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
+    )
+    recorder.watch(
+        trainer,
+        settings,
+        layouts,
+        device=device.name,
+        choices=choices.made,
+        layers=memory.layer_counters(),
+    )
     with events.phase("train"):
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
         recorder.training_ended()
+    memory.report()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
     if not finished:
         return RunResult(

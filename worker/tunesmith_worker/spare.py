@@ -29,11 +29,13 @@ SPARE = "--spare"
 """In place of the run directory on the command line."""
 ENGINE = (
     "transformers",
+    "tunesmith_worker.adapter_size",
     "tunesmith_worker.adapters",
     "tunesmith_worker.callbacks",
     "tunesmith_worker.data.token_cache",
     "tunesmith_worker.data.token_stream",
     "tunesmith_worker.data.tokens",
+    "tunesmith_worker.embeddings",
     "tunesmith_worker.model",
     "tunesmith_worker.optimizers.choose",
     "tunesmith_worker.optimizers.lost_updates",

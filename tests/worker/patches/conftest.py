@@ -24,4 +24,4 @@ def tiny_bf16(tiny_model: Path) -> Any:  # Any: transformers is not typed
         seed=7,
         recipe=Recipe(precision="bf16"),
     )
-    return load_base(spec, LoadPlan(precision="bf16", gradient_checkpointing=False)).model
+    return load_base(spec, LoadPlan(precision="bf16")).model

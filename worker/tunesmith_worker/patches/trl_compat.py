@@ -9,7 +9,13 @@ from typing import Any
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
-__all__ = ["RECOMPUTE", "FusedCausalLMOutput", "logit_scale"]
+__all__ = [
+    "RECOMPUTE",
+    "FusedCausalLMOutput",
+    "logit_scale",
+    "metrics_so_far",
+    "restore_metrics",
+]
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -30,3 +36,15 @@ def logit_scale(config: Untyped) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+
+def metrics_so_far(trainer: Untyped) -> Untyped:
+    """What TRL's SFTTrainer has gathered of training since it last logged, and all its tokens."""
+    lists = {name: list(values) for name, values in trainer._metrics["train"].items()}
+    return lists, trainer._total_train_tokens
+
+
+def restore_metrics(trainer: Untyped, metrics: Untyped) -> None:
+    lists, trainer._total_train_tokens = metrics
+    trainer._metrics["train"].clear()
+    trainer._metrics["train"].update(lists)

@@ -42,6 +42,11 @@ class Choices:
         self.made.append(choice)
         self._tell(choice)
 
+    def revise(self, choice: Choice) -> None:
+        """What was settled turned out wrong: written down anew, in its place."""
+        self.made = [choice if one.name == choice.name else one for one in self.made]
+        self._tell(choice)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -56,7 +61,6 @@ class Device:
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
     precision: Precision
-    gradient_checkpointing: bool
 
 
 @dataclass(frozen=True, kw_only=True)

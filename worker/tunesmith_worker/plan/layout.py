@@ -41,6 +41,13 @@ class Layout:
     compiled: bool = False
     """The model's own layers through torch.compile; only when padded."""
 
+    def narrowed(self, parts: int) -> Layout:
+        """The same with micro-batches of about that part of the size, but at least one example."""
+        if parts == 1:
+            return self
+        rows = None if self.rows is None else -(-self.rows // parts)
+        return replace(self, rows=rows, tokens=self.tokens and -(-self.tokens // parts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:

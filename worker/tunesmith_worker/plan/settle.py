@@ -23,12 +23,6 @@ def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
             in_bf16 if bf16 else "fp32",
             f"{device.name} {'has' if bf16 else 'is not a GPU with'} bf16",
         ),
-        gradient_checkpointing=choices.settle(
-            "gradient_checkpointing",
-            recipe.gradient_checkpointing,
-            device.is_gpu,
-            "saves memory on a GPU; on a CPU it only costs time",
-        ),
     )
 
 

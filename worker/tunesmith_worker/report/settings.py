@@ -10,15 +10,16 @@ from ..plan import DataPlan, LoadPlan, TrainPlan
 
 
 def training_settings(
-    load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool
+    load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
 ) -> TrainingSettings:
+    """`recomputes`: some layer does."""
     return TrainingSettings(
         tuning="full" if full else "lora",
         precision=load.precision,
         per_device_train_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=train.gradient_accumulation_steps,
         packing=data.packing,
-        gradient_checkpointing=bool(load.gradient_checkpointing),
+        gradient_checkpointing=recomputes,
         logging_steps=train.logging_steps,
         eval_steps=train.eval_steps,
         save_steps=train.save_steps,

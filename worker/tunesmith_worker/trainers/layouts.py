@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -48,6 +49,24 @@ class Layouts:
     def settled(self) -> Layout:
         """What the run goes by, as far as is known."""
         return self._plan.layouts[self._settled]
+
+    @property
+    def to_be_tried(self) -> dict[str, Layout]:
+        """Those that are still to be measured against the first one, by name."""
+        if self._trial is None:
+            return {}
+        return {n: one for n, one in self._plan.candidates.items() if n != self._plan.first}
+
+    def rule_out(self, name: str, reason: str) -> None:
+        """Before the first step: not that one, nor the trial if no other is left to compare."""
+        plan = self._plan
+        assert name in self.to_be_tried
+        kept = {other: one for other, one in plan.candidates.items() if other != name}
+        ratios = {other: plan.slots_per_token[other] for other in kept}
+        self._plan = replace(plan, candidates=kept, slots_per_token=ratios)
+        self._trial = LayoutTrial(ratios) if len(kept) > 1 else None
+        if self._trial is None:
+            self._choices.add(Choice(name=NAME, value=plan.first, reason=f"{name}: {reason}"))
 
     @property
     def measuring(self) -> bool:

@@ -18,11 +18,12 @@ import trl
 from ..data.tokens import IGNORED
 from ..embeddings import embedding_parameters, give_rate
 from ..patches.batch_layout import batch_layout
-from ..patches.trl_compat import RECOMPUTE
-from ..plan import LoadPlan, TrainPlan
-from .batches import collate, slots, split
+from ..patches.trl_compat import RECOMPUTE, metrics_so_far, restore_metrics
+from ..plan import Layout, LoadPlan, TrainPlan
+from .batches import Batch, collate, slots, split
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
+from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -44,6 +45,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
+        self.memory: StepMemory | None = None
+        """Watches the memory of each step, where it has been planned."""
 
     @property
     def trained_tokens(self) -> int:
@@ -73,7 +76,13 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
         """One optimiser step's forward and backward, micro-batch by micro-batch."""
-        batches = self._split(inputs, self._layouts.of_step(self.state.global_step))
+        step = partial(self._whole_step, model, inputs, num_items_in_batch)
+        return step() if self.memory is None else self.memory.run(step)
+
+    def _whole_step(
+        self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
+    ) -> torch.Tensor:
+        batches = self.micro_batches(inputs, self._layouts.of_step(self.state.global_step))
         self.current_gradient_accumulation_steps = len(batches)
         seen = self._total_train_tokens + sum(inputs["lengths"])
         loss = torch.zeros((), device=self.args.device)
@@ -81,10 +90,28 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
             for batch in batches:
                 last = batch is batches[-1]
                 there = on_device(batch, self.args.device)
+                if self.memory is not None:
+                    self.memory.comes(batch)
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
                     loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
         return loss
+
+    def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
+        """A collated step's, in as many parts as its memory needs."""
+        parts = 1 if self.memory is None else self.memory.policy.parts
+        return self._split(step, layout.narrowed(parts))
+
+    def counters(self) -> Untyped:
+        """What has been counted so far: a step may have to be repeated."""
+        sums = self._sums["train"].values.clone()
+        return metrics_so_far(self), sums, self._trained.clone()
+
+    def restore_counters(self, counters: Untyped) -> None:
+        metrics, sums, trained = counters
+        restore_metrics(self, metrics)
+        self._sums["train"].values.copy_(sums)
+        self._trained.copy_(trained)
 
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
@@ -148,17 +175,17 @@ class _Sums:
     _NAMES = ("nll", "entropy", "top1")
 
     def __init__(self, device: torch.device) -> None:
-        self._values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
+        self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
 
     def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
         """In the order of the names; what is left out counts as zero."""
         now = torch.stack([one.detach().double() for one in (tokens, *sums)])
-        self._values[: len(now)] += now
+        self.values[: len(now)] += now
 
     def taken(self) -> dict[str, float]:
         """Means over tokens; empty if there were none. Starts again from zero."""
-        tokens, *sums = self._values.tolist()
-        self._values.zero_()
+        tokens, *sums = self.values.tolist()
+        self.values.zero_()
         if not tokens:
             return {}
         return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
@@ -193,5 +220,5 @@ def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, seed: int) -> 
         report_to="none",
         disable_tqdm=True,
         push_to_hub=False,
-        **{RECOMPUTE: load.gradient_checkpointing},
+        **{RECOMPUTE: False},  # all or nothing: step_memory.py sets it layer by layer
     )

@@ -1,0 +1,116 @@
+"""A Llama large enough that tensors outweigh what does not scale, and what a step of it holds."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import peft
+import torch
+import transformers
+from trl.trainer.utils import add_fused_lm_head
+
+from tunesmith_schema import PROJECTIONS
+from tunesmith_worker.patches import patch
+from tunesmith_worker.patches.recompute import LayerModes
+from tunesmith_worker.plan.memory import Policy
+from tunesmith_worker.plan.probe import Probe, run_probe
+from tunesmith_worker.plan.reading import read_tuning
+from tunesmith_worker.plan.shapes import Engine, MicroBatch, ModelShape, Tuning, shape_of
+from tunesmith_worker.trainers.step_memory import describe
+
+Untyped = Any  # Any: transformers is not typed
+OURS = frozenset({"attention_block", "mlp_block", "loss"})
+
+
+def llama() -> Untyped:
+    config = transformers.LlamaConfig(
+        vocab_size=2048,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+class Measured:
+    """One setting, really run: what the model is, and what its step held."""
+
+    def __init__(
+        self,
+        model: Untyped,
+        *,
+        full: bool = False,
+        bf16: bool = False,
+        ours: bool = True,
+        keep: int | None = None,
+        dropout: float = 0.0,
+        rows: int = 3,
+        length: int = 128,
+    ) -> None:
+        self.shape: ModelShape = shape_of(model.config)
+        if not full:
+            model = peft.get_peft_model(
+                model.to(torch.bfloat16) if bf16 else model,
+                peft.LoraConfig(
+                    task_type="CAUSAL_LM",
+                    r=8,
+                    lora_dropout=dropout,
+                    target_modules=[n for n in PROJECTIONS if _has(model, n)] or "all-linear",
+                ),
+            )
+        causal = model.get_base_model() if not full else model
+        add_fused_lm_head(causal)
+        if ours:
+            patch(model)
+        modes = LayerModes(model)
+        layers = self.shape.layers
+        self.policy = Policy(keep=layers if keep is None else keep)
+        modes.set([self.policy.of(layer, layers) for layer in range(layers)])
+        batch = _packed(rows, length) if ours else _padded(rows, length)
+        autocast = torch.autocast("cpu", torch.bfloat16) if full and bf16 else nullcontext()
+
+        def loss() -> torch.Tensor:
+            with autocast:
+                output = model(**batch, fused_lm_head=True, use_cache=False)
+            found: torch.Tensor = output.loss
+            return found
+
+        self.probe: Probe = run_probe(model, modes.layers, loss)
+        self.tuning: Tuning = read_tuning(
+            model, self.shape, full=full, precision="bf16" if bf16 else "fp32"
+        )
+        self.batch: MicroBatch = describe(batch, count_labels=True)
+        self.engine = Engine(ours=OURS if ours else frozenset(), on_gpu=False, passes=1)
+
+
+def _has(model: Untyped, name: str) -> bool:
+    return any(path.endswith(name) for path, _ in model.named_modules())
+
+
+def _packed(rows: int, length: int) -> dict[str, Untyped]:
+    ids = torch.randint(3, 131, (1, rows * length))
+    bounds = torch.arange(rows + 1, dtype=torch.int32) * length
+    return {
+        "input_ids": ids,
+        "labels": ids.clone(),
+        "position_ids": torch.arange(length).repeat(rows)[None],
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": length,
+        "max_length_k": length,
+    }
+
+
+def _padded(rows: int, length: int) -> dict[str, Untyped]:
+    ids = torch.randint(3, 131, (rows, length))
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    return {
+        "input_ids": ids,
+        "labels": ids.masked_fill(mask == 0, -100),
+        "attention_mask": mask,
+    }

@@ -1,0 +1,337 @@
+"""How many bytes a training step holds at its peak, in closed form and item by item.
+
+Per token and layer, our half blocks keep for backward (kernels/tunesmith_kernels/lora.py and
+attention.py say what they save), with elements of e bytes and a residual stream of s:
+
+    s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
+
+a recomputed layer keeps its input, s H; an offloaded one keeps that in the host's memory. The peak
+is the largest of four kinds of moments: the head, the backward of each layer (the layers below
+still hold theirs), the embedding's gradient and the optimiser's step. Knows no device and no
+torch: what is measured corrects it through `Correction`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .shapes import Engine, MicroBatch, ModelShape, Tuning
+
+_TILE = 1 << 18  # tunesmith_kernels.tiles.TILE_ELEMENTS: of each of the CPU paths' temporaries
+_HEAD_ROWS = {False: 512, True: 4096}  # tunesmith_kernels.log_prob: rows of logits at a time
+_HEAD_BYTES = {False: 128 << 20, True: 2 << 30}
+_HEAD_BLOCK = 16384  # tunesmith_kernels.head_chunks: rows of a half-precision weight gradient
+_STOCK_HEAD = (4096, 32768)  # TRL's fused head: tokens and vocabulary of one tile
+_STOCK_TEMPORARIES = 29  # bytes for each logit: without Triton, seven of fp32 and one bool
+_BATCH_BYTES = 40  # of a token: ids, labels, positions and row numbers, all int64 or int32
+
+Mode = Literal["keep", "recompute", "offload"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Where each layer's activations are between forward and backward. The first `offload` layers'
+    inputs go to the host, the last `keep` layers keep everything, those between keep their input.
+
+    Kept layers are the last ones because their memory is free again when the others recompute;
+    offloaded ones are the first because there the copy has the longest time to come back.
+    """
+
+    keep: int
+    offload: int = 0
+    parts: int = 1
+    """Into how many parts a batch's rows are split."""
+
+    def of(self, layer: int, layers: int) -> Mode:
+        if layer >= layers - self.keep:
+            return "keep"
+        return "offload" if layer < self.offload else "recompute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What the probe measured over what was predicted."""
+
+    kept: float = 1.0
+    """Of what a kept layer keeps."""
+    workspace: float = 1.0
+    """Of all that is neither resident nor kept by layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Bytes at the peak."""
+
+    moment: str
+    """`head`, `layer N`, `embedding` or `optimizer`."""
+    items: dict[str, int] = field(default_factory=dict)
+    """weights, adapter, gradients, optimizer, batch, activations, layer_inputs, workspace,
+    attention_workspace, logits: what each holds at the peak."""
+    by_layer: tuple[int, ...] = ()
+    """What each layer keeps on the device between forward and backward."""
+    pinned_host: int = 0
+
+    @property
+    def peak(self) -> int:
+        return sum(self.items.values())
+
+    @property
+    def resident(self) -> int:
+        """There before a step begins."""
+        return sum(self.items.get(name, 0) for name in ("weights", "adapter", "optimizer"))
+
+
+def predict(
+    shape: ModelShape,
+    tuning: Tuning,
+    batch: MicroBatch,
+    engine: Engine,
+    policy: Policy,
+    correction: Correction | None = None,
+) -> Prediction:
+    """The peak of a step that is not the first (whose optimiser state is there already)."""
+    correction = correction or Correction()
+    batch = batch.part(policy.parts)
+    full_layer = round(layer_kept(shape, tuning, batch, engine) * correction.kept)
+    one_input = batch.tokens * shape.hidden * tuning.stream_bytes
+    modes = [policy.of(layer, shape.layers) for layer in range(shape.layers)]
+    held = [{"keep": full_layer, "recompute": one_input, "offload": 0}[mode] for mode in modes]
+    if "offload" in modes:
+        held[modes.index("offload")] = 2 * one_input  # the two staging buffers on the device
+    inputs = [0 if mode == "keep" else one for mode, one in zip(modes, held, strict=True)]
+    kept = [one if mode == "keep" else 0 for mode, one in zip(modes, held, strict=True)]
+    base = {
+        "weights": tuning.weights,
+        "adapter": tuning.adapter,
+        "optimizer": round(tuning.optimizer_bytes * tuning.trained),
+        "batch": batch.tokens * (_BATCH_BYTES * engine.passes * policy.parts + 8 * shape.rotary),
+    }
+    gradients = _Gradients(shape, tuning, accumulated=engine.passes * policy.parts > 1)
+
+    moments: list[tuple[str, dict[str, int]]] = []
+    forward, backward = _head(shape, tuning, batch, engine)
+    for logits, workspace in (forward, backward):
+        items = {"activations": sum(kept), "layer_inputs": sum(inputs), "logits": logits}
+        work = {"workspace": workspace, "gradients": gradients.at_head}
+        moments.append(("head", base | items | work))
+    mlp_work, attention_work = _layer_workspaces(shape, tuning, batch, engine)
+    mlp_kept = _mlp_kept(shape, tuning, batch, engine) * correction.kept
+    for layer in range(shape.layers):
+        activations = sum(kept[:layer]) + full_layer
+        below = sum(inputs[:layer])
+        there = {"layer_inputs": below, "gradients": gradients.above(layer)}
+        both = {"activations": activations, "workspace": mlp_work, **there}
+        moments.append((f"layer {layer}", base | both))
+        alone = {
+            "activations": round(activations - mlp_kept),
+            "attention_workspace": attention_work,
+        }
+        moments.append((f"layer {layer}", base | alone | there))
+    moments.append(("embedding", base | {"workspace": one_input, "gradients": gradients.all}))
+    moments.append(("optimizer", base | {"gradients": gradients.all}))
+
+    corrected = [(name, _corrected(items, correction)) for name, items in moments]
+    moment, items = max(corrected, key=lambda one: sum(one[1].values()))
+    return Prediction(
+        moment=moment,
+        items={name: size for name, size in items.items() if size},
+        by_layer=tuple(held),
+        pinned_host=one_input * modes.count("offload"),
+    )
+
+
+def _corrected(items: dict[str, int], correction: Correction) -> dict[str, int]:
+    transient = ("workspace", "attention_workspace", "logits")
+    return {
+        name: round(size * correction.workspace) if name in transient else size
+        for name, size in items.items()
+    }
+
+
+def layer_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> int:
+    """What one kept layer holds between forward and backward, its input included."""
+    return round(
+        _attention_kept(shape, tuning, batch, engine) + _mlp_kept(shape, tuning, batch, engine)
+    )
+
+
+def _attention_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> float:
+    e, s, h, q, kv = (*_sizes(tuning), shape.hidden, shape.q, shape.kv)
+    inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
+    rank = tuning.rank_of(*inputs, "o_proj")
+    if "attention_block" not in engine.ours:
+        return _stock_attention_kept(shape, tuning, batch, engine)
+    per_token = s * h + e * (q + 2 * kv) + e * q + e * rank + 4 * shape.rotary
+    per_token += 4 * shape.before_norms
+    if shape.qk_norm:
+        per_token += e * (q + kv) + 4 * (shape.heads + shape.kv_heads)
+    if shape.after_norms:
+        per_token += e * h + 4
+    if engine.on_gpu and e == 2 and not shape.softcap:
+        per_token += (
+            e * (q + kv) + 4 * shape.heads
+        )  # rotated out of place; torch's varlen keeps lse
+    if tuning.dropout:
+        per_token += h * sum(map(tuning.adapts, inputs)) + q * tuning.adapts("o_proj")
+    return per_token * batch.tokens + _cast_weights(shape, tuning, (*inputs, "o_proj"))
+
+
+def _mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> float:
+    e, s, h, i = (*_sizes(tuning), shape.hidden, shape.intermediate)
+    inputs = ("gate_proj", "up_proj", "gate_up_proj")
+    rank = tuning.rank_of(*inputs, "down_proj")
+    if "mlp_block" not in engine.ours:
+        return _stock_mlp_kept(shape, tuning, batch, engine)
+    per_token = s * h + 2 * e * i + e * rank + 4 * shape.before_norms
+    if shape.after_norms:
+        per_token += e * h + 4
+    if tuning.dropout:
+        per_token += h * sum(map(tuning.adapts, inputs)) + i * tuning.adapts("down_proj")
+    return per_token * batch.tokens + _cast_weights(shape, tuning, (*inputs, "down_proj"))
+
+
+def _stock_attention_kept(
+    shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
+) -> float:
+    """transformers' and PEFT's modules: the norm's input and output, rotated q and k, v, the output
+    and the softmax's sums. Under a mask, k and v are repeated for each query head and the mask is
+    kept in the compute dtype."""
+    e, h, q = tuning.compute_bytes, shape.hidden, shape.q
+    inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
+    noise = 1 if engine.on_gpu else 4
+    per_token = _stock_norm_kept(shape, tuning) + _stock_input_kept(tuning, h, inputs, noise)
+    if "attention" in engine.ours:
+        per_token += e * (q + 2 * shape.kv) + e * q
+    else:
+        per_token += e * (2 * q + 2 * (q if batch.padded else shape.kv)) + 4 * shape.heads
+    if not tuning.dropout and (tuning.full or e == 4):
+        per_token += 4 * tuning.rank_of("o_proj")  # reads the output where it is
+    else:
+        per_token += _stock_input_kept(tuning, q, ("o_proj",), noise)
+    mask = e * batch.rows * batch.longest**2 if batch.padded else 0
+    weights = _cast_weights(shape, tuning, (*inputs, "o_proj")) if tuning.full else 0
+    return per_token * batch.tokens + mask + weights
+
+
+def _stock_mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> float:
+    e, h, i = tuning.compute_bytes, shape.hidden, shape.intermediate
+    noise = 1 if engine.on_gpu else 4
+    inputs = ("gate_proj", "up_proj", "gate_up_proj")
+    per_token = _stock_norm_kept(shape, tuning) + _stock_input_kept(tuning, h, inputs, noise)
+    per_token += 3 * e * i
+    per_token += e * i if tuning.full else _stock_input_kept(tuning, i, ("down_proj",), noise)
+    weights = _cast_weights(shape, tuning, (*inputs, "down_proj")) if tuning.full else 0
+    return per_token * batch.tokens + weights
+
+
+def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
+    """The norm's input (in fp32 a copy where the stream is narrower), its statistics and, where
+    its weight is trained, its output before the weight."""
+    copies = 4 * shape.hidden if tuning.stream_bytes != 4 else 0
+    trained = tuning.stream_bytes * shape.hidden if tuning.full else 0
+    return tuning.stream_bytes * shape.hidden + copies + 4 + trained
+
+
+def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], noise: int) -> int:
+    """What linear modules of one input keep of it, and h A' of their adapters: a copy for each
+    module where it has to be cast, or goes through a dropout (`noise`: bytes of a mask's cell)."""
+    cast = tuning.compute_bytes != 4
+    if tuning.full:
+        there = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
+        return tuning.compute_bytes * width * (len(there) if cast else 1)
+    adapted = sum(map(tuning.adapts, modules))
+    copies = adapted if cast or tuning.dropout else min(adapted, 1)
+    masks = noise * adapted if tuning.dropout else 0
+    return (4 * copies + masks) * width + 4 * tuning.rank_of(*modules)
+
+
+def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -> float:
+    """Copies in the compute dtype that our nodes keep: of weights under autocast, of adapters."""
+    if tuning.compute_bytes == 4 or (tuning.full and tuning.stream_bytes == tuning.compute_bytes):
+        return 0
+    if tuning.full:
+        fused = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
+        weights = sum(a * b for a, b in map(shape.widths, fused))
+        return tuning.compute_bytes * weights
+    ranks = [(name, rank) for name, rank in tuning.ranks if name in modules]
+    return tuning.compute_bytes * sum(rank * sum(shape.widths(name)) for name, rank in ranks)
+
+
+def _layer_workspaces(
+    shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
+) -> tuple[int, int]:
+    """Transient bytes of a layer's backward: in its MLP, while all it keeps is there, and in its
+    attention, when the MLP's is free again."""
+    e, s, h, i = (*_sizes(tuning), shape.hidden, shape.intermediate)
+    rank = max((rank for _, rank in tuning.ranks), default=0)
+    cast = e * h if e != s else 0
+    weight = e * h * i if tuning.full else 0
+    masked = e * i if tuning.dropout and tuning.adapts("down_proj") else 0
+    mlp = batch.tokens * (s * h + cast + 3 * e * i + masked + e * rank) + weight
+    q, kv = shape.q, shape.kv
+    attention = batch.tokens * (s * h + e * q + e * (q + 2 * kv) + 8 * kv)
+    block = 512 if engine.on_gpu else (64 if e == 4 else 128)
+    tiles = not engine.on_gpu or e == 4 or shape.softcap
+    if tiles:
+        attention += 3 * e * shape.heads * min(block, batch.longest) * batch.longest
+    scratch = 0 if engine.on_gpu else 3 * 4 * min(_TILE, batch.tokens * i)
+    return mlp + scratch, attention + scratch
+
+
+def _head(
+    shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(logits, workspace) of the head's forward, and of its backward with the last norm's."""
+    e, s, h, v = (*_sizes(tuning), shape.hidden, shape.vocabulary)
+    stream = batch.tokens * h * s
+    norm = 2 * stream + (batch.tokens * h * 4 if s != 4 else 0) + (stream if tuning.full else 0)
+    if "loss" not in engine.ours:
+        rows, columns = min(batch.tokens, _STOCK_HEAD[0]), min(v, _STOCK_HEAD[1])
+        logits = rows * _STOCK_HEAD[1] * e
+        if not engine.on_gpu:
+            logits += rows * columns * _STOCK_TEMPORARIES
+        table = 4 * v * h if tuning.full else 0
+        return (logits + table, norm + 3 * stream), (0, norm + 3 * stream)
+    scored = batch.labelled * h * s
+    scratch = 0 if engine.on_gpu else 4 * 4 * _TILE
+    rows = max(
+        1, min(batch.labelled, _HEAD_ROWS[engine.on_gpu], _HEAD_BYTES[engine.on_gpu] // (v * e))
+    )
+    logits = rows * v * e + 4 * rows * h * e
+    cast = v * h * e if tuning.full and e != s else 0
+    gradient = 4 * v * h if tuning.full else 0
+    block = min(v, _HEAD_BLOCK) * h * e if tuning.full and e != 4 else 0
+    forward = (logits + cast + gradient + block, norm + 2 * scored + scratch)
+    backward = (2 * gradient, norm + 3 * scored + 2 * stream)
+    return forward, backward
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Bytes of gradients that are there; with accumulation all of them, all the time."""
+
+    shape: ModelShape
+    tuning: Tuning
+    accumulated: bool
+
+    @property
+    def all(self) -> int:
+        return self.tuning.gradient_bytes * self.tuning.trained
+
+    @property
+    def at_head(self) -> int:
+        return self.all if self.accumulated else 0
+
+    def above(self, layer: int) -> int:
+        """When backward is at `layer`: those of the layers after it, and of the head."""
+        if self.accumulated:
+            return self.all
+        head = self.shape.embedding_parameters if self.tuning.full else 0
+        layers = self.tuning.trained - (head if self.shape.tied else 2 * head)
+        done = (self.shape.layers - 1 - layer) * layers / self.shape.layers
+        return round(self.tuning.gradient_bytes * (head + done))
+
+
+def _sizes(tuning: Tuning) -> tuple[int, int]:
+    return tuning.compute_bytes, tuning.stream_bytes

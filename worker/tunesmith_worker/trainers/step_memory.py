@@ -1,0 +1,109 @@
+"""The memory of a trainer's steps while it trains: watched, and planned anew when it runs out.
+
+Out of memory in forward or backward loses no step and repeats none: what the step has gathered so
+far is dropped, the plan takes less, and the step runs again from its start, with its random
+numbers. Micro-batches may get smaller and more; the loss is normalised over the whole step, so the
+step stays what it was.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import is_out_of_memory
+from ..patches.recompute import LayerModes
+from ..plan.memory import Mode, Policy
+from ..plan.shapes import MicroBatch
+from .batches import Batch
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+
+class StepMemory:
+    def __init__(
+        self, trainer: Untyped, modes: LayerModes, policy: Policy, replan: Callable[[str], Policy]
+    ) -> None:
+        """`replan`: given what the failure said, the policy to go on with; raises when there is
+        none."""
+        self._trainer, self.modes = trainer, modes
+        self._replan = replan
+        self.planned: list[Mode] = []
+        """Of each layer; the same list when the plan changes."""
+        self.largest: MicroBatch | None = None
+        """The largest micro-batch so far."""
+        self.apply(policy)
+
+    def apply(self, policy: Policy) -> None:
+        self.policy = policy
+        layers = len(self.modes.layers)
+        self.planned[:] = [policy.of(layer, layers) for layer in range(layers)]
+        self.modes.set(self.planned)
+
+    def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Forward and backward of an optimiser step, from its start if need be; its loss."""
+        random_state = _random_state()
+        while True:
+            counters = self._trainer.counters()
+            found = self._tried(step)
+            if isinstance(found, torch.Tensor):
+                return found
+            # The exception is gone, and with it all that its frames held.
+            self.recover(found)
+            _restore_random_state(random_state)
+            self._trainer.restore_counters(counters)
+
+    def recover(self, failure: str) -> None:
+        """Drop what a failed pass has left, and plan anew."""
+        self._trainer.model.zero_grad(set_to_none=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.apply(self._replan(failure))
+
+    def comes(self, batch: Batch) -> None:
+        """A micro-batch, before it is computed."""
+        size = describe(batch)
+        if self.largest is None or size.tokens > self.largest.tokens:
+            self.largest = size
+
+    @staticmethod
+    def _tried(step: Callable[[], torch.Tensor]) -> torch.Tensor | str:
+        """The step's loss, or what the failure says."""
+        try:
+            return step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return first_line(error)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+    """Counting labels waits for the device; without it every position counts as labelled."""
+    rows, longest = (int(size) for size in batch["input_ids"].shape)
+    tokens, padded = rows * longest, True
+    if "cu_seq_lens_q" in batch:
+        rows, longest, padded = len(batch["cu_seq_lens_q"]) - 1, int(batch["max_length_q"]), False
+    labelled = int((batch["labels"][:, 1:] != -100).sum()) if count_labels else tokens
+    return MicroBatch(
+        rows=rows, longest=longest, tokens=tokens, labelled=max(1, labelled), padded=padded
+    )
+
+
+def _random_state() -> Untyped:
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return torch.get_rng_state(), on_gpu
+
+
+def _restore_random_state(state: Untyped) -> None:
+    on_cpu, on_gpu = state
+    torch.set_rng_state(on_cpu)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu)
