@@ -42,6 +42,7 @@ ENGINE = (
     "tunesmith_worker.patches",
     "tunesmith_worker.quantization",
     "tunesmith_worker.trainers.layouts",
+    "tunesmith_worker.trainers.memory_plan",
     "tunesmith_worker.trainers.sft",
 )
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""
