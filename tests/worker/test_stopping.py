@@ -84,8 +84,10 @@ def test_it_leaves_when_its_supervisor_is_not_its_parent(make_run: MakeRun) -> N
     assert not (run / "result.json").exists()
 
 
-def test_it_dies_with_its_supervisor(make_run: MakeRun) -> None:
+def test_it_dies_with_its_supervisor_and_leaves_no_earlier_outcome(make_run: MakeRun) -> None:
     run = make_run(QUESTIONS, recipe=LONG)
+    (run / "result.json").write_text('{"outcome": "succeeded"}')
+    (run / "report.json").write_text("{}")
     supervise = (
         "import os, subprocess, sys, time\n"
         "os.environ['TUNESMITH_SUPERVISOR_PID'] = str(os.getpid())\n"
@@ -108,6 +110,8 @@ def test_it_dies_with_its_supervisor(make_run: MakeRun) -> None:
     while _is_running(trainer):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert not (run / "result.json").exists()
+    assert not (run / "report.json").exists()
 
 
 def _is_running(pid: int) -> bool:

@@ -52,6 +52,11 @@ class RunDirectory:
     def adapter(self) -> Path:
         return self.root / "adapter"
 
+    def forget_outcome(self) -> None:
+        """Remove how an earlier run ended: a run that is killed must leave none."""
+        self.result.unlink(missing_ok=True)
+        self.report.unlink(missing_ok=True)
+
     def checkpoint(self, step: int) -> Path:
         return self.root / "checkpoints" / f"step-{step}"
 

@@ -83,6 +83,7 @@ def train(
     waited: Waited | None,
 ) -> RunResult:
     spec = read_spec(run.root)
+    run.forget_outcome()
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
