@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.unsafe import first_error
 
 from . import migrate
@@ -96,6 +97,8 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     if not settings.broker_url:
         raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
+    for missing in missing_folders(settings.base_model_folders()):
+        log.warning("%s", missing)
     check_tls(settings, "127.0.0.1")  # only others know by which name they reach us
     check_parts(settings)
     if not migrate.is_current(settings.database_url):

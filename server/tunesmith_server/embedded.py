@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from obstore.exceptions import BaseError
 from sqlalchemy.exc import SQLAlchemyError
 
+from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.tls import trusting
 
 from . import migrate
@@ -58,6 +59,8 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
 
 
 def _serve(settings: Settings, voice: _Voice) -> None:
+    for missing in missing_folders(settings.base_model_folders()):
+        log.warning("%s", missing)
     settings.port = _free_port(settings.host, settings.port)
     check_tls(settings, urlsplit(settings.url).hostname or "")
     check_parts(settings)

@@ -15,6 +15,7 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tunesmith_schema.model_dirs import named_folders
 from tunesmith_schema.unsafe import (
     check_password,
     check_private,
@@ -66,7 +67,8 @@ class Settings(BaseSettings):
     """What workers present under `/internal`, 16 characters or more; not set: the content of
     `worker-token` in the data directory, which the first start makes."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons."""
+    """Folders whose subfolders are base models, separated by colons. One that is not there draws a
+    warning at start."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
     """Second part of a tuned model's name."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
@@ -121,7 +123,7 @@ class Settings(BaseSettings):
         return self
 
     def base_model_folders(self) -> list[Path]:
-        return [Path(part).expanduser().resolve() for part in self.model_dirs.split(":") if part]
+        return named_folders(self.model_dirs)
 
     @property
     def url(self) -> str:

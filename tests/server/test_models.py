@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith_server.__main__ import main
+from tunesmith_server.settings import Settings
+
 from .actors import Server
 
 
@@ -160,3 +163,34 @@ def test_a_job_that_no_worker_can_serve_says_so(server: Server) -> None:
         server.messages(reply.json()["id"])
     )
     assert "no train worker" not in str(server.messages(server.create_job(server.good_file())))
+
+
+@pytest.mark.parametrize("verb", ["serve", "api"])
+def test_a_missing_model_folder_draws_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """A relative path, seen from the wrong place."""
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TUNESMITH_MODEL_DIRS", "models:demo/models")
+    monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")
+    monkeypatch.setenv("TUNESMITH_STORAGE_URL", "nowhere://")  # it gets no further
+    assert main([verb, "--data-dir", str(tmp_path / "data"), "--port", "0"]) == 1
+    [line] = [line for line in caplog.messages if "MODEL_DIRS" in line]
+    assert line.startswith(f"TUNESMITH_MODEL_DIRS names {tmp_path}/demo/models, which is not there")
+
+
+@pytest.mark.parametrize(
+    ("model_dirs", "said"),
+    [
+        ("", "TUNESMITH_MODEL_DIRS is not set"),
+        ("{tmp}/none:{tmp}", "{tmp}/none is not there, {tmp} has none"),
+    ],
+)
+def test_an_unknown_model_is_told_where_it_was_looked_for(
+    server: Server, settings: Settings, tmp_path: Path, model_dirs: str, said: str
+) -> None:
+    settings.model_dirs = model_dirs.format(tmp=tmp_path)
+    error = server.create_reply(server.good_file(), model="tiny").json()["error"]
+    assert said.format(tmp=tmp_path) in error["hint"]
+    assert "set TUNESMITH" not in error["hint"]

@@ -63,6 +63,22 @@ def test_a_misspelled_variable_draws_a_warning(
     assert "did you mean TUNESMITH_MODEL_DIRS?" in caplog.text
 
 
+def test_a_missing_model_folder_draws_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")
+    monkeypatch.setenv("TUNESMITH_WORKER_TOKEN", TOKEN.get_secret_value())
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("TUNESMITH_MODEL_DIRS", f"{tmp_path}:{tmp_path}/none:{tmp_path}/a-file")
+    monkeypatch.setattr(celery_app, "run_worker", lambda settings, queue: None)
+    tmp_path.chmod(0o700)
+    assert __main__.main(["worker"]) == 0
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        f"TUNESMITH_MODEL_DIRS names {tmp_path}/none, which is not there",
+        f"TUNESMITH_MODEL_DIRS names {tmp_path}/a-file, which is not a folder",
+    ]
+
+
 @pytest.mark.parametrize("which", [".", "worker-token"])
 def test_files_open_to_others_are_refused(tmp_path: Path, which: str) -> None:
     (tmp_path / "worker-token").write_text(TOKEN.get_secret_value())

@@ -10,6 +10,7 @@ import sys
 
 from pydantic import ValidationError
 
+from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
 from tunesmith_schema.unsafe import first_error
 
@@ -44,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = WorkerSettings()
         settings.check()
+        for missing in missing_folders(settings.base_model_folders()):
+            log.warning("%s", missing)
         said = {"event": "starting", "queue": arguments.queue, "server_url": settings.server_url}
         text = f"serving queue {arguments.queue} for {settings.server_url}"
         sys.stdout.write((json.dumps(said) if arguments.json else text) + "\n")

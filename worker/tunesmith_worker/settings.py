@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tunesmith_schema.model_dirs import named_folders
 from tunesmith_schema.tls import trusting
 from tunesmith_schema.unsafe import check_private, check_token, check_url
 from tunesmith_schema.variables import misspelled
@@ -44,7 +45,8 @@ class WorkerSettings(BaseSettings):
     worker_token: SecretStr = SecretStr("")
     """What the server knows workers by; not set: `worker-token` in the data directory."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons."""
+    """Folders whose subfolders are base models, separated by colons. One that is not there draws a
+    warning at start."""
     trainer_python: str = ""
     """Interpreter that runs trainers; it needs the extra [worker]. Not set: the worker's own."""
     spare_trainer: bool = True
@@ -115,7 +117,7 @@ class WorkerSettings(BaseSettings):
             ) from error
 
     def base_model_folders(self) -> list[Path]:
-        return [Path(part).expanduser().resolve() for part in self.model_dirs.split(":") if part]
+        return named_folders(self.model_dirs)
 
 
 def unknown_variables() -> list[str]:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Model
+from tunesmith_schema.model_dirs import why_no_models
 from tunesmith_schema.queue import TRAIN_QUEUE
 
 from ..database import epoch_now
@@ -70,11 +71,11 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
     if name.startswith(("/", "./", "../", "~")) and name not in known:
         name = _folder_below_allowed(settings, name)
     elif name not in known and not _HUB_ID.fullmatch(name):
-        raise _unknown(name, known)
+        raise _unknown(name, known, settings.base_model_folders())
     return BaseChoice(name=name, on_no_worker="/" not in name and name not in ready)
 
 
-def _unknown(name: str, known: list[str]) -> BadRequest:
+def _unknown(name: str, known: list[str], looked_at: list[Path]) -> BadRequest:
     near = difflib.get_close_matches(name, known, n=1)
     return BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
@@ -84,7 +85,7 @@ def _unknown(name: str, known: list[str]) -> BadRequest:
         if near
         else f"base models here: {', '.join(known)}"
         if known
-        else "no base models here: set TUNESMITH_MODEL_DIRS, or give a hub id such as org/name",
+        else f"no base models here: {why_no_models(looked_at)}; a hub id looks like org/name",
     )
 
 
