@@ -29,6 +29,7 @@ import httpx
 from pydantic import ValidationError
 
 from tunesmith_schema import ErrorBody, ErrorCategory, ErrorEnvelope, JobError
+from tunesmith_schema.complaints import complaints
 
 if TYPE_CHECKING:
     from ._job import Job
@@ -202,22 +203,10 @@ def _undocumented(response: httpx.Response) -> ErrorBody:
 
 def invalid_argument(error: ValidationError) -> InvalidArgumentError:
     """Pydantic's report in one line per field: the dotted name, what was wrong, the value."""
-    lines: dict[str, str] = {}
-    for problem in error.errors(include_url=False):
-        # Members of a union show up as parts of the path ("constrained-int", "literal['auto']").
-        path = [
-            str(part)
-            for part in problem["loc"]
-            if isinstance(part, int) or (part.isidentifier() and part not in _TYPE_NAMES)
-        ]
-        name, message = ".".join(path), problem["msg"].removeprefix("Value error, ")
-        if name in lines:
-            lines[name] = f"{lines[name]}, or: {message}"
-        else:
-            value = problem["input"]
-            shown = "" if isinstance(value, dict) else f" (got {value!r:.80})"
-            lines[name] = f"{name}{shown}: {message}" if name else message
-    return InvalidArgumentError("\n".join(lines.values()))
-
-
-_TYPE_NAMES = frozenset({"bool", "int", "float", "str"})
+    lines = []
+    for complaint in complaints(error.errors(include_url=False)):
+        value = complaint.first["input"]
+        shown = "" if isinstance(value, dict) else f" (got {value!r:.80})"
+        name = complaint.name
+        lines.append(f"{name}{shown}: {complaint.message}" if name else complaint.message)
+    return InvalidArgumentError("\n".join(lines))

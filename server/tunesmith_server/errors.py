@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
+from tunesmith_schema.complaints import complaints
 
 from .storage import StorageUnavailable
 
@@ -180,19 +182,17 @@ def _bug_response(request: Request, error: Exception) -> JSONResponse:
 
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     """The first of pydantic's complaints, in OpenAI's form."""
-    first = errors[0]
+    found = complaints(errors)
+    first = found[0].first
     code = ErrorCode.INVALID_REQUEST
-    loc = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    # A union reports one complaint per branch, with the branch's name at the end: not a field.
-    branches = ("constrained-", "literal[", "function-", "list[")
-    loc = [part for part in loc if not part.startswith(branches)]
-    if loc[-1:] == ["bool"]:
-        loc.pop()
+    loc = [str(part) for part in found[0].path]
+    if loc[:1] in (["body"], ["query"], ["path"], ["header"]):
+        loc.pop(0)
     if first["type"] == "unknown_field":
         code = ErrorCode.UNKNOWN_FIELD
         loc.append(str(first["ctx"]["field"]))
     param = ".".join(loc) or None
-    message = first["msg"].removeprefix("Value error, ")
+    message = found[0].message
     if first["type"] == "model_attributes_type" and param is None:
         message = "the body is not a JSON object sent as 'Content-Type: application/json'"
     if first["type"] == "json_invalid":
@@ -205,15 +205,15 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
         type="invalid_request_error",
         param=param,
         code=code,
-        hint=_advice(first, loc, len(errors)),
+        hint=_advice(first, loc, len(found)),
     )
 
 
-def _advice(first: dict[str, Any], loc: list[str], complaints: int) -> str:
+def _advice(first: Mapping[str, Any], loc: list[str], count: int) -> str:
     if first["type"] == "unknown_field":
         return str(first["ctx"]["advice"])
-    if complaints > 1:
-        return f"{complaints} complaints in all; this is the first"
+    if count > 1:
+        return f"{count} complaints in all; this is the first"
     if loc[:1] == ["recipe"]:
         return "docs/recipe.md has every field of the recipe with its bounds"
     return "/docs has every field with its bounds"

@@ -95,6 +95,14 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
         recipe(lora={"r": 0}), 400, "invalid_request", "recipe.lora.r",
         "greater than or equal to 1 (got '0')", "docs/recipe.md",
     ),
+    "neither yes, no nor auto": (
+        recipe(packing="maybe"), 400, "invalid_request", "recipe.packing",
+        "interpret input, or: Input should be 'auto' (got 'maybe')", "docs/recipe.md",
+    ),
+    "two fields of which each is a union": (
+        recipe(packing="maybe", max_steps=0), 400, "invalid_request", "recipe.max_steps",
+        "'auto' (got '0')", "2 complaints",
+    ),
     "no target module": (
         recipe(lora={"target_modules": []}), 400, "invalid_request", "recipe.lora",
         "at least one layer", "docs/recipe.md",

@@ -55,9 +55,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda run: change(run, recipe={"lora": {"r": 0}}),
         "spec.json: recipe.lora.r: Input should be greater than or equal to 1",
     ),
+    "a field of several types": (
+        lambda run: change(run, recipe={"packing": "maybe"}),
+        "spec.json: recipe.packing: Input should be a valid boolean, unable to interpret "
+        "input, or: Input should be 'auto'",
+    ),
     "several": (
         lambda run: change(run, recipe={"max_steps": 0}, seed=-1),
-        "complaints; this is the first)",
+        " (2 complaints; this is the first)",
     ),
     "an absolute path": (
         lambda run: change(run, training_file="/data/train.jsonl"),

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, RunSpec
+from tunesmith_schema.complaints import complaints
 
 from .errors import RunError
 
@@ -53,14 +54,12 @@ def _parsed(path: Path) -> RunSpec:
             ErrorCode.INVALID_REQUEST, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        # A union's complaints end in the name of the branch.
-        field = ".".join(str(part) for part in first["loc"] if str(part).isidentifier())
-        more = f" ({error.error_count()} complaints; this is the first)"
+        found = complaints(error.errors())
+        field = found[0].name
+        more = f" ({len(found)} complaints; this is the first)" if len(found) > 1 else ""
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
-            f"{path}: {f'{field}: ' if field else ''}{first['msg'].removeprefix('Value error, ')}"
-            f"{more if error.error_count() > 1 else ''}",
+            f"{path}: {f'{field}: ' if field else ''}{found[0].message}{more}",
             hint="docs/how-it-works.md shows the least there is, docs/recipe.md every recipe field",
             param=field or None,
         ) from error

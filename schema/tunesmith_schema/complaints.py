@@ -1,0 +1,54 @@
+"""Pydantic's report of a wrong object as one sentence a field, for whoever shows it to people.
+
+Pydantic complains once for each member of a union and puts the member's name into the path
+(`packing.bool`, `packing.literal['auto']`): here they are one complaint that says all that is
+allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    path: tuple[str | int, ...]
+    """Of the field, without members of unions."""
+    message: str
+    first: Mapping[str, Any]  # Any: pydantic's own
+    """What pydantic says of the field first."""
+
+    @property
+    def name(self) -> str:
+        """Dotted; empty for the whole object."""
+        return ".".join(str(part) for part in self.path)
+
+
+def complaints(errors: Iterable[Mapping[str, Any]]) -> list[Complaint]:  # Any: pydantic's own
+    """One for each field, of `ValidationError.errors()`."""
+    found: dict[tuple[str | int, ...], Complaint] = {}
+    for error in errors:
+        path, inner = _split(tuple(error["loc"]))
+        message = error["msg"].removeprefix("Value error, ")
+        if inner:  # of one item of a list that is a member of the union
+            message = f"item {'.'.join(str(part) for part in inner)}: {message}"
+        known = found.get(path)
+        found[path] = Complaint(
+            path=path,
+            message=f"{known.message}, or: {message}" if known else message,
+            first=known.first if known else error,
+        )
+    return list(found.values())
+
+
+def _split(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
+    """The field, and where inside a member of its union."""
+    for place, part in enumerate(loc):
+        if place and isinstance(part, str) and _MEMBER.fullmatch(part):
+            return loc[:place], loc[place + 1 :]
+    return loc, ()
