@@ -21,6 +21,7 @@ RECIPE: dict[str, Any] = {  # Any: JSON
     "per_device_train_batch_size": 4,
     "learning_rate": 1e-2,
     "precision": "fp32",
+    "adapter_dtype": "fp32",  # the probe is of the adapter that was trained, not rounded
 }
 TRAIN = """
 import sys

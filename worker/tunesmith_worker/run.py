@@ -14,16 +14,17 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
-from tunesmith_schema import EXIT_STOPPED, Choice, EventKind, PhaseName, Plan, RunResult, RunSpec
+from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
 from .compare import compare_stock
 from .control import StopControl
 from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import Choices, DataPlan, plan_data, plan_layouts, plan_load, plan_patches, plan_train
+from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
+from .plan_file import PlanFile
 from .process import (
     SpawnSettings,
     Waited,
@@ -39,8 +40,6 @@ from .spare import SPARE, take_a_run
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .adapters import Saved
-    from .data.tokens import TokenizedRows
-    from .model import Base
 
 EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
@@ -87,7 +86,8 @@ def train(
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
-    choices = Choices(_earlier_plan(run, spec, events), tell=lambda choice: _tell(events, choice))
+    plan = PlanFile(run, spec, events)
+    choices = plan.choices
 
     quantized = recipe.quantization != "none"
     waited_for_imports = waited.imports if waited else 0.0
@@ -97,7 +97,7 @@ def train(
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
-        from .data.tokens import pack
+        from .data.prepare import prepare
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
@@ -125,23 +125,16 @@ def train(
 
     with events.phase("data"):
         data_plan = plan_data(recipe, base.context, choices)
-        training = _read(run, spec.training_file, base, data_plan, events)
-        validation = (
-            _read(run, spec.validation_file, base, data_plan, events)
-            if spec.validation_file
-            else None
-        )
+        data = prepare(run, spec, base, data_plan, events)
+        training = data.training
         if not recipe.from_scratch:
             itemsize = adapter_dtype(recipe).itemsize
             used = used_tokens(training.dataset)
             train_token_rows(
                 model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
             )
-        train_set, valid_set = training.dataset, validation.dataset if validation else None
-        if data_plan.packing:
-            with recorder.clock.during(PhaseName.PACK):
-                train_set = pack(train_set, data_plan.max_seq_length, spec.seed)
-                valid_set = valid_set and pack(valid_set, data_plan.max_seq_length, spec.seed)
+        with recorder.clock.during(PhaseName.PACK):
+            train_set, valid_set = data.sets(data_plan, spec.seed)
 
     recorder.clock.switch(PhaseName.PLAN)
     train_plan = plan_train(
@@ -156,9 +149,6 @@ def train(
     if not full:
         settle_size(model, adapter_dtype(recipe), choices)
 
-    def write_plan() -> None:
-        write_json(run.plan, Plan(spec_sha256=spec.sha256(), choices=choices.made))
-
     layout_plan = plan_layouts(
         recipe,
         why_stock_attention(base.model),
@@ -169,8 +159,8 @@ def train(
         total_steps=train_plan.total_steps,
         device=device,
     )
-    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=write_plan)
-    write_plan()
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=plan.write)
+    plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
     def save(folder: Path) -> Saved | None:
@@ -242,10 +232,10 @@ def train(
             precision=load_plan.precision,
             choices=choices,
             events=events,
-            write=write_plan,
+            write=plan.write,
         )
         memory.settle()
-        write_plan()
+        plan.write()
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
@@ -300,58 +290,6 @@ def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
         seconds = round(waited.spawn, 3)
         data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
         events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
-
-
-def _earlier_plan(run: RunDirectory, spec: RunSpec, events: EventLog) -> Plan | None:
-    """What an earlier run of the same spec settled on."""
-    if not run.plan.exists():
-        return None
-    try:
-        plan = Plan.model_validate_json(run.plan.read_bytes())
-    except ValidationError:
-        events.message(
-            "plan.json is another version's: what it settled is settled anew", level="warn"
-        )
-        return None
-    if plan.spec_sha256 != spec.sha256():
-        events.message("plan.json was made for another spec: what it settled is settled anew")
-        return None
-    return plan
-
-
-def _tell(events: EventLog, choice: Choice) -> None:
-    events.append(
-        EventKind.CHOICE,
-        f"{choice.name} = {choice.value}: {choice.reason}",
-        choice.model_dump(mode="json", exclude_defaults=True),
-    )
-
-
-def _read(
-    run: RunDirectory, file: str, base: Base, plan: DataPlan, events: EventLog
-) -> TokenizedRows:
-    from .data.token_cache import TokenCache
-    from .data.token_stream import usable_processes
-    from .data.tokens import tokenize_file
-
-    path = run.root / file
-    kept = SpawnSettings.from_environment().token_cache
-    tokenized = tokenize_file(
-        path,
-        base.tokenizer,
-        plan,
-        vocabulary=base.vocabulary,
-        cache=TokenCache(Path(kept)) if kept else None,
-        scratch=run.root,
-        processes=usable_processes(),
-        tell=events.message,
-        warn=lambda text: events.message(text, level="warn"),
-    )
-    counts = tokenized.counts
-    events.message(counts.summary(path.name), data=counts.as_data())
-    for loss in counts.losses(path.name, plan.max_seq_length):
-        events.message(loss, level="warn", data=counts.as_data())
-    return tokenized
 
 
 def _command() -> int:

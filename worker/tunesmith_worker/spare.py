@@ -32,9 +32,7 @@ ENGINE = (
     "tunesmith_worker.adapter_size",
     "tunesmith_worker.adapters",
     "tunesmith_worker.callbacks",
-    "tunesmith_worker.data.token_cache",
-    "tunesmith_worker.data.token_stream",
-    "tunesmith_worker.data.tokens",
+    "tunesmith_worker.data.prepare",
     "tunesmith_worker.embeddings",
     "tunesmith_worker.model",
     "tunesmith_worker.optimizers.choose",
@@ -42,6 +40,7 @@ ENGINE = (
     "tunesmith_worker.patches",
     "tunesmith_worker.quantization",
     "tunesmith_worker.trainers.layouts",
+    "tunesmith_worker.trainers.memory_plan",
     "tunesmith_worker.trainers.sft",
 )
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""

@@ -1,0 +1,45 @@
+"""plan.json of a run directory: what an earlier run of the same spec settled, and what this does.
+
+Every choice is an event as well.
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from tunesmith_schema import Choice, EventKind, Plan, RunSpec
+
+from .events import EventLog
+from .folders import RunDirectory, write_json
+from .plan import Choices
+
+
+class PlanFile:
+    def __init__(self, run: RunDirectory, spec: RunSpec, events: EventLog) -> None:
+        self._path, self._sha256, self._events = run.plan, spec.sha256(), events
+        self.choices = Choices(self._earlier(), tell=self._tell)
+
+    def write(self) -> None:
+        write_json(self._path, Plan(spec_sha256=self._sha256, choices=self.choices.made))
+
+    def _earlier(self) -> Plan | None:
+        if not self._path.exists():
+            return None
+        try:
+            plan = Plan.model_validate_json(self._path.read_bytes())
+        except ValidationError:
+            self._events.message(
+                "plan.json is another version's: what it settled is settled anew", level="warn"
+            )
+            return None
+        if plan.spec_sha256 == self._sha256:
+            return plan
+        self._events.message("plan.json was made for another spec: what it settled is settled anew")
+        return None
+
+    def _tell(self, choice: Choice) -> None:
+        self._events.append(
+            EventKind.CHOICE,
+            f"{choice.name} = {choice.value}: {choice.reason}",
+            choice.model_dump(mode="json", exclude_defaults=True),
+        )
