@@ -3,8 +3,8 @@
 Out of memory in forward or backward loses no step and repeats none: what the step has gathered so
 far is dropped, the plan takes less, and the step runs again from its start, with its random
 numbers. So it does when a layer cannot be compiled, or a layout that is only tried runs out of
-memory: the step then takes another layout. Micro-batches may get smaller and more; the loss is normalised over the whole step, so the
-step stays what it was.
+memory: the step then takes another layout. Micro-batches may get smaller and more; the loss is
+normalised over the whole step, so the step stays what it was.
 """
 
 from __future__ import annotations
@@ -85,10 +85,8 @@ class StepMemory:
 
 def first_line(error: Exception) -> str:
     """And the second, where the first ends in a colon."""
-    first, _, rest = str(error).partition("\n")
-    return (f"{first} {rest.partition(chr(10))[0]}" if first.endswith(":") else first) or type(
-        error
-    ).__name__
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
