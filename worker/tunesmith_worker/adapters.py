@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +55,10 @@ def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
         use_rslora=lora.use_rslora,
     )
     try:
-        attached = peft.get_peft_model(model, config)
+        with warnings.catch_warnings():
+            # peft asks for an attribute that transformers has renamed: nothing to act on.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            attached = peft.get_peft_model(model, config)
     except ValueError as error:  # PEFT names the target modules that the model lacks
         raise RunError(
             ErrorCode.RECIPE_INVALID,

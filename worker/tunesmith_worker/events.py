@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -26,10 +26,15 @@ Level = Literal["info", "warn", "error"]
 class EventLog:
     """Appends events to a file; a line cut off by a crash is removed before the next is written."""
 
-    def __init__(self, path: Path, clock: WallClock | None = None) -> None:
-        """`clock` is told of the phases too."""
+    def __init__(
+        self,
+        path: Path,
+        clock: WallClock | None = None,
+        tell: Callable[[RunEvent], None] = lambda event: None,
+    ) -> None:
+        """`clock` is told of the phases too, `tell` of every event once it is written."""
         self._path = path
-        self._clock = clock or WallClock()
+        self._clock, self._tell = clock or WallClock(), tell
         self._last_seq = self._mend()
 
     def message(self, text: str, *, level: Level = "info", data: JsonData | None = None) -> None:
@@ -48,6 +53,7 @@ class EventLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line)
         self._last_seq = event.source_seq
+        self._tell(event)
 
     @contextmanager
     def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:

@@ -37,6 +37,7 @@ from .report.recorder import RunRecorder
 from .report.settings import training_settings
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
+from .terminal import Show, Terminal, show_on_stdout
 
 if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
     from .adapters import Saved
@@ -45,14 +46,15 @@ EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path, waited: Waited | None = None) -> int:
-    """`waited`: what a spare trainer knows of the job's waiting; else it is found out."""
+def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: None) -> int:
+    """`waited`: what a spare trainer knows of the job's waiting; else it is found out. `show`: gets
+    the run's story, line by line."""
     run = RunDirectory(folder.resolve())
-    recorder = RunRecorder(run)
+    recorder, terminal = RunRecorder(run), Terminal(show)
     control = StopControl(run, before_leaving=recorder.leave)
     unusable = False
     try:
-        events = EventLog(run.events, recorder.clock)
+        events = EventLog(run.events, recorder.clock, terminal.event)
         result = train(run, events, control, recorder, waited or _waited())
     except RunError as error:
         say(error.failure)
@@ -72,6 +74,7 @@ def main(folder: Path, waited: Waited | None = None) -> int:
         if not is_disk_full(error):
             raise
         return EXIT_DISK_FULL
+    terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
@@ -296,7 +299,7 @@ def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
 def _command() -> int:
     parser = argparse.ArgumentParser(prog="tunesmith run", description="Train one run directory.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="holds spec.json and data/")
-    parser.add_argument("--json", action="store_true", help="print result.json")
+    parser.add_argument("--json", action="store_true", help="print result.json, and only that")
     parser.add_argument(
         "--compare-stock",
         type=int,
@@ -309,7 +312,8 @@ def _command() -> int:
         if arguments.compare_stock < 1:
             parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
-    status = main(arguments.run_dir)
+    by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
+    status = main(arguments.run_dir, show=show_on_stdout) if by_hand else main(arguments.run_dir)
     if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")
