@@ -145,6 +145,10 @@ def test_choices_of_an_earlier_attempt_are_taken_again() -> None:
         made_for="0" * 64,
         choices=[Choice(name="learning_rate", value=0.5, reason="because")],
     )
-    choices = Choices(earlier)
+    told: list[Choice] = []
+    choices = Choices(earlier, tell=told.append)
     assert train_plan(choices=choices).learning_rate == 0.5
     assert earlier.choices[0] in choices.made
+    reasons = {choice.name: choice.reason for choice in told}
+    assert reasons["learning_rate"] == "as plan.json has it: because"
+    assert reasons["lr_scheduler_type"] == "linear decay to zero", "settled by this run"

@@ -28,9 +28,10 @@ class Choices:
         """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
         if given != "auto":
             return given
-        choice = self.earlier(name) or Choice(
-            name=name, value=cast(JsonValue, value), reason=reason
-        )
+        if (earlier := self.earlier(name)) is not None:
+            self.take_again(earlier)
+            return cast(T, earlier.value)
+        choice = Choice(name=name, value=cast(JsonValue, value), reason=reason)
         self.add(choice)
         return cast(T, choice.value)
 
@@ -41,6 +42,12 @@ class Choices:
         """What was found by measuring while training."""
         self.made.append(choice)
         self._tell(choice)
+
+    def take_again(self, choice: Choice) -> None:
+        """An earlier one: kept as it is, and told as what it is."""
+        self.made.append(choice)
+        told = f"as plan.json has it: {choice.reason}"
+        self._tell(choice.model_copy(update={"reason": told}))
 
     def revise(self, choice: Choice) -> None:
         """What was settled turned out wrong: written down anew, in its place."""

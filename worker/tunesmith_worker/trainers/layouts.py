@@ -39,7 +39,7 @@ class Layouts:
         steps = cast(list[str], earlier.figures.get("steps", [])) if earlier else []
         if earlier is not None and {earlier.value, *steps} <= plan.layouts.keys():
             self._settled, self._steps = str(earlier.value), [*steps]
-            choices.add(earlier)
+            choices.take_again(earlier)
         elif len(plan.candidates) == 1:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
         else:
