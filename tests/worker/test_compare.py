@@ -45,6 +45,7 @@ def test_both_curves_are_printed_and_agree(
     assert [line.split()[0] for line in printed.splitlines() if line[:6].strip().isdigit()] == [
         *"123"
     ]
+    assert "tokens per second of wall time, one after the other: stock " in printed
     assert "equals the stock one on this data" in printed
     assert "bf16" not in printed
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"

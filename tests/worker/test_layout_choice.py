@@ -14,6 +14,7 @@ from tunesmith_schema import EventKind, Recipe
 from tunesmith_worker.plan import Device, LayoutPlan, LayoutTrial, plan_layouts
 from tunesmith_worker.plan.layout_trial import WORTH_ANOTHER_LOOK
 from tunesmith_worker.run import main
+from tunesmith_worker.trainers import layouts
 from tunesmith_worker.trainers import sft as trainers
 
 from .conftest import MakeRun
@@ -154,6 +155,7 @@ def test_a_repeated_run_takes_the_same_layouts_and_gives_the_same_losses(
     (choice,) = [c for c in event_data(first, EventKind.CHOICE) if c["name"] == "packing"]
     assert choice["value"] == "padded"
     assert choice["figures"]["steps"].count("padded") >= 2
+    assert choice["reason"].startswith(f"{layouts._unit()}, measured over")
     assert {"padded", "padding_free"} <= set(choice["figures"]["tokens_per_second"])
     plan = json.loads((first / "plan.json").read_text())
     assert plan["choices"][-1]["figures"] == choice["figures"]
@@ -168,6 +170,22 @@ def test_a_repeated_run_takes_the_same_layouts_and_gives_the_same_losses(
     plan_again = json.loads((again / "plan.json").read_text())
     kept = {c["name"]: c["reason"] for c in plan["choices"] if c["name"] != "memory_plan"}
     assert kept.items() <= {c["name"]: c["reason"] for c in plan_again["choices"]}.items()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "threads", "unit"),
+    [
+        (False, 1, "tokens per CPU-second"),
+        (False, 2, "tokens a second"),
+        (True, 1, "tokens a second"),
+    ],
+)
+def test_a_speed_is_told_in_the_unit_it_was_measured_in(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, threads: int, unit: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert layouts._unit() == unit
 
 
 def _weights(run: Path) -> bytes:

@@ -147,7 +147,7 @@ class Layouts:
             Choice(
                 name=NAME,
                 value=self._settled,
-                reason=f"tokens a second, measured over {len(self._steps)} steps: {told}",
+                reason=f"{_unit()}, measured over {len(self._steps)} steps: {told}",
                 figures={
                     "tokens_per_second": {**self._speeds},
                     "slots_per_token": {**self._plan.slots_per_token},
@@ -163,4 +163,13 @@ def _now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    return time.thread_time() if _one_thread_computes() else time.perf_counter()
+
+
+def _unit() -> str:
+    """Of the speeds that come of `_now`."""
+    return "tokens per CPU-second" if _one_thread_computes() else "tokens a second"
+
+
+def _one_thread_computes() -> bool:
+    return not torch.cuda.is_available() and torch.get_num_threads() == 1
