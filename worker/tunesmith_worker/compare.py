@@ -176,7 +176,8 @@ def _report(
         ratio = ours.tokens_per_second / stock.tokens_per_second
         _print(
             "\ntokens per second of wall time, one after the other: "
-            f"stock {stock.tokens_per_second:,.0f}, ours {ours.tokens_per_second:,.0f} ({ratio:.2f}x)"
+            f"stock {stock.tokens_per_second:,.0f}, ours {ours.tokens_per_second:,.0f} "
+            f"({ratio:.2f}x)"
         )
     if stock_fp32 is None or ours_fp32 is None:
         findings = same_in_fp32(stock.curves, ours.curves)
