@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,15 @@ def test_every_plot_on_the_page_is_there_and_shows_these_results() -> None:
     assert shown == made.keys() == {path.name for path in (DOCS / "images").glob("*.svg")}
     for name, bars in made.items():
         assert bars.digest() in (DOCS / "images" / name).read_text(), AGAIN
+
+
+def test_asking_for_help_writes_nothing() -> None:
+    page_file = DOCS / "performance.md"
+    before = page_file.stat().st_mtime_ns
+    asked = [sys.executable, "-m", "benchmarks.report", "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parent)
+    assert "Writes docs/performance.md" in done.stdout
+    assert page_file.stat().st_mtime_ns == before
 
 
 def test_without_a_gpu_the_page_names_the_open_figures(tmp_path: Path) -> None:

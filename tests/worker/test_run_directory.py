@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,19 @@ def test_what_is_wrong_is_told_in_a_line(
         error = read_result(run).error
         assert error is not None
         assert lines[0] == f"error: {error.message}"
+
+
+def test_the_link_that_is_advised_leads_to_the_file(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(QUESTIONS)
+    mine = run.parent / "mine.jsonl"
+    mine.write_text("a row of mine")
+    change(run, training_file="../mine.jsonl")
+    assert main(run) == 2
+    advised = capsys.readouterr().err.partition("link it there: ")[2].partition(",")[0]
+    subprocess.run(advised.split(), check=True)
+    assert (run / "data" / "mine.jsonl").read_text() == "a row of mine"
 
 
 @pytest.mark.parametrize("compared", [False, True])

@@ -71,8 +71,9 @@ def _check_file(root: Path, field: str, name: str) -> None:
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
             f"{root / 'spec.json'}: {field} must lie inside the run directory, got {name}",
-            hint=f"link it there: ln -s {name} {root / 'data' / path.name}, and name it "
-            f"data/{path.name}",
+            # A link's target counts from the link: only an absolute one means the same file there.
+            hint=f"link it there: ln -s {(root / path).resolve()} {root / 'data' / path.name}, "
+            f"and name it data/{path.name}",
             param=field,
         )
     if not (root / path).is_file():
