@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import EXIT_STOPPED
-from tunesmith_worker.data import chunks
-from tunesmith_worker.data.chunks import read_chunks
+from tunesmith_worker.data import chunks, token_stream
+from tunesmith_worker.data.chunks import Chunk, read_chunks
 from tunesmith_worker.data.counts import Counts
 from tunesmith_worker.data.rows import read_rows
 from tunesmith_worker.data.token_stream import TokenStream, Work
@@ -238,6 +238,64 @@ def test_a_helper_that_answers_nonsense_is_done_with(
     assert "ended with signal 9" in warnings[0]
 
 
+def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_stream, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(token_stream, "_LOOK_SECONDS", 0.1)
+    path = written(tmp_path, "jsonl", [{"text": f"a {i}"} for i in range(60)])
+    before = set(psutil.Process().children())
+    warnings: list[str] = []
+    batches, counts = [], Counts()
+    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
+        for batch, of_batch in stream.results(read_chunks(path)):
+            for helper in set(psutil.Process().children()) - before:
+                helper.suspend()
+            batches.append(batch)
+            counts.add(of_batch)
+    assert (pa.Table.from_batches(batches).to_pylist(), counts) == in_memory(work(), path)
+    assert warnings == [
+        "train: a process that helped to tokenise gave no answer and was killed; "
+        "the trainer does its part"
+    ]
+    assert set(psutil.Process().children()) == before
+
+
+def test_a_slow_helper_is_waited_for_as_the_trainers_own_pace_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds to start, and the trainer's own chunks took long too."""
+    monkeypatch.setattr(token_stream, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(token_stream, "PATIENCE_FACTOR", 1000.0)
+    monkeypatch.setattr(token_stream, "_LOOK_SECONDS", 0.1)
+    one, do = work(), Work.do
+
+    def slow(self: Work, chunk: Chunk) -> token_stream.Result:
+        time.sleep(0.03)
+        return do(self, chunk)
+
+    monkeypatch.setattr(Work, "do", slow)
+    path = written(tmp_path, "jsonl", [{"text": "a"}] * 30)
+    assert streamed(one, path, 2)[1].rows == 30
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_used_by_the_trainer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsaved(*_: object, **__: object) -> None:
+        raise NotImplementedError("no slow tokenizer")
+
+    one, warnings = work(), list[str]()
+    monkeypatch.setattr(one.tokenizer, "save_pretrained", unsaved)
+    path = written(tmp_path, "jsonl", [{"text": "a"}] * 20)
+    with TokenStream(one, processes=3, pays=-1.0, warn=warnings.append) as stream:
+        assert sum(batch.num_rows for batch, _ in stream.results(read_chunks(path))) == 20
+        assert stream.processes == 1
+    assert warnings == [
+        "train: tokenised by 1 processes only: NotImplementedError: no slow tokenizer"
+    ]
+
+
 def test_no_helper_outlives_its_stream(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     before = set(psutil.Process().children())
@@ -260,7 +318,7 @@ from tunesmith_worker.plan import DataPlan
 from tests.tiny_model import make_tiny_tokenizer
 
 folder = Path(sys.argv[1])
-StopControl(RunDirectory(folder))
+StopControl(RunDirectory(folder), before_leaving=lambda: None)
 plan = DataPlan(max_seq_length=9, overlong="drop", assistant_only_loss=True, packing=False)
 work = Work(tokenizer=make_tiny_tokenizer(), plan=plan, name="train", vocabulary=999)
 stream = TokenStream(work, processes=2, pays=-1.0, warn=print)
