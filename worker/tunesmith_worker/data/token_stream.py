@@ -164,7 +164,7 @@ class TokenStream:
             write_json(folder / "job.json", job)
             for _ in range(count):
                 self._helpers.append(_Helper(folder))
-        except Exception as error:  # no space, no process, no way to save it: slower, not impossible
+        except Exception as error:  # no space, no process, whatever: slower, not impossible
             why = f"{type(error).__name__}: {error}"
             self._warn(f"{work.name}: tokenised by {self.processes} processes only: {why}")
 
