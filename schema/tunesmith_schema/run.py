@@ -65,8 +65,8 @@ class Choice(Request):
 class Plan(Request):
     """plan.json: every choice made, re-used when the run is taken up again or repeated."""
 
-    spec_sha256: str
-    """Of what the choices were made for: they hold for nothing else."""
+    made_for: str
+    """sha256 of the spec and of its data files: the choices hold for nothing else."""
     choices: list[Choice]
     """In the order in which they were made."""
 

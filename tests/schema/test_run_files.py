@@ -41,7 +41,7 @@ WRITTEN: list[Request] = [
         seed=7,
     ),
     Plan(
-        spec_sha256=SHA256,
+        made_for=SHA256,
         choices=[Choice(name="n", value={"a": [1]}, reason="measured", figures={"x": 1.5})],
     ),
     RunEvent(

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tunesmith_schema import EventKind, Recipe
 from tunesmith_worker.plan import Device, LayoutPlan, LayoutTrial, plan_layouts
 from tunesmith_worker.plan.layout_trial import WORTH_ANOTHER_LOOK
 from tunesmith_worker.run import main
+from tunesmith_worker.trainers import sft as trainers
 
 from .conftest import MakeRun
-from .runs import QUESTIONS, event_data, losses
+from .runs import QUESTIONS, event_data, losses, read_events
 
 
 def planned(
@@ -165,3 +167,32 @@ def test_a_repeated_run_takes_the_same_layouts_and_gives_the_same_losses(
 
 def _weights(run: Path) -> bytes:
     return (run / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def side_by_side_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = trainers.SFTTrainer.compute_loss
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if model.training and inputs["input_ids"].shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return forward(self, model, inputs, *rest, **named)
+
+    monkeypatch.setattr(trainers.SFTTrainer, "compute_loss", compute_loss)
+
+
+@pytest.mark.usefixtures("side_by_side_does_not_fit")
+def test_a_layout_that_runs_out_of_memory_is_given_up_and_costs_no_step(make_run: MakeRun) -> None:
+    """And the first one keeps its memory plan: nothing is recomputed for the other's sake."""
+    rows = [{"prompt": "Go on", "completion": " five" * 30} for _ in range(320)]
+    recipe = {"max_steps": 40, "learning_rate": 1e-3}
+    run = make_run(rows, recipe=recipe, name="tried")
+    assert main(run) == 0
+    said = [event.message for event in read_events(run)]
+    assert any(one.startswith("padded micro-batches cannot be run here") for one in said)
+    assert not any(one.startswith("Out of memory") for one in said)
+    (choice,) = [c for c in event_data(run, EventKind.CHOICE) if c["name"] == "packing"]
+    assert "padded" not in {choice["value"], *choice["figures"]["steps"]}
+    plain = make_run(rows, recipe={**recipe, "packing": False}, name="plain")
+    assert main(plain) == 0
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-5)

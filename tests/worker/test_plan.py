@@ -142,7 +142,7 @@ def test_only_what_was_left_open_is_a_choice() -> None:
 
 def test_choices_of_an_earlier_attempt_are_taken_again() -> None:
     earlier = Plan(
-        spec_sha256="0" * 64,
+        made_for="0" * 64,
         choices=[Choice(name="learning_rate", value=0.5, reason="because")],
     )
     choices = Choices(earlier)

@@ -15,6 +15,8 @@ import transformers
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind, Plan, RunSpec
+from tunesmith_worker.folders import RunDirectory
+from tunesmith_worker.plan_file import made_for
 from tunesmith_worker.run import main
 
 from .conftest import MakeRun
@@ -191,7 +193,7 @@ def test_choices_in_plan_json_are_used_again(make_run: MakeRun) -> None:
     run = make_run(QUESTIONS, recipe={"max_steps": 1})
     spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
     choice = {"name": "learning_rate", "value": 0.125, "reason": "measured"}
-    plan = {"spec_sha256": spec.sha256(), "choices": [choice]}
+    plan = {"made_for": made_for(RunDirectory(run), spec), "choices": [choice]}
     (run / "plan.json").write_text(json.dumps(plan))
     assert main(run) == 0
     (point,) = event_data(run, EventKind.METRICS)
@@ -199,14 +201,26 @@ def test_choices_in_plan_json_are_used_again(make_run: MakeRun) -> None:
     assert choice in event_data(run, EventKind.CHOICE)
 
 
-@pytest.mark.parametrize("plan", ['{"spec_sha256": "another", "choices": []}', "{}", ""])
+@pytest.mark.parametrize("plan", ['{"made_for": "another", "choices": []}', "{}", ""])
 def test_a_plan_for_something_else_is_made_anew_and_said(make_run: MakeRun, plan: str) -> None:
     run = make_run(QUESTIONS, recipe={"max_steps": 1})
     (run / "plan.json").write_text(plan)
     assert main(run) == 0
     assert any("settled anew" in event.message for event in read_events(run))
     spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
-    assert json.loads((run / "plan.json").read_text())["spec_sha256"] == spec.sha256()
+    assert json.loads((run / "plan.json").read_text())["made_for"] == made_for(
+        RunDirectory(run), spec
+    )
+
+
+def test_a_plan_does_not_outlive_its_data(make_run: MakeRun) -> None:
+    run = make_run(QUESTIONS, recipe={"max_steps": 1})
+    assert main(run) == 0
+    before = json.loads((run / "plan.json").read_text())["made_for"]
+    (run / "data" / "train.jsonl").write_text('{"prompt": "One", "completion": " row"}\n')
+    assert main(run) == 0
+    assert any("other data" in event.message for event in read_events(run))
+    assert json.loads((run / "plan.json").read_text())["made_for"] != before
 
 
 def test_packed_rows_do_not_see_one_another(make_run: MakeRun) -> None:

@@ -39,7 +39,8 @@ Queue = Literal["train", "light"]
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     """Serve one queue until SIGTERM; a job in progress is released."""
-    for folder in (settings.data_dir / "runs", settings.data_dir / "models", settings.token_cache):
+    runs, models = settings.data_dir / "runs", settings.data_dir / "models"
+    for folder in (runs, models, settings.token_cache, settings.compile_cache):
         folder.mkdir(parents=True, exist_ok=True)
         forget_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)

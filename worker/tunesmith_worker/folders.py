@@ -6,6 +6,7 @@ Knows names and durability; not what the content means.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import time
@@ -105,6 +106,12 @@ def forget_unused(folders: Path, older_than: float) -> None:
             times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
             if max(times) < limit:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, hexadecimal, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(path: Path) -> None:

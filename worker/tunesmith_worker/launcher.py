@@ -21,7 +21,9 @@ class Launcher:
     def __init__(self, settings: WorkerSettings) -> None:
         """Starts nothing: a pool forks after this."""
         self._program = TrainerProgram(
-            python=settings.trainer_python, token_cache=settings.token_cache
+            python=settings.trainer_python,
+            token_cache=settings.token_cache,
+            compile_cache=settings.compile_cache,
         )
         self._cwd = settings.data_dir
         self._wanted = settings.spare_trainer

@@ -5,22 +5,25 @@ Every choice is an event as well.
 
 from __future__ import annotations
 
+import hashlib
+
 from pydantic import ValidationError
 
 from tunesmith_schema import Choice, EventKind, Plan, RunSpec
 
 from .events import EventLog
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, file_hash, write_json
 from .plan import Choices
 
 
 class PlanFile:
     def __init__(self, run: RunDirectory, spec: RunSpec, events: EventLog) -> None:
-        self._path, self._sha256, self._events = run.plan, spec.sha256(), events
+        self._path, self._events = run.plan, events
+        self._made_for = made_for(run, spec)
         self.choices = Choices(self._earlier(), tell=self._tell)
 
     def write(self) -> None:
-        write_json(self._path, Plan(spec_sha256=self._sha256, choices=self.choices.made))
+        write_json(self._path, Plan(made_for=self._made_for, choices=self.choices.made))
 
     def _earlier(self) -> Plan | None:
         if not self._path.exists():
@@ -32,9 +35,11 @@ class PlanFile:
                 "plan.json is another version's: what it settled is settled anew", level="warn"
             )
             return None
-        if plan.spec_sha256 == self._sha256:
+        if plan.made_for == self._made_for:
             return plan
-        self._events.message("plan.json was made for another spec: what it settled is settled anew")
+        self._events.message(
+            "plan.json was made for another spec or other data: what it settled is settled anew"
+        )
         return None
 
     def _tell(self, choice: Choice) -> None:
@@ -43,3 +48,10 @@ class PlanFile:
             f"{choice.name} = {choice.value}: {choice.reason}",
             choice.model_dump(mode="json", exclude_defaults=True),
         )
+
+
+def made_for(run: RunDirectory, spec: RunSpec) -> str:
+    """What decides which choices are right: the spec and its data."""
+    files = filter(None, (spec.training_file, spec.validation_file))
+    parts = [spec.sha256(), *(file_hash(run.root / file) for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -22,6 +22,7 @@ from tunesmith_schema import (
     WorkerWelcome,
 )
 
+from .folders import file_hash
 from .settings import WorkerSettings
 
 _PIECE = 1024 * 1024
@@ -161,9 +162,3 @@ def _check(reply: httpx.Response) -> None:
     if reply.status_code >= 500:
         raise ServerFault(said)
     raise ServerRefused(said)
-
-
-def file_hash(path: Path) -> str:
-    """sha256 of a file, hexadecimal, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -83,6 +83,11 @@ class WorkerSettings(BaseSettings):
         """Where trainers keep tokenised files for the next run."""
         return self.data_dir / "cache" / "tokens"
 
+    @property
+    def compile_cache(self) -> Path:
+        """Where trainers keep what torch and triton compiled."""
+        return self.data_dir / "cache" / "compiled"
+
     def check(self) -> None:
         """Refuse to start without what a worker cannot do without, or with files on disk that other
         users can read. Raises ValueError."""

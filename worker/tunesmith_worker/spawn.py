@@ -24,6 +24,8 @@ class TrainerProgram:
     python: str = sys.executable
     token_cache: Path | None = None
     """Where they keep tokenised files; None: nowhere."""
+    compile_cache: Path | None = None
+    """Where torch and triton keep what they compiled; None: where they do by themselves."""
 
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
@@ -34,7 +36,7 @@ class TrainerProgram:
             # -P: the working directory, which a spare cannot know yet, is nowhere to import from.
             [self.python, "-P", "-m", "tunesmith_worker.run", argument],
             cwd=cwd,
-            env=trainer_environment(self.token_cache),
+            env=trainer_environment(self.token_cache, self.compile_cache),
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -42,12 +44,17 @@ class TrainerProgram:
         )
 
 
-def trainer_environment(token_cache: Path | None = None) -> dict[str, str]:
+def trainer_environment(
+    token_cache: Path | None = None, compile_cache: Path | None = None
+) -> dict[str, str]:
     """The worker's environment without our settings and without keys to anybody's cloud. A token
     for the hub (HF_TOKEN) stays: gated base models need it."""
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
+    if compile_cache is not None:
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
+        env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))
     spawn = SpawnSettings(
         supervisor_pid=os.getpid(),
         spawned_at=time.time(),

@@ -12,11 +12,12 @@ import torch
 
 from tunesmith_schema import EventKind
 from tunesmith_worker.patches import CompiledLayers
+from tunesmith_worker.patches.compiled import COLD_SECONDS
 from tunesmith_worker.plan import COMPILED, LayoutPlan, LayoutTrial
 from tunesmith_worker.run import main
 
 from ..conftest import MakeRun
-from ..runs import QUESTIONS, event_data, losses
+from ..runs import QUESTIONS, event_data, losses, read_events
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,14 +67,53 @@ def test_a_run_on_compiled_layers_learns_the_same(make_run: MakeRun, tmp_path: P
     assert losses(again) == losses(run)
 
 
+class _Config:
+    def to_json_string(self) -> str:
+        return "{}"
+
+
+class _Model:
+    config, dtype = _Config(), torch.float32
+
+
 def test_without_a_compiler_nothing_is_compiled(
     monkeypatch: pytest.MonkeyPatch, make_run: MakeRun
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
-    class Model:
-        config: Any  # Any: a config's one method is asked
-        dtype = torch.float32
+    assert CompiledLayers(_Model(), [object()]).estimated_seconds is None  # type: ignore[list-item]  # none is run
 
-    Model.config = type("Config", (), {"to_json_string": lambda self: "{}"})()
-    assert CompiledLayers(Model(), [object()]).estimated_seconds is None  # type: ignore[list-item]  # none is run
+
+@pytest.mark.usefixtures("compiled_is_fastest")
+def test_what_cannot_be_compiled_is_given_up_at_once(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tries = []
+
+    def broken(graph: Any, inputs: Any) -> Any:  # Any: a compiler's
+        tries.append(1)
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(torch, "compile", lambda f, **_: torch._dynamo.optimize(broken)(f))
+    torch._dynamo.reset()
+    run = make_run(QUESTIONS, recipe={"max_steps": 44, "per_device_train_batch_size": 4})
+    assert main(run) == 0
+    assert len(tries) == 1, tries
+    (warning,) = [e for e in read_events(run) if "given up" in e.message]
+    assert "no such instruction" in warning.message
+    assert warning.level == "warn"
+    assert not list((tmp_path / "inductor").glob("tunesmith-*.json"))
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[1]", "null", '{"seconds": "x"}'])
+def test_a_damaged_note_is_no_note(
+    note: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    layers = CompiledLayers(_Model(), [object()])  # type: ignore[list-item]  # none is run
+    with layers.first_use():
+        pass
+    (file,) = tmp_path.glob("tunesmith-*.json")
+    assert layers.estimated_seconds != COLD_SECONDS
+    file.write_text(note)
+    assert layers.estimated_seconds == COLD_SECONDS

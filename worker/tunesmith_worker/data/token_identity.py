@@ -11,6 +11,7 @@ import json
 import time
 from pathlib import Path
 
+from ..folders import file_hash
 from ..plan import DataPlan
 from .chat import Tokenizer
 
@@ -50,11 +51,6 @@ def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: 
         "date": time.strftime("%Y-%m-%d") if dated else None,
     }
     return _hash(what)
-
-
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _code_hash() -> str:

@@ -12,7 +12,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ WARM_SHARE = 0.4
 
 
 class CompiledLayers:
-    """Of a patched model; raises nothing: what cannot be compiled runs as it is."""
+    """Of a patched model."""
 
     def __init__(self, model: Untyped, layers: list[DecoderLayerPatch]) -> None:
-        self._layers, self._on, self._note = layers, False, _note_of(model)
+        self._model, self._layers, self._on = model, layers, False
         self._compiled: list[Untyped] | None = None
 
     @property
@@ -40,16 +41,17 @@ class CompiledLayers:
         """How long compiling is likely to take; None: it cannot be done here."""
         if not self._layers or not (torch.cuda.is_available() or shutil.which("g++")):
             return None
-        if not self._note.exists():
+        try:
+            return float(json.loads(self._note.read_text())["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one
             return COLD_SECONDS
-        return float(json.loads(self._note.read_text())["seconds"])
 
     def use(self, on: bool) -> None:
-        """Run the layers compiled from now on, or not."""
+        """Run the layers compiled from now on, or not. A layer that cannot be compiled raises when
+        it is first run; `is_compile_error` knows such errors."""
         if on == self._on:
             return
         if self._compiled is None:
-            torch._dynamo.config.suppress_errors = True  # what fails runs as it is, with a warning
             self._compiled = [torch.compile(layer.stock, dynamic=True) for layer in self._layers]
         for layer, compiled in zip(self._layers, self._compiled, strict=True):
             layer.replace_stock(compiled if on else None)
@@ -57,12 +59,25 @@ class CompiledLayers:
 
     @contextmanager
     def first_use(self) -> Iterator[None]:
-        """Around the step that compiles: notes what it took."""
+        """Around the step that compiles: notes what it took, if it succeeds."""
         known, start = self._note.exists(), time.perf_counter()
         yield
         seconds = (time.perf_counter() - start) * (1.0 if known else WARM_SHARE)
-        self._note.parent.mkdir(parents=True, exist_ok=True)
-        self._note.write_text(json.dumps({"seconds": round(seconds, 2)}))
+        with suppress(OSError):  # the next run estimates anew
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            part = self._note.with_suffix(f".{os.getpid()}.part")
+            part.write_text(json.dumps({"seconds": round(seconds, 2)}))
+            part.replace(self._note)
+
+    @cached_property
+    def _note(self) -> Path:
+        return _note_of(self._model)
+
+
+def is_compile_error(error: Exception) -> bool:
+    """Whether torch's compiler raised it."""
+    compiler = ("torch._dynamo", "torch._inductor")
+    return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
 
 
 def _note_of(model: Untyped) -> Path:

@@ -55,6 +55,14 @@ class LayoutTrial:
         if not self._queue:
             self._next_round()
 
+    def strike(self, name: str) -> None:
+        """That one cannot be run: not the first, which the others are held against."""
+        self._queue = [other for other in self._queue if other != name]
+        self._alive = [other for other in self._alive if other != name]
+        self._seconds[name].clear()
+        if not self._queue:
+            self._next_round()
+
     def tokens_per_second(self) -> dict[str, float]:
         """Of each candidate; the data's tokens, padding not counted."""
         return {name: 1 / statistics.median(took) for name, took in self._seconds.items() if took}

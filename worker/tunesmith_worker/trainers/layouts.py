@@ -34,11 +34,11 @@ class Layouts:
         self._steps: list[str] = []
         """By which layout each step so far went, while that was measured."""
         self._speeds: dict[str, float] = {}
-        self._settled = plan.first
+        self._settled = self._current = plan.first
         earlier = choices.earlier(NAME)
-        if earlier is not None and earlier.value in plan.layouts:
-            self._settled = str(earlier.value)
-            self._steps = cast(list[str], earlier.figures.get("steps", []))
+        steps = cast(list[str], earlier.figures.get("steps", [])) if earlier else []
+        if earlier is not None and {earlier.value, *steps} <= plan.layouts.keys():
+            self._settled, self._steps = str(earlier.value), [*steps]
             choices.add(earlier)
         elif len(plan.candidates) == 1:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
@@ -80,13 +80,36 @@ class Layouts:
     def of_step(self, step: int) -> Layout:
         """`step`: optimiser steps done before it."""
         if self._trial is not None:
-            name = self._trial.current
+            self._current = self._trial.current
         else:
-            name = self._steps[step] if step < len(self._steps) else self._settled
-        layout = self._plan.layouts[name]
+            self._current = self._steps[step] if step < len(self._steps) else self._settled
+        layout = self._plan.layouts[self._current]
         if self._compiled is not None:
             self._compiled.use(layout.compiled and self._compiled.estimated_seconds is not None)
         return layout
+
+    def of_evaluation(self) -> Layout:
+        """What is settled; the model's own layers are not compiled once more for it."""
+        if self._compiled is not None:
+            self._compiled.use(False)
+        return self.settled
+
+    def strike(self, failure: str) -> str | None:
+        """The step's layout failed: what is done about it, in words; None where nothing can be."""
+        name, trial = self._current, self._trial
+        if name == COMPILED and self._compiled is not None:
+            self._compiled.use(False)
+            self._compiled = None  # once is enough
+        if trial is not None and name not in (self._plan.first, self._settled):
+            trial.strike(name)
+            if not trial.running:
+                self._ended(trial, 0.0)
+        elif name == COMPILED:
+            self._settled = "padded"
+            self._steps = ["padded" if one == COMPILED else one for one in self._steps]
+        else:
+            return None
+        return f"{name} micro-batches cannot be run here and are given up: {failure}"
 
     @contextmanager
     def timed(self, slots: int) -> Iterator[None]:

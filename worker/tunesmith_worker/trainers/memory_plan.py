@@ -243,6 +243,10 @@ class MemoryPlan:
 
     def _replan(self, failure: str) -> Policy:
         failed = self.steps.policy
+        struck = self._layouts.strike(failure)
+        if struck is not None:  # the others need no less memory for it
+            self._events.message(f"{struck}. The step begins again.", level="warn")
+            return failed
         policy = self.planner.after_out_of_memory(failed)
         self._failed = failed
         rows = self.planner.batch.rows

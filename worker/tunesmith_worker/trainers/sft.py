@@ -117,7 +117,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
     ) -> tuple[Untyped, None, None]:
         loss = None
-        for batch in self._split(inputs, self._layouts.settled):
+        for batch in self._split(inputs, self._layouts.of_evaluation()):
             loss, _, _ = super().prediction_step(model, batch, prediction_loss_only=True)
         return loss, None, None  # `log` gives the file's loss
 

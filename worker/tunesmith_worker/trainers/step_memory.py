@@ -2,8 +2,9 @@
 
 Out of memory in forward or backward loses no step and repeats none: what the step has gathered so
 far is dropped, the plan takes less, and the step runs again from its start, with its random
-numbers. Micro-batches may get smaller and more; the loss is normalised over the whole step, so the
-step stays what it was.
+numbers. So it does when a layer cannot be compiled, or a layout that is only tried runs out of
+memory: the step then takes another layout. Micro-batches may get smaller and more; the loss is
+normalised over the whole step, so the step stays what it was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import is_out_of_memory
+from ..patches import is_compile_error
 from ..patches.recompute import LayerModes
 from ..plan.memory import Mode, Policy
 from ..plan.shapes import MicroBatch
@@ -76,13 +78,15 @@ class StepMemory:
         try:
             return step()
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) and not is_compile_error(error):
                 raise
             return first_line(error)
 
 
 def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    """And the second, where the first ends in a colon."""
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
