@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .service_parts.machine import cpu_model
+from .worst import as_error
 
 SIDE = Path(__file__).with_name("sft_side.py")
 ALLOCATOR = {
@@ -118,7 +119,7 @@ def peak(runs: list[dict[str, Any]]) -> float:
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     pairs = zip(ours["losses"], theirs["losses"], strict=True)
-    return max(abs(float(a) - float(b)) / abs(float(b)) for a, b in pairs)
+    return max(as_error(abs(float(a) - float(b)) / abs(float(b))) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..worst import as_error, as_share
+
 Results = Mapping[str, Any]  # Any: JSON
 
 
@@ -58,7 +60,7 @@ def _against(model: str, side: str, setting: str, key: str) -> Callable[[Results
 def _worst_kernel(bound: str) -> Callable[[Results], float | None]:
     def worst(results: Results) -> float | None:
         found = [
-            one["ratio"]
+            as_share(one["ratio"])
             for one in results.get("kernels", {}).values()
             if one.get("bound") == bound and one.get("barred")
         ]
@@ -79,7 +81,7 @@ def _share_of_blas(model: str) -> Callable[[Results], float | None]:
 def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
     def worst(results: Results) -> float | None:
         parity = results.get("parity", {}).items()
-        found = [one[key] for case, one in parity if case.endswith(f"/{dtype}")]
+        found = [as_error(one[key]) for case, one in parity if case.endswith(f"/{dtype}")]
         return max(found, default=None)
 
     return worst

@@ -14,6 +14,7 @@ import torch
 from tunesmith_kernels.head_rows import LogitTransform, RowStatistics, read_rows
 
 from ..kernel_operations import Shape
+from ..worst import as_error
 from .timing import copy_bytes_per_second, median_seconds
 
 VOCABULARY = 128_256
@@ -76,4 +77,6 @@ def _error(logits: torch.Tensor) -> float:
         (out.entropy(), -(log_p.exp() * log_p).sum(-1)),
         (logits, others),
     )
-    return max(float((found.double() - truth).norm() / truth.norm()) for found, truth in pairs)
+    return max(
+        as_error(float((found.double() - truth).norm() / truth.norm())) for found, truth in pairs
+    )

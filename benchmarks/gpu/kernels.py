@@ -27,6 +27,7 @@ from ..kernel_operations import (
     outputs_and_gradients,
     upstream_of,
 )
+from ..worst import as_error
 from .attention_paths import attention_paths
 from .cudnn_rows import cudnn_rows
 from .head_rows import head_rows
@@ -136,7 +137,7 @@ def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
     return {
-        "fp32_error": max(fp32),
+        "fp32_error": max(map(as_error, fp32)),
         "bf16_error": [ours for ours, _ in bf16],
         "bf16_error_eager": [eager for _, eager in bf16],
         "passed": all(ours <= FP32_LIMIT for ours in fp32)

@@ -23,6 +23,7 @@ with quick_imports():
     from tunesmith_schema import PROJECTIONS
     from tunesmith_worker.patches import patch
 
+    from ..worst import as_error
     from .models import random_model, with_large_gradients
     from .serving import Case, serve
 
@@ -40,7 +41,7 @@ def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
     stock = step(model, batch)
     patched = patch(model)
     ours = step(model, batch)
-    errors = {one: relative_rms(ours[one], stock[one]) for one in stock if one != "loss"}
+    errors = {one: as_error(relative_rms(ours[one], stock[one])) for one in stock if one != "loss"}
     tensor = max(errors, key=lambda one: errors[one])
     sizes = sorted(float(one.square().mean().sqrt()) for one in stock.values() if one.dim() == 2)
     result: dict[str, Any] = {
@@ -70,7 +71,9 @@ def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
         for side, found in (("ours", ours), ("stock", stock))
     }
     loss = {side: kinds.pop("loss") for side, kinds in errors.items()}
-    quotients = {kind: errors["ours"][kind] / error for kind, error in errors["stock"].items()}
+    quotients = {
+        kind: as_error(errors["ours"][kind] / error) for kind, error in errors["stock"].items()
+    }
     kind = max(quotients, key=lambda one: quotients[one])
     return {
         "patched": summary,

@@ -6,10 +6,12 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..gpu.bars import speed
 from ..gpu.speed_plan import REAL
 from .cpu import name_of, newest, service, training
+from .engine import layouts, memory_plan, precisions, run_report
 from .gpu import SIDES, gpus, slug
 from .plots import Bars, draw
 from .tables import Result
@@ -34,7 +36,16 @@ def main() -> None:
 
 def page(results: Path) -> str:
     cpu = load(results / "sft.json")
-    parts = [INTRO, gpus(on_gpus(results)), training(cpu), service(load(results / "service.json"))]
+    parts = [
+        INTRO,
+        gpus(on_gpus(results)),
+        training(cpu),
+        layouts(recorded(results / "layouts.json")),
+        memory_plan(recorded(results / "plan.json")),
+        precisions(recorded(results / "precision.json") or []),
+        run_report(recorded(results / "report_overhead.json")),
+        service(load(results / "service.json")),
+    ]
     return "\n".join(parts)
 
 
@@ -85,6 +96,11 @@ def on_gpus(results: Path) -> list[Result]:
 def load(path: Path) -> list[Result]:
     results: list[Result] = json.loads(path.read_text())
     return results
+
+
+def recorded(path: Path) -> Any:  # Any: JSON
+    """None where there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 if __name__ == "__main__":

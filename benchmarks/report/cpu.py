@@ -10,6 +10,13 @@ AGAINST = {
     "liger": "TRL under Liger's layers",
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+FIRST_STEPS = {
+    "warm": "the worker's spare trainer is ready",
+    "at_once": "the job before has only just ended",
+    "cold": "the first job after the workers' start",
+    "without": "a worker that keeps no spare trainer",
+}
+SERVED = ("create", "upload", "sse", "lists")
 TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
@@ -34,7 +41,7 @@ def training(results: list[Result]) -> str:
         "LoRA r 32 on all linear layers or all weights, ours and the other side in turn, one "
         "process and one thread each (`python -m benchmarks.sft`). Speed is tokens per CPU-second, "
         "memory the peak above what was there before training, loss the largest relative "
-        "difference of a step's (padded batches hold other rows).\n",
+        "difference of a step's (padded batches hold other rows); all runs: `sft.json`.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
@@ -46,12 +53,19 @@ def training(results: list[Result]) -> str:
                     " / ".join(f"{_rate(one[side]):,.0f}" for side in ("ours", "theirs")),
                     "-" if one["loss_difference"] is None else f"{one['loss_difference']:.1e}",
                     len(one["speed_ratios"]),
-                    f"{one['cpu']}; {versions(one)}; {date(one)}",
+                    f"{one['cpu']}; {versions(one)}; {date(one)}"
+                    + (f"; `before {one['before']['commit']}`" if "before" in one else ""),
                 )
                 for one in rows
             ),
         ),
     ]
+    older = {one["before"]["commit"]: one["before"]["what"] for one in rows if "before" in one}
+    for commit, what in older.items():
+        parts.append(
+            f"Rows that say `before {commit}` were measured before that commit ({what}), and not "
+            "since.\n"
+        )
     for one in results:
         if one["benchmark"] == "pack_lengths":
             speeds = ", ".join(f"{int(n):,}: {s:,.0f}" for n, s in one["tokens_per_second"].items())
@@ -69,7 +83,9 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    one = results[0]
+    """The newest run of the first step, and the first entry that has the other parts: it was
+    measured with little else running."""
+    one = next(one for one in results if all(part in one for part in SERVED))
     create, upload, sse = one["create"], one["upload"], one["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
     pages = [
@@ -92,20 +108,39 @@ def service(results: list[Result]) -> str:
             f"{sse['delivery_p50_ms']:.0f} / {sse['delivery_p99_ms']:.0f} ms",
         ),
         ("a page of 10,000 over the first one, worst fifth", f"{max(map(max, pages)):.2f}x"),
-        ("from the request to the first training step", _seconds(one)),
     ]
     return "\n".join(
         [
             "## The service\n",
             "The real processes on SQLite, loaded over loopback (`python -m benchmarks.service`; "
+            "all runs: `service.json`; "
             f"what the words mean: [benchmarks.md](benchmarks.md)). {one['cores']} cores of "
             f"{one['cpu']}, Python {one['python']}, {versions(one)}; {date(one)}, commit "
             f"{one['commit']}.\n",
             table(("what", "measured"), rows),
+            _first_step(max((one for one in results if "first_step" in one), key=_when)),
         ]
     )
 
 
-def _seconds(one: Result) -> str:
-    first = one["first_step"]
-    return f"{first['first_step_seconds']:.1f} s (fastest {first['fastest_seconds']:.1f})"
+def _first_step(one: Result) -> str:
+    """By kind; a run from before there were kinds is one of a worker that keeps no spare."""
+    found = one["first_step"]
+    kinds = {"without": found} if "first_step_seconds" in found else found
+    rows = (
+        (words, f"{kinds[kind]['first_step_seconds']:.1f} s", f"{_fastest(kinds[kind]):.1f} s")
+        for kind, words in FIRST_STEPS.items()
+        if kind in kinds
+    )
+    return (
+        f"From the request to the first training step ({date(one)}, commit {one['commit']}, "
+        f"{found['idle_share_of_all_cores']:.0%} of the cores idle meanwhile):\n\n"
+    ) + table(("when", "median", "fastest"), rows)
+
+
+def _fastest(first: Result) -> float:
+    return float(first["fastest_seconds"] if "fastest_seconds" in first else min(first["each"]))
+
+
+def _when(one: Result) -> str:
+    return str(one["at"])

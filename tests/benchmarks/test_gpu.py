@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu import parity
 from benchmarks.gpu.__main__ import environment, jobs_of
 from benchmarks.gpu.bars import BARS, judge
 from benchmarks.gpu.children import Job, run_all
@@ -19,6 +20,7 @@ from benchmarks.kernel_operations import OPERATIONS, SHAPES
 
 ABSENT = ("bitsandbytes", "celery", "fastapi", "obstore", "pydantic_settings", "sqlalchemy")
 """What our package brings and a host for GPUs does not."""
+BROKEN = "base_model.model.model.layers.1.mlp.down_proj.lora_A.default.weight"
 
 
 @pytest.mark.slow
@@ -114,6 +116,44 @@ def test_bars_are_met_missed_or_open() -> None:
     assert judged["llama-3.1-8b, no-recompute: speed on stock's"] == (1.986, True)
     assert judged["llama-3.1-8b, no-recompute: peak memory on stock's"] == (1.0, True)
     assert judged["qwen2.5-1.5b: tokens/s"] == (None, None)
+
+
+def test_a_figure_that_is_no_number_misses_its_bar_wherever_it_stands() -> None:
+    nan = float("nan")
+    results: dict[str, Any] = {  # Any: JSON
+        "kernels": {
+            f"s/{name}": {"bound": "bandwidth", "barred": True, "ratio": ratio}
+            for name, ratio in (("a", 0.9), ("b", nan), ("c", 0.9))
+        },
+        "parity": {
+            f"{name}/{dtype}": {"worst": worst}
+            for name, worst in (("a", 1e-6), ("b", nan), ("c", 1e-6))
+            for dtype in ("fp32", "bf16")
+        },
+    }
+    judged = {one["bar"]: (one["figure"], one["met"]) for one in judge(results)}
+    assert judged["kernels bound by bandwidth: worst share of the copy bandwidth"] == (0.0, False)
+    assert judged["parity fp32: worst gradient"] == (float("inf"), False)
+    assert judged["parity bf16: worst error, on stock's"] == (float("inf"), False)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_gradient_of_nan_fails_the_parity_check(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = parity.step, []
+
+    def broken(*given: Any) -> dict[str, torch.Tensor]:  # Any: as step takes them
+        found = step(*given)
+        steps.append(found)
+        if len(steps) == 2:  # ours, after stock
+            found[BROKEN].fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(parity, "step", broken)
+    result = parity.CHECKS[dtype]("tiny-llama", torch.device("cpu"))
+    assert (result["worst"], result["passed"]) == (float("inf"), False)
+    assert BROKEN.partition("layers.1.")[2].partition(".default")[0] in result["worst_tensor"]
 
 
 def test_the_wheels_to_carry_are_those_that_we_test_with() -> None:

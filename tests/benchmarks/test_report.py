@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmarks.report.__main__ import DOCS, RESULTS, page, plots
 from benchmarks.report.plots import draw
 
@@ -67,9 +68,147 @@ def test_a_gpus_results_become_tables_and_a_plot(tmp_path: Path) -> None:
     assert plots(tmp_path)[name].digest() in (tmp_path / name).read_text()
 
 
+def test_every_file_of_results_is_on_the_page() -> None:
+    text = page(RESULTS)
+    names = {path.name for path in RESULTS.glob("*.json") if not path.name.startswith("gpu-")}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_what_has_no_file_yet_is_said_to_be_open(tmp_path: Path) -> None:
+    copied(tmp_path)
+    text = page(tmp_path)
+    for module in ("layouts", "plan", "precision --only loss", "precision --only cost"):
+        assert f"**Open**: nothing is recorded of `python -m benchmarks.{module}` yet" in text
+    assert "**Open**: nothing is recorded of `python -m benchmarks.report_overhead` yet" in text
+
+
+def test_layouts_and_the_memory_plan_become_tables_with_their_bars(tmp_path: Path) -> None:
+    copied(tmp_path)
+    (tmp_path / "layouts.json").write_text(json.dumps(LAYOUTS))
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    text = page(tmp_path)
+    assert "benchmarks.layouts` yet" not in text
+    assert "Worst of 2: slower 6.2% (bar 5%: **missed**), cost 1.1% (bar 2%: met)." in text
+    assert "| tiny | even-16 | 4 | padded | padded | 0.0% | 1.1% | 12 |" in text
+    assert "| 12m | ragged-8-128 | 16 | packed | padding_free | 6.2% | 0.4% | 9 |" in text
+    assert "benchmarks.plan` yet" not in text
+    assert "Worst: tensors 11.4% (bar 10%: **missed**), resident 9.0% (bar 20%: met)." in text
+    assert "| lora, 4 x 256 | half | 110.0 | 100.0 | +10.0% | +0.3% | +9.0% |" in text
+    assert "| full, 1 x 2048 | all | 88.6 | 100.0 | -11.4% | +0.0% | - |" in text
+
+
+@pytest.mark.parametrize("newest", ["first", "last"])
+def test_the_first_step_is_the_newest_runs_by_kind(tmp_path: Path, newest: str) -> None:
+    copied(tmp_path)
+    entries = json.loads((RESULTS / "service.json").read_text())
+    one = {"first_step_seconds": 0.72, "each": [0.72, 0.64, 0.9], "part_seconds": {}}
+    kinds = {"warm": one, "without": one | {"first_step_seconds": 7.3}}
+    added = {
+        key: entries[0][key] for key in ("benchmark", "cpu", "cores", "python", "versions")
+    } | {
+        "at": "2027-01-01T00:00:00+00:00",
+        "commit": "abc",
+        "first_step": kinds | {"wall_seconds": 3.0, "idle_share_of_all_cores": 0.5},
+    }
+    entries = [added, *entries] if newest == "first" else [*entries, added]
+    (tmp_path / "service.json").write_text(json.dumps(entries))
+    text = page(tmp_path)
+    assert "(2027-01-01, commit abc, 50% of the cores idle meanwhile)" in text
+    assert "| the worker's spare trainer is ready | 0.7 s | 0.6 s |" in text
+    assert "| a worker that keeps no spare trainer | 7.3 s | 0.6 s |" in text
+    assert "| create a job, 100 a second: p50 / p99 | 6.35 / 14.22 ms |" in text
+
+
+def test_a_first_step_from_before_there_were_kinds_had_no_spare(tmp_path: Path) -> None:
+    copied(tmp_path)
+    entries = json.loads((RESULTS / "service.json").read_text())
+    (tmp_path / "service.json").write_text(json.dumps(entries[:1]))
+    assert "| a worker that keeps no spare trainer | 4.8 s | 4.3 s |" in page(tmp_path)
+
+
+def test_rows_measured_before_a_mend_say_so(tmp_path: Path) -> None:
+    copied(tmp_path)
+    rows = [line for line in page(tmp_path).splitlines() if line.startswith("| stock TRL, pa")]
+    marked = ["`before 0b7ba52`" in row for row in rows]
+    assert marked == ["padded" in row or "all weights" in row for row in rows]
+    assert "Rows that say `before 0b7ba52` were measured before that commit" in page(tmp_path)
+    runs = json.loads((RESULTS / "sft.json").read_text())
+    again = [{name: run[name] for name in run if name != "before"} for run in runs]
+    (tmp_path / "sft.json").write_text(json.dumps(again))
+    assert "before 0b7ba52" not in page(tmp_path)
+
+
 def copied(folder: Path) -> None:
     for name in ("sft.json", "service.json"):
         (folder / name).write_text((RESULTS / name).read_text())
+
+
+LAYOUTS = {
+    "torch": "2.13.0",
+    "bars": {"slower": 0.05, "cost": 0.02},
+    "slower": 0.0621,
+    "cost": 0.011,
+    "cells": [
+        {
+            "model": "tiny",
+            "lengths": "even-16",
+            "rows": 4,
+            "chosen": "padded",
+            "fastest": "padded",
+            "seconds": {"padded": 0.01},
+            "slower": 0.0,
+            "cost": 0.011,
+            "trial_steps": 12,
+            "trial_seconds": 0.2,
+        },
+        {
+            "model": "12m",
+            "lengths": "ragged-8-128",
+            "rows": 16,
+            "chosen": "packed",
+            "fastest": "padding_free",
+            "seconds": {"padding_free": 1.0, "packed": 1.0621},
+            "slower": 0.0621,
+            "cost": 0.004,
+            "trial_steps": 9,
+            "trial_seconds": 9.1,
+        },
+    ],
+}
+MIB = 2**20
+PLAN = {
+    "benchmark": "plan",
+    "worst_error": 0.114,
+    "worst_corrected_error": 0.003,
+    "worst_rss_error": 0.09,
+    "bars": {"tensors": 0.1, "rss": 0.2},
+    "cpu": "some CPU",
+    "torch": "2.13.0",
+    "settings": [
+        {
+            "tuning": "lora",
+            "rows": 4,
+            "length": 256,
+            "checkpointing": "half",
+            "predicted": 110 * MIB,
+            "tensors": 100 * MIB,
+            "error": 0.1,
+            "corrected_error": 0.003,
+            "rss_error": 0.09,
+        },
+        {
+            "tuning": "full",
+            "rows": 1,
+            "length": 2048,
+            "checkpointing": True,
+            "predicted": 88.6 * MIB,
+            "tensors": 100 * MIB,
+            "error": -0.114,
+            "corrected_error": 0.0,
+            "rss_error": None,
+        },
+    ],
+}
 
 
 def results(*, tiny: bool) -> dict[str, Any]:  # Any: JSON

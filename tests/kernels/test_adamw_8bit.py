@@ -122,6 +122,27 @@ def test_a_step_equals_the_reference(size: int, device: torch.device) -> None:
         assert (actual.cpu().int() - wanted.int()).abs().max() <= 1
 
 
+@pytest.mark.gpu
+def test_a_step_on_a_real_weight() -> None:
+    """Llama 3.1 8B's gate projection and one element more: a last block of one."""
+    size = 14_336 * 4096 + 1
+    exact, grad = torch.randn(2, size).bfloat16()
+    moments, expected = empty_moments(size, "cuda"), empty_moments(size)
+    weight = exact.cuda()
+    random = torch.randint(-(2**31), 2**31 - 1, (size,), dtype=torch.int32)
+    adamw_8bit_(weight, moments, grad.cuda(), SPEC, 7)
+    adamw_8bit_reference_(exact, expected, grad, SPEC, random)
+    ours = weight.cpu()
+    torch.testing.assert_close(moments.m_scale.cpu(), expected.m_scale, rtol=1e-6, atol=0)
+    torch.testing.assert_close(moments.v_scale.cpu(), expected.v_scale, rtol=1e-6, atol=0)
+    for actual, wanted in ((moments.m_code, expected.m_code), (moments.v_code, expected.v_code)):
+        assert (actual.cpu().int() - wanted.int()).abs().max() <= 1
+    apart = (ours.view(torch.int16).int() - exact.view(torch.int16).int()).abs()
+    near_zero = exact.abs() < 1e-6  # where weight and update cancel
+    assert apart[~near_zero].max() <= 1
+    assert (ours - exact)[near_zero].abs().sum() <= 1e-8 * near_zero.sum()
+
+
 def test_the_seed_decides_all_draws(device: torch.device) -> None:
     weight, grad = torch.randn(2, 5000, device=device).bfloat16()
     found = []

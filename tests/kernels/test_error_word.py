@@ -114,6 +114,23 @@ def test_a_step_equals_the_reference(size: int, grad: torch.dtype, device: torch
     assert same_bits(split_words(masters[0])[0], tensors[0]), "the weight is the master's nearest"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("grad", [torch.bfloat16, torch.float32])
+def test_a_step_on_a_real_weight(grad: torch.dtype) -> None:
+    """Llama 3.1 8B's gate projection and one element more."""
+    tensors = problem(14_336 * 4096 + 1, torch.device("cuda"), grad)
+    tensors[4].mul_(0.9).add_(0.1)  # no element's v so small that m's last bit moves the weight
+    expected = [tensor.clone() for tensor in tensors]
+    step(tensors)
+    reference_step(expected)
+    masters = [join_words(one[0], one[1]) for one in (tensors, expected)]
+    torch.testing.assert_close(masters[0], masters[1], rtol=3e-7, atol=1e-9)
+    for actual, wanted in zip(tensors[3:], expected[3:], strict=True):
+        # Of so many numbers a few cancel in m that are above 0.5: their roundings.
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=6e-8)
+    assert same_bits(split_words(masters[0])[0], tensors[0])
+
+
 def test_a_step_on_a_cpu_is_fp32s_bit_for_bit() -> None:
     weight, error, grad, m, v = problem(700_001, torch.device("cpu"), torch.bfloat16)
     master, m32, v32 = join_words(weight, error), m.clone(), v.clone()

@@ -12,7 +12,7 @@ from tunesmith_kernels import log_prob
 from tunesmith_kernels.head_chunks import HeadGradient
 from tunesmith_kernels.log_prob import token_log_probs, token_log_probs_reference
 
-from .accuracy import assert_exact, assert_no_worse
+from .accuracy import assert_exact, assert_no_worse, relative_error
 from .heads import TRANSFORMS, Head
 
 SHAPES = [(1, 1, 1), (7, 7, 1), (5, 1000, 48), (3, 4097, 100), (2, 65_537, 8)]
@@ -94,6 +94,29 @@ def test_half_precision_is_no_worse_than_eager(
     scored, gradients = head.gradients(
         token_log_probs, dtype, through_entropy=through_entropy, byte_budget=9_000, **options
     )
+    assert_no_worse(scored.log_probs, eager.log_probs, truth.log_probs)
+    for parts in zip(gradients, eager_gradients, true_gradients, strict=True):
+        assert_no_worse(*parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", TRANSFORMS)
+@pytest.mark.parametrize("through_entropy", [False, True])
+@pytest.mark.parametrize(("vocabulary", "width"), [(128_256, 2048), (151_936, 896)])
+def test_real_shapes(
+    vocabulary: int, width: int, options: dict[str, Any], through_entropy: bool
+) -> None:
+    """The heads of Llama 3.2 1B and Qwen 2.5 0.5B, in chunks of which the last is ragged."""
+    settings: dict[str, Any] = {**options, "through_entropy": through_entropy}
+    in_chunks: dict[str, Any] = {**settings, "byte_budget": 100 << 20}
+    head = Head.random(1000, vocabulary, width, device="cuda", dtype=torch.bfloat16)
+    truth, true_gradients = head.truth(**settings)
+    scored, gradients = head.gradients(token_log_probs, torch.float32, **in_chunks)
+    assert relative_error(scored.log_probs, truth.log_probs) <= 1e-5
+    for one, true in zip(gradients, true_gradients, strict=True):
+        assert relative_error(one, true) <= 1e-5
+    eager, eager_gradients = head.gradients(token_log_probs_reference, torch.bfloat16, **settings)
+    scored, gradients = head.gradients(token_log_probs, torch.bfloat16, **in_chunks)
     assert_no_worse(scored.log_probs, eager.log_probs, truth.log_probs)
     for parts in zip(gradients, eager_gradients, true_gradients, strict=True):
         assert_no_worse(*parts)

@@ -8,7 +8,7 @@ import torch
 from tunesmith_kernels.lora import Adapter, Projection, lora_linear, lora_linear_reference
 from tunesmith_kernels.rms_norm import NormKind
 
-from .accuracy import assert_exact, assert_no_worse
+from .accuracy import assert_exact, assert_no_worse, relative_error
 from .lora_nodes import NODES, Node, frozen_base, values, with_rank
 
 every_node = pytest.mark.parametrize("node", NODES.values(), ids=list(NODES))
@@ -78,6 +78,53 @@ def test_bf16_is_no_worse_than_the_reference(node: Node) -> None:
     ours, eager = (values(node, f, tensors) for f in (lora_linear, lora_linear_reference))
     exact = {name: x.double() for name, x in tensors.items()}
     truth = values(node, lora_linear_reference, exact)
+    for name, one in ours.items():
+        assert_no_worse(one, eager[name], truth[name])
+
+
+LLAMA_8B = {
+    "qkv": Node(
+        rows=(1, 2047),
+        inputs=4096,
+        outs=(4096, 1024, 1024),
+        ranks=(16, 16, 16),
+        norm=NormKind.LLAMA,
+    ),
+    "out": Node(
+        rows=(1, 2047), inputs=4096, outs=(4096,), ranks=(16,), scales=(2.0,), residual=True
+    ),
+    "gate-up": Node(
+        rows=(1, 2047),
+        inputs=4096,
+        outs=(14_336, 14_336),
+        ranks=(16, 16),
+        scales=(2.0, 2.0),
+        norm=NormKind.LLAMA,
+    ),
+    "down": Node(
+        rows=(1, 2047),
+        inputs=14_336,
+        outs=(4096,),
+        ranks=(16,),
+        scales=(2.0,),
+        activation="silu",
+        residual=True,
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("node", LLAMA_8B.values(), ids=list(LLAMA_8B))
+def test_real_shapes(node: Node) -> None:
+    halves = {name: x.cuda() for name, x in node.draw(torch.bfloat16).items()}
+    frozen = frozen_base(halves)
+    exact = {name: x.double() for name, x in halves.items()}
+    truth = values(node, lora_linear_reference, exact, frozen)
+    del exact
+    ours = values(node, lora_linear, {name: x.float() for name, x in halves.items()}, frozen)
+    for name, one in ours.items():
+        assert relative_error(one, truth[name]) <= 1e-5, name
+    ours, eager = (values(node, f, halves, frozen) for f in (lora_linear, lora_linear_reference))
     for name, one in ours.items():
         assert_no_worse(one, eager[name], truth[name])
 

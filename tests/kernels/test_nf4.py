@@ -84,6 +84,21 @@ def test_weights_are_bitsandbytes_bit_for_bit(
         assert same_bits(nf4_dequantize(weight, dtype).cpu(), theirs)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("nested", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(14_336, 4096), (4096, 14_336), (8960, 1536)], ids=str)
+def test_real_weights_are_bitsandbytes_bit_for_bit(
+    functional: Any, shape: tuple[int, int], dtype: torch.dtype, nested: bool
+) -> None:
+    """Projections of Llama 3.1 8B and Qwen 2.5 1.5B, quantised where they are used."""
+    torch.use_deterministic_algorithms(False)  # as above
+    x = torch.randn(shape, device="cuda").to(dtype)
+    packed, state = quantized(functional, x, block=64, nested=nested)
+    weight = as_weight(packed, state, x.device)
+    assert same_bits(nf4_dequantize(weight, dtype), functional.dequantize_4bit(packed, state))
+
+
 def uses_interpreter(weight: NF4Weight) -> bool:
     return uses_triton(weight.packed) and not weight.packed.is_cuda
 

@@ -11,7 +11,7 @@ from tunesmith_kernels.attention import AttentionShape
 from tunesmith_kernels.qk_norm import qk_norm, qk_norm_reference
 from tunesmith_kernels.rms_norm import NormKind
 
-from .accuracy import assert_exact, assert_no_worse
+from .accuracy import assert_exact, assert_no_worse, relative_error
 
 SHAPES = [AttentionShape(4, 2, 8, 1.0), AttentionShape(3, 3, 5, 1.0), AttentionShape(5, 1, 16, 1.0)]
 EPS = 1e-6
@@ -80,6 +80,24 @@ def test_bf16_is_no_worse_than_the_reference(
     assert ours[0].dtype == torch.bfloat16
     for one, other, true in zip(ours, eager, truth, strict=True):
         assert_no_worse(one, other.to(one.dtype), true)
+
+
+@pytest.mark.gpu
+@kinds
+@over
+def test_real_shapes(kind: NormKind, per_head: bool) -> None:
+    """Qwen 3 8B's heads."""
+    shape = AttentionShape(32, 8, 128, 1.0)
+    exact = [x.bfloat16().double().cuda() for x in _draw(4095, shape, per_head)]
+    truth = _both(qk_norm_reference, exact, kind, shape)
+    for one, true in zip(
+        _both(qk_norm, [x.float() for x in exact], kind, shape), truth, strict=True
+    ):
+        assert relative_error(one, true) <= 1e-6
+    halves = [x.bfloat16() for x in exact]
+    ours, eager = (_both(f, halves, kind, shape) for f in (qk_norm, qk_norm_reference))
+    for one, other, true in zip(ours, eager, truth, strict=True):
+        assert_no_worse(one, other, true)
 
 
 @over

@@ -71,35 +71,42 @@ def patched(run: Path) -> str:
     return next(e.message for e in read_events(run) if e.message.startswith("patched"))
 
 
-def test_nf4_trains_by_our_kernels_as_by_the_stock_trainer(
+def test_a_quantised_base_is_trained_or_refused(
     make_run: MakeRun, wide_model: Path, tmp_path: Path
 ) -> None:
-    runs = {}
-    for patches in ("auto", "off"):
-        recipe = {**RECIPE, "quantization": "nf4", "patches": patches}
-        runs[patches] = make_run(QUESTIONS, recipe=recipe, name=patches, model_path=str(wide_model))
+    """All in one process: importing what they need takes longer than the runs."""
+
+    def made(name: str, **recipe: Any) -> Path:
+        return make_run(QUESTIONS, recipe=RECIPE | recipe, name=name, model_path=str(wide_model))
+
+    ours = made("ours", quantization="nf4")
+    stock = made("stock", quantization="nf4", patches="off")
+    eight = made("eight", quantization="int8")
+    narrow = make_run(QUESTIONS, recipe={**RECIPE, "quantization": "nf4"}, name="narrow")
     (tmp_path / "base").symlink_to(wide_model)
-    error = python(TRAIN + PROBE, *runs.values())
+    error = python(TRAIN + PROBE, ours, stock, eight, narrow)
     assert float(error) <= 1e-5, "stock PEFT on stock bitsandbytes gives the probe's logits"
-    assert patched(runs["auto"]) == "patched 2 x attention_block, 1 x loss, 2 x mlp_block"
-    assert losses(runs["auto"]) == pytest.approx(losses(runs["off"]), rel=1e-5)
-    adapter = runs["auto"] / "adapter"
-    weights = load_file(adapter / "adapter_model.safetensors")
+    assert_nf4_trains_by_our_kernels_as_by_the_stock_trainer(ours, stock)
+    assert_int8_stays_stock_by_name_and_learns(eight)
+    assert_what_bitsandbytes_reads_wrongly_is_refused(narrow)
+
+
+def assert_nf4_trains_by_our_kernels_as_by_the_stock_trainer(ours: Path, stock: Path) -> None:
+    assert patched(ours) == "patched 2 x attention_block, 1 x loss, 2 x mlp_block"
+    assert losses(ours) == pytest.approx(losses(stock), rel=1e-5)
+    weights = load_file(ours / "adapter" / "adapter_model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert any(weight.abs().max() > 0 for name, weight in weights.items() if "lora_B" in name)
 
 
-def test_int8_stays_stock_by_name_and_what_bitsandbytes_reads_wrongly_is_refused(
-    make_run: MakeRun, wide_model: Path
-) -> None:
-    eight = {**RECIPE, "quantization": "int8"}
-    run = make_run(QUESTIONS, recipe=eight, model_path=str(wide_model))
-    narrow = make_run(QUESTIONS, recipe={**RECIPE, "quantization": "nf4"}, name="narrow")
-    python(TRAIN, run, narrow)
+def assert_int8_stays_stock_by_name_and_learns(run: Path) -> None:
     assert read_result(run).outcome == "succeeded"
     assert "2 x attention_block stay stock: Linear8bitLt is not a plain linear" in patched(run)
     assert losses(run)[-1] < losses(run)[0]
-    error = read_result(narrow).error
+
+
+def assert_what_bitsandbytes_reads_wrongly_is_refused(run: Path) -> None:
+    error = read_result(run).error
     assert error is not None
     assert error.param == "recipe.quantization"
     assert "q_proj has 48 inputs" in error.message

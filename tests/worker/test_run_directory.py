@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tunesmith_worker.compare import compare_stock
 from tunesmith_worker.run import main
+from tunesmith_worker.run_spec import EXIT_UNUSABLE
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_result
@@ -139,3 +141,26 @@ def test_a_foreseen_failure_is_told_without_a_traceback(
     assert "Traceback" not in err
     assert "error: recipe.max_seq_length=1000 is more than the model's context of 256" in err
     assert "hint: Or leave it at 'auto'" in err
+
+
+LAST = """
+import os, runpy, sys, tempfile
+class TornDown:
+    def __del__(self, write=os.write):
+        write(1, b"torn down")
+sys.kept = TornDown()
+folder = tempfile.TemporaryDirectory()
+print(folder.name, end="")
+sys.argv[1:] = ["/no/such/run"]
+runpy.run_module("tunesmith_worker.run", run_name="__main__")
+"""
+
+
+def test_a_trainer_leaves_without_being_torn_down_and_cleans_up() -> None:
+    """Tearing torch down takes seconds on busy cores, for which a worker would wait."""
+    done = subprocess.run([sys.executable, "-c", LAST], capture_output=True, text=True, timeout=60)
+    assert done.returncode == EXIT_UNUSABLE
+    assert "/no/such/run" in done.stderr
+    assert "torn down" not in done.stdout
+    assert done.stdout, "what was printed last is written out"
+    assert not Path(done.stdout).exists()

@@ -137,6 +137,19 @@ def test_the_next_attempt_on_a_host_goes_by_the_plan_of_the_last(run: Run, tmp_p
     assert again.outcome.state == "released"
 
 
+@pytest.mark.parametrize(
+    ("end", "state"), [("os.kill(os.getpid(), 9)", "failed"), ("end('stopped')", "released")]
+)
+def test_no_users_data_stays_half_written(run: Run, tmp_path: Path, end: str, state: str) -> None:
+    tokens = "part = root / '.tokens-x.part'; part.mkdir(); (part / 'tokens.arrow').touch()"
+    json = "import os; (root / '.plan.json.part').touch(); (root / 'plan.json').touch()"
+    api = run(FakeApi(), f"{tokens}; {json}; {end}")
+    assert api.outcome.state == state
+    left = {path.name for path in (tmp_path / "data/runs/ftjob-1/attempt-1").iterdir()}
+    assert "plan.json" in left
+    assert not [name for name in left if name.endswith(".part")]
+
+
 def test_a_checkpoint_that_cannot_be_stored_does_not_cost_the_run(run: Run) -> None:
     def refuse(path: Path) -> None:
         if "checkpoints" in path.parts:

@@ -227,6 +227,15 @@ def test_what_nobody_used_for_long_goes_at_the_next_run(host: Host, tmp_path: Pa
     assert len(host.entries()) == 1
 
 
+def test_what_is_no_entry_is_let_be(host: Host, tmp_path: Path) -> None:
+    path = data_file(tmp_path)
+    (host.folder / "notes.txt").write_text("a stray file")
+    host.tokens(path)
+    host.tokens(path)
+    assert ["taken" in told for told in host.told] == [False, True]
+    assert (host.folder / "notes.txt").read_text() == "a stray file"
+
+
 def test_two_workers_that_make_the_same_tokens_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import EXIT_STOPPED
-from tunesmith_worker.data import chunks
-from tunesmith_worker.data.chunks import read_chunks
+from tunesmith_worker.data import chunks, token_stream
+from tunesmith_worker.data.chunks import Chunk, read_chunks
 from tunesmith_worker.data.counts import Counts
 from tunesmith_worker.data.rows import read_rows
 from tunesmith_worker.data.token_stream import TokenStream, Work
@@ -164,7 +164,7 @@ def test_chunks_give_what_the_whole_file_gives(tmp_path: Path, format: str, kind
 
 @pytest.mark.parametrize(
     ("format", "kind", "processes"),
-    [("chat", "jsonl", 2), ("chat", "jsonl", 4), ("sharegpt", "parquet", 2)],
+    [("chat", "jsonl", 3), ("sharegpt", "parquet", 2)],
 )
 def test_helpers_give_what_the_trainer_alone_gives(
     tmp_path: Path, format: str, kind: str, processes: int
@@ -238,13 +238,67 @@ def test_a_helper_that_answers_nonsense_is_done_with(
     assert "ended with signal 9" in warnings[0]
 
 
+def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the time that the trainer's own pace allows it, here more than the least."""
+    do, give_up, silent = Work.do, token_stream._Helper.give_up, list[float]()
+
+    def slow(self: Work, chunk: Chunk) -> token_stream.Result:
+        time.sleep(0.03)
+        return do(self, chunk)
+
+    def told(self: token_stream._Helper) -> None:
+        silent.append(self.silent)
+        give_up(self)
+
+    monkeypatch.setattr(Work, "do", slow)
+    monkeypatch.setattr(token_stream._Helper, "give_up", told)
+    monkeypatch.setattr(token_stream, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(token_stream, "_LOOK_SECONDS", 0.1)
+    path = written(tmp_path, "jsonl", [{"text": f"a {i}"} for i in range(60)])
+    before = set(psutil.Process().children())
+    warnings: list[str] = []
+    batches, counts = [], Counts()
+    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
+        for batch, of_batch in stream.results(read_chunks(path)):
+            for helper in set(psutil.Process().children()) - before:
+                helper.suspend()
+            batches.append(batch)
+            counts.add(of_batch)
+    assert (pa.Table.from_batches(batches).to_pylist(), counts) == in_memory(work(), path)
+    assert warnings == [
+        "train: a process that helped to tokenise gave no answer and was killed; "
+        "the trainer does its part"
+    ]
+    assert [seconds >= 20 * 0.03 for seconds in silent] == [True]
+    assert set(psutil.Process().children()) == before
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_used_by_the_trainer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsaved(*_: object, **__: object) -> None:
+        raise NotImplementedError("no slow tokenizer")
+
+    one, warnings = work(), list[str]()
+    monkeypatch.setattr(one.tokenizer, "save_pretrained", unsaved)
+    path = written(tmp_path, "jsonl", [{"text": "a"}] * 20)
+    with TokenStream(one, processes=3, pays=-1.0, warn=warnings.append) as stream:
+        assert sum(batch.num_rows for batch, _ in stream.results(read_chunks(path))) == 20
+        assert stream.processes == 1
+    assert warnings == [
+        "train: tokenised by 1 processes only: NotImplementedError: no slow tokenizer"
+    ]
+
+
 def test_no_helper_outlives_its_stream(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     before = set(psutil.Process().children())
-    with TokenStream(work(), processes=3, pays=-1.0, warn=pytest.fail) as stream:
+    with TokenStream(work(), processes=2, pays=-1.0, warn=pytest.fail) as stream:
         results = stream.results(read_chunks(path))
         assert next(results)[0].num_rows + next(results)[0].num_rows > 0
-        assert len(set(psutil.Process().children()) - before) == 2
+        assert len(set(psutil.Process().children()) - before) == 1
     assert set(psutil.Process().children()) == before
 
 
@@ -260,7 +314,7 @@ from tunesmith_worker.plan import DataPlan
 from tests.tiny_model import make_tiny_tokenizer
 
 folder = Path(sys.argv[1])
-StopControl(RunDirectory(folder))
+StopControl(RunDirectory(folder), before_leaving=lambda: None)
 plan = DataPlan(max_seq_length=9, overlong="drop", assistant_only_loss=True, packing=False)
 work = Work(tokenizer=make_tiny_tokenizer(), plan=plan, name="train", vocabulary=999)
 stream = TokenStream(work, processes=2, pays=-1.0, warn=print)

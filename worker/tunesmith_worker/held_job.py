@@ -31,7 +31,7 @@ from tunesmith_schema import (
 
 from .event_feed import EventFeed
 from .events import EventLog
-from .folders import RunDirectory, write_json
+from .folders import RunDirectory, remove_unfinished, write_json
 from .inputs import fetch_inputs
 from .launcher import Launcher
 from .report.attempt import AttemptAccount
@@ -186,6 +186,7 @@ class HeldJob:
             # What remains (spec, plan, events, log) is small; the rest is stored elsewhere.
             for name in ("data", "checkpoints", "adapter"):
                 shutil.rmtree(self._run.root / name, ignore_errors=True)
+        remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
 
     def forget_events(self) -> None:
         self._feed.clear()

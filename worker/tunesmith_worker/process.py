@@ -5,6 +5,7 @@ Standard library only, and run before anything heavy. Knows nothing of training.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
@@ -123,3 +124,12 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
         if first:
             gc.freeze()
         gc.enable()
+
+
+def leave(status: int) -> NoReturn:
+    """Exit as `sys.exit` does, but for taking the interpreter and torch apart: the system frees
+    their memory at once."""
+    atexit._run_exitfuncs()  # temporary folders, locks, logs: 10 ms
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -31,6 +31,7 @@ from .process import (
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
+    leave,
     quick_imports,
 )
 from .report.recorder import RunRecorder
@@ -329,4 +330,4 @@ if __name__ == "__main__":
     die_with_supervisor()
     default_environment(os.environ)  # a run by hand has no supervisor that set it
     keep_freed_memory()
-    sys.exit(_spare() if sys.argv[1:] == [SPARE] else _command())
+    leave(_spare() if sys.argv[1:] == [SPARE] else _command())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -178,8 +179,14 @@ def run_step(model: Untyped, batch: dict[str, Untyped]) -> tuple[Untyped, dict[s
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error over RMS of the truth."""
-    return float((actual.double() - truth.double()).norm() / truth.double().norm())
+    """RMS of the error over RMS of the truth, 0 of equal zeros; NaN where either holds one."""
+    error = (actual.double() - truth.double()).norm()
+    return float(error / truth.double().norm()) if error else 0.0
+
+
+def infinite_if_nan(error: float) -> float:
+    """`max` passes over a NaN unless it comes first."""
+    return math.inf if math.isnan(error) else error
 
 
 def assert_same_gradients(
@@ -187,7 +194,7 @@ def assert_same_gradients(
 ) -> None:
     """Each tensor's within `limit` relative RMS."""
     assert actual.keys() == expected.keys()
-    worst = {name: relative_rms(actual[name], expected[name]) for name in expected}
+    worst = {one: infinite_if_nan(relative_rms(actual[one], expected[one])) for one in expected}
     name = max(worst, key=lambda one: worst[one])
     assert worst[name] <= limit, f"{name}: {worst[name]:.1e}"
 

@@ -24,6 +24,9 @@ from .models import FAMILIES, make_tuned, packed_batch, relative_rms, run_step
 Untyped = Any  # Any: transformers and PEFT are not typed
 Tensors = dict[str, torch.Tensor]
 
+QUICK = {"qwen3", "gemma3", "granite", "olmo2"}
+"""Families that differ in norms, scales and their places; the others' layers are made of the same
+parts, and their tests take half a minute."""
 STEPS = 20
 LIMIT = 1e-4
 REPLAYS = 16
@@ -119,16 +122,20 @@ def stocks_own(name: str, stock: Run, truth: Run) -> float:
 
 
 def too_far(ours: Run, stock: Run, truth: Callable[[], Run]) -> dict[str, tuple[float, float]]:
-    """Tensors whose change is off by more than 1e-4 and more than stock's own rounding does."""
+    """Tensors whose change is off by more than 1e-4 and more than stock's own rounding does; NaN is
+    too far from everything."""
     apart = {name: relative_rms(ours.change[name], one) for name, one in stock.change.items()}
-    suspects = {name: distance for name, distance in apart.items() if distance > LIMIT}
+    suspects = {name: distance for name, distance in apart.items() if not distance <= LIMIT}
     exact = truth() if suspects else None
     bounds = {name: stocks_own(name, stock, exact) for name in suspects if exact is not None}
-    return {n: (d, bounds[n]) for n, d in suspects.items() if d > bounds[n]}
+    return {n: (d, bounds[n]) for n, d in suspects.items() if not d <= bounds[n]}
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[] if f in QUICK else pytest.mark.slow) for f in FAMILIES],
+)
 def test_weights_change_as_in_stock(family: str, tuning: str) -> None:
     stock, ours = run(family, tuning, "stock"), run(family, tuning, "ours")
     assert ours.losses == pytest.approx(stock.losses, rel=1e-6)

@@ -29,6 +29,15 @@ Gradients = dict[str, torch.Tensor]
 SUBSETS = [frozenset(names) for n in range(1, 5) for names in combinations(sorted(MECHANISMS), n)]
 
 
+@pytest.mark.parametrize("broken", ["ours", "stock"])
+def test_a_gradient_of_nan_is_unequal_wherever_it_stands(broken: str) -> None:
+    sides = {side: {name: torch.ones(3) for name in "abc"} for side in ("ours", "stock")}
+    assert_same_gradients(sides["ours"], sides["stock"])
+    sides[broken]["b"].fill_(torch.nan)
+    with pytest.raises(AssertionError, match=r"^b: inf"):
+        assert_same_gradients(sides["ours"], sides["stock"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Runs:
     """One step of one model: as it came, patched, and with the patches taken out again."""

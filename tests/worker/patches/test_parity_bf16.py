@@ -6,9 +6,10 @@ a bias of 24 numbers may err by twice as much by chance, on either side.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ import torch
 
 from tunesmith_worker.patches import patch
 
-from .models import FAMILIES, make_model, packed_batch, relative_rms, scored_by_trl, with_lora
+from .models import (
+    FAMILIES,
+    infinite_if_nan,
+    make_model,
+    packed_batch,
+    relative_rms,
+    scored_by_trl,
+    with_lora,
+)
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 
@@ -80,7 +89,22 @@ def test_bf16_errs_no_more_than_one_and_a_half_times_stock(family: str, make: An
     seeds = range(DRAWS_WITH_BIASES if biased else DRAWS)
     draws = [_squared_errors(family, make, seed) for seed in seeds]
     ours, stock = (_over_layers(draw[side] for draw in draws) for side in (0, 1))
-    worst = max(stock, key=lambda name: ours[name] / stock[name])
-    assert (ours[worst] / stock[worst]) ** 0.5 <= LIMIT, worst
+    _assert_as_close(ours, stock)
+
+
+def _assert_as_close(ours: Mapping[str, float], stock: Mapping[str, float]) -> None:
+    """Squared errors by tensor."""
+    quotients = {name: infinite_if_nan(ours[name] / stock[name]) for name in stock}
+    worst = max(quotients, key=lambda name: quotients[name])
+    assert quotients[worst] ** 0.5 <= LIMIT, worst
     assert (sum(ours.values()) / sum(stock.values())) ** 0.5 <= 1.25
     assert (max(ours.values()) / max(stock.values())) ** 0.5 <= LIMIT
+
+
+@pytest.mark.parametrize("broken", ["ours", "stock"])
+def test_an_error_that_is_no_number_is_too_large(broken: str) -> None:
+    errors = {side: {"a": 1e-4, "b": 1e-4, "c": 1e-4} for side in ("ours", "stock")}
+    _assert_as_close(**errors)
+    errors[broken]["b"] = math.nan
+    with pytest.raises(AssertionError, match=r"^b"):
+        _assert_as_close(**errors)

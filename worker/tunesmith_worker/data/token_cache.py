@@ -123,7 +123,8 @@ class TokenCache:
         """Remove what was used least recently until the rest is small enough."""
         entries = []
         for folder in self._folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another worker removes it
+            # Another worker removes it, or it is no entry: a file, somebody else's folder.
+            with contextlib.suppress(OSError):
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 entries.append((folder.stat().st_mtime, size, folder))
         total = sum(size for _, size, _ in entries)

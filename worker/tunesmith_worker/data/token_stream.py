@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,11 @@ MOST_PROCESSES = 16
 """A helper takes 150 MB."""
 _AHEAD = 3
 """Chunks that a helper has before it, so that it need not wait while the trainer does its own."""
+PATIENCE_SECONDS = 60.0
+PATIENCE_FACTOR = 20.0
+"""A helper may take for a chunk so many times what the trainer's slowest took, and never less than
+the seconds above, in which it also starts."""
+_LOOK_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
 
@@ -65,6 +70,7 @@ class TokenStream:
         self._work, self._most_helpers, self._pays, self._warn = work, processes - 1, pays, warn
         self._helpers: list[_Helper] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._slowest = 0.0
 
     @property
     def processes(self) -> int:
@@ -106,23 +112,39 @@ class TokenStream:
             return min(able, key=lambda helper: helper.ahead).submit(chunk)
         done: Future[Result | None] = Future()
         try:
-            done.set_result(self._work.do(chunk))
+            done.set_result(self._do(chunk))
         except Exception as error:  # raised when it is this chunk's turn
             done.set_exception(error)
         return done
 
     def _result(self, chunk: Chunk, future: Future[Result | None]) -> Result:
+        while wait([future], _LOOK_SECONDS).not_done:
+            self._end_what_hangs()
         result = future.result()
         self._tell_of_losses()
-        return self._work.do(chunk) if result is None else result
+        return self._do(chunk) if result is None else result
+
+    def _do(self, chunk: Chunk) -> Result:
+        began = time.perf_counter()
+        result = self._work.do(chunk)
+        self._slowest = max(self._slowest, time.perf_counter() - began)
+        return result
+
+    def _end_what_hangs(self) -> None:
+        """Only looks are counted, not time: a trainer that was paused has paused its helpers."""
+        patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
+        for helper in self._helpers:
+            helper.silent += _LOOK_SECONDS if helper.ahead else 0.0
+            if helper.able and helper.silent >= patience:
+                helper.give_up()
 
     def _tell_of_losses(self) -> None:
         for helper in self._helpers:
             if not helper.able and not helper.told:
                 helper.told = True
                 self._warn(
-                    f"{self._work.name}: a process that helped to tokenise ended with "
-                    f"{helper.status()}; the trainer does its part"
+                    f"{self._work.name}: a process that helped to tokenise {helper.loss()}; "
+                    "the trainer does its part"
                 )
 
     def _start_helpers(self) -> None:
@@ -142,8 +164,9 @@ class TokenStream:
             write_json(folder / "job.json", job)
             for _ in range(count):
                 self._helpers.append(_Helper(folder))
-        except OSError as error:  # no space, or no process to be had: slower, not impossible
-            self._warn(f"{work.name}: tokenised by {self.processes} processes only: {error}")
+        except Exception as error:  # no space, no process, whatever: slower, not impossible
+            why = f"{type(error).__name__}: {error}"
+            self._warn(f"{work.name}: tokenised by {self.processes} processes only: {why}")
 
 
 class _Helper:
@@ -167,6 +190,9 @@ class _Helper:
         self.ahead = 0
         self.able = True
         self.told = False
+        self.silent = 0.0
+        """Seconds that the trainer has waited since it gave an answer."""
+        self._hung = False
 
     def submit(self, chunk: Chunk) -> Future[Result | None]:
         self.ahead += 1
@@ -185,10 +211,18 @@ class _Helper:
             return None
         finally:
             self.ahead -= 1
+            self.silent = 0.0
 
-    def status(self) -> str:
+    def give_up(self) -> None:
+        """End it; its thread then finds that no answer comes."""
+        self.able, self._hung = False, True
+        self._process.kill()
+
+    def loss(self) -> str:
+        if self._hung:
+            return "gave no answer and was killed"
         status = self._process.wait()
-        return f"signal {-status}" if status < 0 else f"status {status}"
+        return f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
 
     def end(self) -> None:
         self._process.kill()

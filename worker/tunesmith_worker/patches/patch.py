@@ -45,7 +45,7 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
     wanted = frozenset(mechanisms)
     if unknown := wanted - MECHANISMS:
         raise ValueError(f"unknown patches {sorted(unknown)}: known are {sorted(MECHANISMS)}")
-    report = PatchReport(wanted)
+    report = PatchReport(wanted | {"token_rows"})  # come where there are some, named by nobody
     undo: list[Untyped] = []
     layers: list[DecoderLayerPatch] = []
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model

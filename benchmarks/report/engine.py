@@ -1,0 +1,155 @@
+"""What was measured of single parts of the engine: layouts, memory plan, precisions, run report."""
+
+from __future__ import annotations
+
+from .tables import NOT_MEASURED, Result, date, table, versions
+
+MIB = 2**20
+
+
+def layouts(result: Result | None) -> str:
+    words = (
+        "## The layout of a step\n\n"
+        "`packing: auto` measures padded, padding-free and packed layouts over a run's first steps "
+        "(`python -m benchmarks.layouts`; `layouts.json`). Slower: the chosen layout's CPU time "
+        "over the fastest one's; cost: what the trial took beyond the fastest layout, as a share "
+        "of a run of 200 steps.\n"
+    )
+    if result is None:
+        return words + _open("layouts")
+    bars = result["bars"]
+    worst = ", ".join(f"{name} {_bound(result[name], bars[name])}" for name in ("slower", "cost"))
+    rows = (
+        (
+            one["model"],
+            one["lengths"],
+            one["rows"],
+            one["chosen"],
+            one["fastest"],
+            f"{one['slower']:.1%}",
+            f"{one['cost']:.1%}",
+            one["trial_steps"],
+        )
+        for one in result["cells"]
+    )
+    head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost", "trial steps")
+    return f"{words}\nWorst of {len(result['cells'])}: {worst}. {_setup(result)}\n\n" + table(
+        head, rows
+    )
+
+
+def memory_plan(result: Result | None) -> str:
+    words = (
+        "## The memory plan\n\n"
+        "A step's peak as predicted before a run against what it held, on a CPU "
+        "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors; "
+        "after the trial: the same with the trial pass that every run makes; resident: against "
+        "the growth of the process.\n"
+    )
+    if result is None:
+        return words + _open("plan")
+    bars = result["bars"]
+    worst = f"tensors {_bound(result['worst_error'], bars['tensors'])}"
+    if result["worst_rss_error"] is not None:
+        worst += f", resident {_bound(result['worst_rss_error'], bars['rss'])}"
+    rows = (
+        (
+            f"{one['tuning']}, {one['rows']} x {one['length']}",
+            {True: "all", False: "none"}.get(one["checkpointing"], one["checkpointing"]),
+            f"{one['predicted'] / MIB:,.1f}",
+            f"{one['tensors'] / MIB:,.1f}",
+            f"{one['error']:+.1%}",
+            f"{one['corrected_error']:+.1%}",
+            NOT_MEASURED if one["rss_error"] is None else f"{one['rss_error']:+.1%}",
+        )
+        for one in result["settings"]
+    )
+    head = ("setting", "recomputed", "predicted, MiB", "held, MiB", "error", "after the trial",
+            "resident")  # fmt: skip
+    return f"{words}\nWorst: {worst}. {_setup(result)}\n\n" + table(head, rows)
+
+
+def precisions(results: list[Result]) -> str:
+    """Of each part the newest: files have their newest run first."""
+    words = (
+        "## Precisions of full tuning\n\n"
+        "The same rows in the same order in each `recipe.precision`, and its optimiser's cost "
+        "(`python -m benchmarks.precision`; `precision.json`).\n"
+    )
+    parts = [words]
+    loss, cost = (next((one for one in results if name in one), None) for name in ("loss", "cost"))
+    if loss is None:
+        parts.append(_open("precision --only loss"))
+    else:
+        parts.append(
+            f"{loss['loss']['steps']} steps of tiny-math on GSM8K; the loss is that of rows which "
+            f"are not trained on. {_setup(loss)}\n"
+        )
+        rows = (
+            (
+                f"`{name}`",
+                f"{one['valid_loss']:.5f}",
+                NOT_MEASURED if name == "fp32" else _signed_bound(one),
+                NOT_MEASURED
+                if one["updates_lost_fraction"] is None
+                else f"{one['updates_lost_fraction']:.2%}",
+            )
+            for name, one in loss["loss"]["runs"].items()
+        )
+        parts.append(table(("precision", "loss", "on fp32's", "updates lost"), rows))
+    if cost is None:
+        parts.append(_open("precision --only cost"))
+    else:
+        one = cost["cost"]
+        parts.append(f"Optimiser steps on {one['parameters']:,} parameters. {_setup(cost)}\n")
+        rows_of_cost = (
+            (
+                f"`{name}`",
+                f"{bytes_:.2f}"
+                + _against(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
+                f"{one['times_fp32'][name]:.1f}x",
+                _bound(one["extra_share_of_step"][name], one["extra_share_bar"]),
+            )
+            for name, bytes_ in one["bytes_per_parameter"].items()
+        )
+        head = ("precision", "bytes a parameter", "optimiser's CPU time on fp32's",
+                "more of a whole step")  # fmt: skip
+        parts.append(table(head, rows_of_cost))
+    return "\n".join(parts)
+
+
+def run_report(result: Result | None) -> str:
+    words = (
+        "## The run report\n\n"
+        "What its clock, counters and live metrics add to a step's CPU time, in blocks of one "
+        "training with and without them (`python -m benchmarks.report_overhead RUN_DIR`; "
+        "`report_overhead.json`).\n"
+    )
+    if result is None:
+        return words + _open("report_overhead")
+    return (
+        f"{words}\n{result['overhead']:.2%} ± {result['overhead_error']:.2%} of a step of "
+        f"{result['step_cpu_ms']:.0f} ms, {result['pairs']} pairs. "
+        f"{_setup(result | {'versions': {'transformers': result['transformers']}})}\n"
+    )
+
+
+def _against(met: bool, bar: str) -> str:
+    return f" (bar {bar}: {'met' if met else '**missed**'})"
+
+
+def _bound(value: float, bar: float) -> str:
+    return f"{value:.1%}" + _against(value <= bar, f"{bar:.0%}")
+
+
+def _signed_bound(one: Result) -> str:
+    value, bar = one["relative_to_fp32"], one["bar"]
+    return f"{value:+.3%}" + ("" if bar is None else _against(abs(value) <= bar, f"{bar:.1%}"))
+
+
+def _open(module: str) -> str:
+    return f"\n**Open**: nothing is recorded of `python -m benchmarks.{module}` yet.\n"
+
+
+def _setup(result: Result) -> str:
+    return f"{result.get('cpu', 'CPU not recorded')}, {versions(result)}; {date(result)}."
