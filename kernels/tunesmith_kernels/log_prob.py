@@ -35,7 +35,7 @@ from .head_chunks import (
 from .head_rows import LogitTransform
 from .tiles import wide
 
-__all__ = ["TokenLogProbs", "TrainedRows", "token_log_probs", "token_log_probs_reference"]
+__all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
 # Measured (docs/log.md): a core's GEMMs gain nothing above 512 rows; a GPU's want thousands.
 _MOST_ROWS = {"cpu": 512}

@@ -20,7 +20,15 @@ import torch
 from .dispatch import uses_triton
 from .tiles import row_tiles
 
-__all__ = ["NF4Scales", "NF4Weight", "nf4_dequantize", "nf4_reference", "side_by_side"]
+__all__ = [
+    "CODE",
+    "SCALES_BLOCK",
+    "NF4Scales",
+    "NF4Weight",
+    "nf4_dequantize",
+    "nf4_reference",
+    "side_by_side",
+]
 
 CODE = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),

@@ -53,7 +53,7 @@ def imported() -> set[tuple[str, str]]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_kernel_file_says_what_is_public(file: Path) -> None:
     names = surface(file)
-    assert names == sorted(set(names))
+    assert len(names) == len(set(names))
     assert set(names) <= defined(file)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_kernels.log_prob import TrainedRows, token_log_probs, token_log_probs_reference
+from tunesmith_kernels.head_chunks import TrainedRows
+from tunesmith_kernels.log_prob import token_log_probs, token_log_probs_reference
 
 from .accuracy import assert_exact, assert_no_worse
 from .heads import TRANSFORMS, Head, Scored, accumulate

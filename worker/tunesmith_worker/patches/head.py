@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tunesmith_kernels.log_prob import TrainedRows, token_log_probs
+from tunesmith_kernels.head_chunks import TrainedRows
+from tunesmith_kernels.log_prob import token_log_probs
 
 from .batch_layout import current_layout
 from .token_rows import has_token_rows, trained_rows

@@ -13,7 +13,7 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.utils import TrainableTokensWrapper
 from torch.nn.functional import embedding
 
-from tunesmith_kernels.log_prob import TrainedRows
+from tunesmith_kernels.head_chunks import TrainedRows
 
 from .projections import Unsupported
 
