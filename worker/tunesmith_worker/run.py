@@ -259,6 +259,7 @@ def train(
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+        layouts.training_ended()
         recorder.training_ended()
     memory.report()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps

@@ -6,10 +6,14 @@ candidates' extra time. Pure: fed with what each step took.
 
 from __future__ import annotations
 
+import math
 import statistics
 
 WORTH_ANOTHER_LOOK = (1.3, 1.15, 1.15, 1.08, 1.08)
 """Candidates within this factor of the best are measured again, after each round."""
+MOST_ROUNDS = 24
+"""While steps of unlike rows leave open which candidate is faster."""
+MANY = 8
 HOPELESS = 1.6
 """A first step that is so much slower than the best candidate settles it."""
 BETTER = 0.98
@@ -58,24 +62,42 @@ class LayoutTrial:
     def strike(self, name: str) -> None:
         """That one cannot be run: not the first, which the others are held against."""
         self._queue = [other for other in self._queue if other != name]
-        self._alive = [other for other in self._alive if other != name]
+        self._alive = [other for other in self._alive if other != name] or [
+            next(iter(self._ratios))
+        ]
         self._seconds[name].clear()
         if not self._queue:
             self._next_round()
 
     def tokens_per_second(self) -> dict[str, float]:
         """Of each candidate; the data's tokens, padding not counted."""
-        return {name: 1 / statistics.median(took) for name, took in self._seconds.items() if took}
+        return {name: 1 / self._cost(name) for name, took in self._seconds.items() if took}
 
     def _next_round(self) -> None:
-        if self._rounds < len(WORTH_ANOTHER_LOOK):
-            limit = WORTH_ANOTHER_LOOK[self._rounds] * self._best()
-            self._alive = [name for name in self._alive if self._cost(name) <= limit]
-            self._queue = list(self._alive) if len(self._alive) > 1 else []
-            self._rounds += 1
+        looks = WORTH_ANOTHER_LOOK
+        limit = looks[min(self._rounds, len(looks) - 1)] * self._best()
+        self._alive = [name for name in self._alive if self._cost(name) <= limit]
+        self._rounds += 1
+        if len(self._alive) < 2:
+            return
+        if self._rounds <= len(looks) or (self._rounds < MOST_ROUNDS and self._open()):
+            self._queue = list(self._alive)
+
+    def _open(self) -> bool:
+        """Whether the two fastest are no farther apart than chance may put them."""
+        first, second = sorted(self._alive, key=self._cost)[:2]
+        error = math.hypot(*(self._error(name) for name in (first, second)))
+        return self._cost(second) - self._cost(first) < 2 * error
+
+    def _error(self, name: str) -> float:
+        """Standard error of the cost, as that of a mean."""
+        took = self._seconds[name]
+        return statistics.stdev(took) / math.sqrt(len(took))
 
     def _cost(self, name: str) -> float:
-        return statistics.median(self._seconds[name])
+        """The median of few steps; the mean of many, but for the quickest and the slowest."""
+        took = sorted(self._seconds[name])
+        return statistics.mean(took[1:-1]) if len(took) >= MANY else statistics.median(took)
 
     def _best(self) -> float:
         return min((self._cost(name) for name, took in self._seconds.items() if took), default=1e30)

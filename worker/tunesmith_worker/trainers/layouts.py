@@ -127,6 +127,14 @@ class Layouts:
         if not trial.running:
             self._ended(trial, seconds)
 
+    def training_ended(self) -> None:
+        """Before the trial had: a repetition takes the same steps all the same."""
+        trial = self._trial
+        if trial is not None and trial.steps:
+            self._steps += trial.steps
+            self._trial = None
+            self._choose(f"the run ended after {len(self._steps)} steps, before the trial did")
+
     def _ended(self, trial: LayoutTrial, step_seconds: float) -> None:
         self._steps += trial.steps
         self._speeds |= {name: round(speed, 1) for name, speed in trial.tokens_per_second().items()}
@@ -143,11 +151,14 @@ class Layouts:
             self._trial = LayoutTrial(pair, slow_start=COMPILED)
             return
         told = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
+        self._choose(f"{_unit()}, measured over {len(self._steps)} steps: {told}")
+
+    def _choose(self, reason: str) -> None:
         self._choices.add(
             Choice(
                 name=NAME,
                 value=self._settled,
-                reason=f"{_unit()}, measured over {len(self._steps)} steps: {told}",
+                reason=reason,
                 figures={
                     "tokens_per_second": {**self._speeds},
                     "slots_per_token": {**self._plan.slots_per_token},
