@@ -18,6 +18,7 @@ import random
 import statistics
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tunesmith_worker.plan import Device, Layout, LayoutPlan, LayoutTrial, plan_
 from tunesmith_worker.process import keep_freed_memory
 from tunesmith_worker.trainers.batches import Batch, collate, slots, split
 
+from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model
 
 STEPS = 200
@@ -164,7 +166,8 @@ def main() -> int:
     worst = {name: max(cell[name] for cell in cells) for name in ("slower", "cost")}
     sys.stdout.write(json.dumps({"cells": len(cells), **worst}) + "\n")
     if len(cells) == len(LENGTHS) * sum(map(len, MODELS.values())):
-        results = {"torch": torch.__version__, "bars": {"slower": SLOWER, "cost": COST}, **worst}
+        facts = {"cpu": cpu_model(), "torch": torch.__version__, "at": str(date.today())}
+        results = {**facts, "bars": {"slower": SLOWER, "cost": COST}, **worst}
         path = Path(__file__).parent / "results" / "layouts.json"
         path.write_text(json.dumps({**results, "cells": cells}, indent=1) + "\n")
     return 0 if worst["slower"] <= SLOWER and worst["cost"] <= COST else 1
