@@ -198,7 +198,10 @@ def test_choices_in_plan_json_are_used_again(make_run: MakeRun) -> None:
     assert main(run) == 0
     (point,) = event_data(run, EventKind.METRICS)
     assert point["learning_rate"] == 0.125
-    assert choice in event_data(run, EventKind.CHOICE)
+    told = {**choice, "reason": "as plan.json has it: measured"}
+    assert told in event_data(run, EventKind.CHOICE)
+    kept = json.loads((run / "plan.json").read_text())["choices"]
+    assert {**choice, "figures": {}} in kept
 
 
 @pytest.mark.parametrize("plan", ['{"made_for": "another", "choices": []}', "{}", ""])
