@@ -46,7 +46,7 @@ def serve(cases: Mapping[str, Case]) -> int:
     for name in wanted:
         try:
             result = cases[name]()
-        except Exception as error:
+        except Exception as error:  # one case that fails, however, leaves the others
             traceback.print_exc()
             answer({"case": name, "error": describe(error)})
             if not usable():

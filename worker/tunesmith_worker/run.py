@@ -61,7 +61,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
         unusable = isinstance(error, UnusableRunDirectory)
-    except Exception as error:
+    except Exception as error:  # whatever it is, result.json has to say it
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk

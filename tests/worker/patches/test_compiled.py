@@ -22,10 +22,15 @@ from ..runs import QUESTIONS, event_data, losses, read_events
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("default"),  # torch's compiler has its own
-    pytest.mark.skipif(not shutil.which("g++"), reason="compiling needs g++"),
 ]
 
 SPEEDS = {"padding_free": 1.0, "packed": 1.0, "padded": 1.1, COMPILED: 1.3}
+
+
+@pytest.fixture(autouse=True)
+def a_compiler_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is called: nothing here runs what inductor would make."""
+    monkeypatch.setattr(shutil, "which", lambda name: name)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ class MemoryPlan:
             try:
                 loss_of = partial(self._loss, batch)
                 return run_probe(self._trainer.model, self._modes.layers, loss_of)
-            except Exception as error:
+            except Exception as error:  # out of memory comes as many types; others go on
                 if not is_out_of_memory(error):
                     raise
                 failure = first_line(error)

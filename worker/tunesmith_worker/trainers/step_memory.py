@@ -77,7 +77,7 @@ class StepMemory:
         """The step's loss, or what the failure says."""
         try:
             return step()
-        except Exception as error:
+        except Exception as error:  # torch raises these two kinds as many types; others go on
             if not is_out_of_memory(error) and not is_compile_error(error):
                 raise
             return first_line(error)
