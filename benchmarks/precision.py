@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import transformers
 
 from tunesmith_schema import EventKind, Precision, Recipe, RunEvent, RunSpec
 from tunesmith_worker.optimizers.eight_bit import StochasticAdamW
@@ -35,6 +34,7 @@ from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
 from tunesmith_worker.patches import patch
 
 from .service_parts.machine import cpu_model
+from .sft_side import make_model
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
@@ -129,17 +129,7 @@ def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def cost(rounds: int) -> dict[str, Any]:
-    config = transformers.LlamaConfig(
-        vocab_size=8192,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model = make_model(torch.bfloat16)
     patch(model, ["attention_block", "mlp_block", "attention"])
     batch = torch.randint(8192, (1, 2048))
     ends = torch.tensor([0, 1024, 2048], dtype=torch.int32)

@@ -32,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             asked |= {str(value) for value in callspec.params.values()}
         if asked & STACKS:
             item.add_marker(pytest.mark.stacks)
+    _skip_what_needs_a_gpu([item for item in items if item.get_closest_marker("gpu")])
+
+
+def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
+    if items:
+        import torch  # such a test has imported it already
+
+        if not torch.cuda.is_available():
+            for item in items:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)

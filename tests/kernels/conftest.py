@@ -18,14 +18,6 @@ from tunesmith_kernels import tiles
 from tunesmith_kernels.dispatch import interpreted
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
 @pytest.fixture(params=["cpu", "triton"])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where a test puts its tensors so that they take the path of its name."""

@@ -18,7 +18,6 @@ from .models import equal_bits, make_tuned, packed_batch, run_step
 
 Untyped = Any  # Any: transformers is not typed
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 PLANS: list[Sequence[Mode]] = [
     ["recompute", "recompute", "recompute"],
@@ -156,7 +155,6 @@ def test_a_forward_that_failed_leaves_nothing_for_the_next_backward() -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 @pytest.mark.parametrize("layers", [2, 16, 64])
 def test_no_buffer_is_overwritten_before_its_copy_is_done(layers: int) -> None:
     """Sleeps of random length on both streams."""
@@ -172,7 +170,6 @@ def test_no_buffer_is_overwritten_before_its_copy_is_done(layers: int) -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_pinned_memory_does_not_grow_over_steps_of_varying_length() -> None:
     import psutil
 

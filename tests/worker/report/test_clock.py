@@ -177,7 +177,6 @@ def test_each_pass_is_told_in_order_once_it_is_known(gpu: Gpu) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_real_gpu_the_phases_sum_to_the_wall_time() -> None:
     weight = torch.randn(4096, 4096, device="cuda")
     clock = WallClock()
