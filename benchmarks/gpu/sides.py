@@ -173,14 +173,7 @@ def stock(task: Task, *, liger: bool = False) -> Made:
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())
     args = trl.SFTConfig(
-        output_dir=str(task.folder),
-        per_device_train_batch_size=task.rows_per_step,
-        max_steps=task.steps,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=SEED,
+        **_usual(task),
         use_cpu=not torch.cuda.is_available(),
         use_liger_kernel=liger,
         **({RECOMPUTE: False} if task.whole else {}),
@@ -219,14 +212,7 @@ def unsloth(task: Task) -> Made:
         use_gradient_checkpointing=recompute,
     )
     args = trl.SFTConfig(
-        output_dir=str(task.folder),
-        per_device_train_batch_size=task.rows_per_step,
-        max_steps=task.steps,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=SEED,
+        **_usual(task),
         bf16=True,
     )
     rows = task.dataset(model.config.vocab_size)
@@ -234,6 +220,20 @@ def unsloth(task: Task) -> Made:
         model=model, args=args, train_dataset=rows, processing_class=tokenizer()
     )
     return Made(trainer=trainer, model=model, notes={"recompute": recompute})
+
+
+def _usual(task: Task) -> dict[str, Untyped]:
+    """What every trainer of another's is told."""
+    return {
+        "output_dir": str(task.folder),
+        "per_device_train_batch_size": task.rows_per_step,
+        "max_steps": task.steps,
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": SEED,
+    }
 
 
 SIDES: dict[str, Callable[[Task], Made]] = {

@@ -56,7 +56,10 @@ def failure_of(error: BaseException) -> JobFailure:
     if isinstance(error, RunError):
         return error.failure
     if is_out_of_memory(error):
-        advice = "Use a smaller model, or recipe.precision='bf16' on a GPU."
+        advice = (
+            "Use a smaller model, recipe.precision='bf16' (full tuning: 'bf16_sr8'), or for LoRA "
+            "recipe.quantization='nf4'."
+        )
         return _out_of_memory("before training", error, advice).failure
     if is_disk_full(error):
         return disk_full(str(error))
