@@ -71,6 +71,7 @@ from .worker import (
     Outcome,
     Report,
     ReportReply,
+    ResumePoint,
     WorkerHello,
     WorkerWelcome,
 )
@@ -140,6 +141,7 @@ __all__ = [
     "ReportReply",
     "Request",
     "Response",
+    "ResumePoint",
     "RowFormat",
     "RowProblem",
     "RunEvent",

@@ -24,6 +24,10 @@ class EventKind(StrEnum):
     """`data` has `step` and the values."""
     CHECKPOINT = "checkpoint"
     """`data` has `step` and `adapter_id`."""
+    RESUME_POINT = "resume_point"
+    """All that the run needs to go on from `data.step` is stored."""
+    RESUMED = "resumed"
+    """The run goes on from `data.step`; what was told of later steps no longer counts."""
 
 
 class Event(Response):

@@ -41,7 +41,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
         JobState.VALIDATING_FILES: _ENDS | {JobState.QUEUED},
         JobState.QUEUED: _ENDS | {JobState.RUNNING},
         JobState.RUNNING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSING, JobState.QUEUED},
-        JobState.PAUSING: _ENDS | {JobState.PAUSED, JobState.QUEUED},
+        JobState.PAUSING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSED, JobState.QUEUED},
         JobState.PAUSED: _ENDS | {JobState.QUEUED},
         JobState.SUCCEEDED: frozenset(),
         JobState.FAILED: frozenset(),

@@ -42,10 +42,13 @@ class RunSpec(Request):
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     """OpenAI's knobs; the recipe was checked against them."""
     seed: int = Field(default=0, ge=0)
+    forked: bool = False
+    """The first resume point is another job's: the recipe may differ from the one it was made
+    with, as far as what it holds still fits."""
 
     def sha256(self) -> str:
         """Of what decides how the run goes; another attempt at it has the same."""
-        named = self.model_dump_json(exclude={"job_id", "attempt", "model_path"})
+        named = self.model_dump_json(exclude={"job_id", "attempt", "model_path", "forked"})
         return hashlib.sha256(named.encode()).hexdigest()
 
 
@@ -84,9 +87,10 @@ class RunEvent(Request):
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
-    the run directory), `metrics`. PHASE: `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
+    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. RESUMED: `step`. PHASE:
+    `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
     files: list[StoredFile] | None = None
-    """CHECKPOINT only, filled in by the supervisor once the files are stored."""
+    """CHECKPOINT and RESUME_POINT only, filled in by the supervisor once the files are stored."""
 
 
 class JobFailure(Request):
@@ -126,6 +130,8 @@ class ControlAction(StrEnum):
 
     CANCEL = "cancel"
     """Leave at once and keep nothing."""
+    STOP = "stop"
+    """End the training here and keep what it has made, as if this had been the last step."""
 
 
 class ControlFile(Request):

@@ -57,6 +57,14 @@ class ClaimedFile(Response):
     sha256: str
 
 
+class ResumePoint(Response):
+    """Everything a run needs to go on from a step, stored."""
+
+    step: int
+    files: list[StoredFile]
+    """One folder, flat; `manifest.json` tells what each is."""
+
+
 class Claim(Response):
     """A job, leased. Every report quotes the fence; a higher one exists once the lease is lost."""
 
@@ -79,13 +87,17 @@ class Claim(Response):
     hyperparameters: Hyperparameters
     """OpenAI's knobs in force."""
     seed: int
+    resume_points: list[ResumePoint] = Field(default_factory=list)
+    """What the run can go on from, newest first. Files: `/internal/jobs/{id}/resume/{sha256}`."""
+    forked: bool = False
+    """The resume point is another job's, whose recipe may have been different."""
 
 
 class Outcome(Request):
     """How an attempt ended."""
 
     state: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released`: the worker was told to go; the job is queued again and no attempt is charged."""
+    """`released`: the worker was told to go, or to pause; no attempt is charged."""
     error: JobFailure | None = None
     """With `failed`: why."""
     kind: Literal["lora", "full"] | None = None
@@ -124,6 +136,10 @@ class Control(StrEnum):
 
     CONTINUE = "continue"
     CANCEL = "cancel"
+    PAUSE = "pause"
+    """Save a resume point, give the device back, and release the job."""
+    STOP = "stop"
+    """End the training at the next step, and keep what it has made."""
 
 
 class ReportReply(Response):

@@ -7,6 +7,7 @@ from .file import FileRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
 from .report import ReportRow
+from .resume_point import ResumePointRow
 from .upload import UploadPartRow, UploadRow
 from .worker import WorkerRow
 
@@ -20,6 +21,7 @@ __all__ = [
     "JobRow",
     "MetricRow",
     "ReportRow",
+    "ResumePointRow",
     "UploadPartRow",
     "UploadRow",
     "WorkerRow",

@@ -39,10 +39,16 @@ class JobRow(Base):
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
+    stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
+    """End at the next step and keep what there is. A pause is the state `pausing`."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
-    """Attempts that ended with a silent worker; a release is not one."""
+    """Attempts that ended badly; a release is not one."""
+    failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    """Why each of them ended: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
+    not_before: Mapped[float | None] = mapped_column(Double)
+    """Not to be claimed earlier, by the database's clock."""
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
     """Fencing token: only who quotes the newest one may write."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
@@ -61,3 +67,9 @@ class JobRow(Base):
     fine_tuned_model: Mapped[str | None] = mapped_column(String(255))
     adapter_id: Mapped[str | None] = mapped_column(String(40))
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+    forked_from: Mapped[str | None] = mapped_column(String(40))
+    """The job whose resume point it starts from."""
+    forked_step: Mapped[int | None] = mapped_column(Integer)
+    retry_of: Mapped[str | None] = mapped_column(String(40), index=True, unique=True)
+    """The job that failed or was cancelled and that this one takes up; at most one does."""

@@ -1,0 +1,49 @@
+"""Resume points, and what control and bounded attempts need to know of a job."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "resume_points",
+        sa.Column("job_id", sa.String(length=40), nullable=False),
+        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("files", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"]),
+        sa.PrimaryKeyConstraint("job_id", "step"),
+    )
+    for column in (
+        sa.Column("stop_requested", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("failures", sa.JSON(), nullable=False, server_default="[]"),
+        sa.Column("not_before", sa.Double()),
+        sa.Column("forked_from", sa.String(length=40)),
+        sa.Column("forked_step", sa.Integer()),
+        sa.Column("retry_of", sa.String(length=40)),
+    ):
+        op.add_column("jobs", column)
+    op.create_index("ix_jobs_retry_of", "jobs", ["retry_of"], unique=True)
+
+
+def downgrade() -> None:
+    op.drop_index("ix_jobs_retry_of", "jobs")
+    # One by one: SQLite's way of rebuilding the table would break the rows that refer to it.
+    for column in (
+        "retry_of",
+        "forked_step",
+        "forked_from",
+        "not_before",
+        "failures",
+        "stop_requested",
+    ):
+        op.drop_column("jobs", column)
+    op.drop_table("resume_points")
