@@ -127,7 +127,8 @@ def job_in(server: Server) -> Callable[[JobState], str]:
         if state is JobState.SUCCEEDED:
             worker.succeed(claim)
         elif state is JobState.FAILED:
-            worker.report(claim, outcome={"state": "failed"})
+            error = {"category": "user", "code": "recipe_invalid", "message": "r"}
+            worker.report(claim, outcome={"state": "failed", "error": error})
         else:
             assert state is JobState.RUNNING
         return job_id

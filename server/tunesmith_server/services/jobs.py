@@ -253,6 +253,7 @@ def enqueue(
     """Move a job to `queued` and wake a worker after the commit."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
+    columns |= {"not_before": None}
     job = move(
         session, job_id, JobState.QUEUED, message, fence=fence, level=level,
         values=columns | (values or {}),

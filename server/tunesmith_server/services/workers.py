@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
@@ -18,10 +18,14 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     now = session.execute(select(epoch_now())).scalar_one()
     session.merge(WorkerRow(**body.model_dump(), last_seen=now))
     session.flush()
-    waiting = select(JobRow.id).where(
-        JobRow.state == JobState.QUEUED, can_serve(session, body.worker_id)
-    )
+    waiting = select(JobRow.id).where(may_start(), can_serve(session, body.worker_id))
     return WorkerWelcome(jobs_waiting=session.scalar(waiting.limit(1)) is not None)
+
+
+def may_start() -> ColumnElement[bool]:
+    """Whether a job waits for a worker and not for the end of its back-off."""
+    in_time = or_(JobRow.not_before.is_(None), JobRow.not_before <= epoch_now())
+    return and_(JobRow.state == JobState.QUEUED, in_time)
 
 
 def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
