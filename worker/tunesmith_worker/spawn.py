@@ -52,6 +52,7 @@ def trainer_environment(
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
+    env["PYTHONFAULTHANDLER"] = "1"  # a crash of a library shows its Python frames
     if compile_cache is not None:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
         env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))

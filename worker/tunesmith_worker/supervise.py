@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 
-from .errors import disk_full, is_disk_full
+from .errors import RunError, disk_full, is_disk_full, is_read_only, storage_read_only
 from .held_job import Cancelled, HeldJob, Released
 from .launcher import Launcher
-from .server_api import FencedOut, ServerApi, ServerRefused
+from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused
 from .settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def supervise(
         log.warning("lost the lease: %s", error)
     except Exception as error:  # whatever it is, the user must learn that the job is not running
         log.exception("supervising %s failed", claim.job_id)
-        _fail(job, error)
+        _fail(job, error, settings)
     finally:
         job.close()
         if not stopping():
@@ -62,8 +62,8 @@ def supervise(
     return True
 
 
-def _fail(job: HeldJob, error: Exception) -> None:
-    outcome = Outcome(state="failed", error=_failure_of(error))
+def _fail(job: HeldJob, error: Exception, settings: WorkerSettings) -> None:
+    outcome = Outcome(state="failed", error=_failure_of(error, settings))
     try:
         job.stop_trainer(0.0, cancel=False)
         if isinstance(error, ServerRefused):
@@ -73,12 +73,17 @@ def _fail(job: HeldJob, error: Exception) -> None:
         log.exception("the failure could not be reported either")
 
 
-def _failure_of(error: Exception) -> JobFailure:
+def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
+    if isinstance(error, RunError):
+        return error.failure
     if is_disk_full(error):
         return disk_full(str(error))
+    if is_read_only(error, settings.data_dir):
+        return storage_read_only(str(error))
+    refused = isinstance(error, ServerFault) and error.code == ErrorCode.STORAGE_READ_ONLY
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
-        code=ErrorCode.INTERNAL,
+        code=ErrorCode.STORAGE_READ_ONLY if refused else ErrorCode.INTERNAL,
         message=f"the worker could not run the job: {type(error).__name__}: {error}"[:4000],
-        hint="see the worker's log",
+        hint="the server's log says why its storage refuses" if refused else "see the worker's log",
     )

@@ -102,7 +102,7 @@ def _worth_another(
     if job.losses + 1 >= settings.max_losses:
         return False
     if failure.code in ONCE_MORE:
-        return sum(one["code"] == failure.code for one in failures) == 1
+        return [one["code"] for one in failures].count(failure.code) == 1
     return ANOTHER_MAY_DO_BETTER[failure.category]
 
 
