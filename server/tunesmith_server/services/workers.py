@@ -44,10 +44,20 @@ def goodbye(session: Session, worker_id: str) -> None:
 
 
 def ready(session: Session) -> dict[str, int]:
-    """Live workers by queue."""
+    """Live workers that take work, by queue."""
     rows = session.execute(
         select(WorkerRow.queue, func.count())
-        .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS)
+        .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_(None))
         .group_by(WorkerRow.queue)
     )
     return {queue: count for queue, count in rows}
+
+
+def not_ready(session: Session) -> dict[str, str]:
+    """Why live workers take no job, by their id."""
+    rows = session.execute(
+        select(WorkerRow.worker_id, WorkerRow.not_ready).where(
+            WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)
+        )
+    )
+    return {worker_id: why or "" for worker_id, why in rows}
