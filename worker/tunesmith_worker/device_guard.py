@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 
 from .leftovers import end_processes, free_shared_memory, shared_memory
@@ -38,6 +38,7 @@ class DeviceGuard:
         self._data_dir, self._free_memory = data_dir, free_memory
         self._at_first = free_memory()
         self._shared_before = shared_memory()
+        self._used = RawValue("b", 0)
         self._said = RawArray("c", _REASON_BYTES)
         self._last: tuple[Path, int | None] | None = None
 
@@ -46,19 +47,25 @@ class DeviceGuard:
         """Why no job was claimed when it was last looked at; None: nothing was in the way."""
         return self._said.value.decode(errors="ignore") or None
 
+    def taken(self) -> None:
+        """A job was claimed: from here on something may be left, whoever dies."""
+        self._used.value = 1
+
     def watches(self, run_dir: Path, session: int | None) -> None:
         """The run whose remains are looked for next; `session`: its trainer's process id."""
         self._last = (run_dir, session)
 
-    def is_clean(self, patience: float = PATIENCE_SECONDS) -> bool:
-        """Clears away what can be, and waits for the rest."""
-        deadline = time.monotonic() + patience
+    def is_clean(self, patience: float | None = None) -> bool:
+        """Clears away what can be, and waits for the rest: PATIENCE_SECONDS unless told."""
+        deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
         while (why := self._in_the_way()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if why and why != self.reason:
             log.error("no job is claimed: %s", why)
         elif self.reason and not why:
             log.warning("jobs are claimed again: %s no longer", self.reason)
+        if why is None:
+            self._used.value = 0
         self._said.value = (why or "").encode()[: _REASON_BYTES - 1]
         return why is None
 
@@ -68,6 +75,8 @@ class DeviceGuard:
                 """It can be written to."""
         except OSError as error:
             return f"nothing can be written to {self._data_dir}: {error.strerror}"
+        if not self._used.value:
+            return None
         if self._last is not None:
             run_dir, session = self._last
             if left := end_processes(run_dir, session, 0.0):

@@ -44,6 +44,8 @@ def supervise(
     claim = api.claim(worker_id)
     if claim is None:
         return False
+    if guard is not None:
+        guard.taken()
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
     record = ClaimRecord(settings, worker_id, claim)
     job = HeldJob(settings, api, worker_id, claim, stopping, launcher, at_once)
