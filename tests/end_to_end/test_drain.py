@@ -76,10 +76,9 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
     assert alive(service.worker_main()), "whoever restarts what has ended finds nothing to do"
     ready = service.url.removesuffix("/v1") + "/readyz"
     with service.internal() as http:
-        said = until(
-            lambda: (reply := http.get(ready)).status_code == 503 and reply.json()["error"], 30
-        )
-    assert said["message"].endswith("it is being drained")
+        until(lambda: http.get(ready).status_code == 503, 30)
+        said = http.get(ready).json()["error"]["message"]
+    assert said.endswith("it is being drained")
 
     with further_worker(env, tmp_path / "second") as second:
         until(lambda: trains(job, 2))

@@ -121,7 +121,7 @@ class _Herald(threading.Thread):
         why_not_ready: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(name="herald", daemon=True)
-        self._why_not_ready = why_not_ready
+        self._why_not_ready, self._trains = why_not_ready, queue == TRAIN_QUEUE
         self._app, self._settings = app, settings
         self._stop_asked = threading.Event()
         self._hello = WorkerHello(
@@ -152,7 +152,8 @@ class _Herald(threading.Thread):
                     continue
                 failures = 0
                 self._show_health()
-                if welcome.jobs_waiting and self._hello.queue == TRAIN_QUEUE and _idle():
+                unfit = self._hello.not_ready not in (None, DRAINING)  # the pool looks again
+                if (welcome.jobs_waiting or unfit) and self._trains and _idle():
                     self._wake()
             try:
                 api.goodbye(self._hello.worker_id)
