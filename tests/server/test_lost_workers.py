@@ -20,7 +20,8 @@ def test_a_job_of_a_silent_worker_is_queued_again(server: Server) -> None:
     assert server.take_back() == 1
     job = server.job(job_id)
     assert (job["status"], job["phase"]) == ("queued", None)
-    assert "worker-1 went silent in attempt 1: queued again" in server.messages(job_id)[-1]
+    assert "attempt 1 ended badly, queued again" in server.messages(job_id)[-1]
+    assert "worker worker-1 went silent" in server.messages(job_id)[-1]
     assert server.worker.claim_reply("worker-2").status_code == 204, "it backs off first"
     server.end_back_off(job_id)
     server.janitor().round()

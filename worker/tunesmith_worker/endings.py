@@ -11,7 +11,8 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 from .errors import EXIT_DISK_FULL, EXIT_READ_ONLY, disk_full, storage_read_only
 from .host_memory import HostMemory, gib
 
-_TAIL_BYTES = 1500
+_TAIL, _READ_BYTES = 1500, 1 << 16
+_MODULES = "Extension modules: "
 _SIGNALS = {
     signal.SIGSEGV: (
         "a segmentation fault",
@@ -81,7 +82,7 @@ def why_it_ended(status: int | None, log: Path, evidence: Evidence) -> JobFailur
         return disk_full(f"nothing more could be written to {log.parent}")
     if status == EXIT_READ_ONLY:
         return storage_read_only(f"nothing could be written to {log.parent}")
-    tail = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+    tail = _last_words(log)
     how, hint = f"status {status}", f"the whole log is {log} on the worker's host"
     if status is not None and status < 0:
         how = _name(-status)
@@ -115,6 +116,19 @@ def _killed(evidence: Evidence) -> JobFailure:
         hint="look for who kills on the worker's host: a person, a memory guard such as "
         "systemd-oomd or earlyoom, a container's runtime",
     )
+
+
+def _last_words(log: Path) -> str:
+    """The log's end; of a crash that faulthandler has told, the thread that crashed."""
+    text = log.read_bytes()[-_READ_BYTES:].decode(errors="replace")
+    # A line of a hundred modules follows the frames, and would be all that is left to see.
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(_MODULES)).strip()
+    _, fatal, told = text.rpartition("Fatal Python error: ")
+    if not fatal:
+        return text[-_TAIL:]
+    what, _, threads = told.partition("\n")
+    before, current, frames = threads.partition("Current thread")
+    return f"{fatal}{what}\n{current}{frames if current else before}"[:_TAIL].strip()
 
 
 def _name(number: int) -> str:

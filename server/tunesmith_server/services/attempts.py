@@ -70,12 +70,12 @@ def end_badly(
         "category": failure.category,
         "hint": failure.hint,
     }
-    after = "paused" if pausing else f"queued again, to start in {wait:.0f} s at the earliest"
+    then = "paused" if pausing else f"queued again, to start in {wait:.0f} s at the earliest"
     return jobs.move(
         session,
         job.id,
         JobState.PAUSED if pausing else JobState.QUEUED,
-        f"{failure.message}: {after}",
+        f"attempt {job.attempt} ended badly, {then}: {failure.message}",
         fence=job.fence,
         level="warn",
         data=data | ({} if pausing else {"retry_in_seconds": wait}),
