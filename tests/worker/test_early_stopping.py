@@ -221,7 +221,9 @@ class Trainer:
         if point is not None:
             take_best_from(point, self.run.checkpoints)
             self.state = transformers.TrainerState.load_from_json(str(point / "state.json"))
-        self.stopping.on_train_begin(None, self.state, self.control)
+            stored = self.state.stateful_callbacks["EarlyStopping"]
+            for name, value in stored["attributes"].items():
+                setattr(self.stopping, name, value)
 
     def evaluates(self, *values: float | None) -> None:
         for value in values:

@@ -78,16 +78,38 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         """The training has ended because there was no gain."""
 
     def state(self) -> dict[str, Any]:  # Any: JSON
-        """As transformers stores it, in `TrainerState.stateful_callbacks`."""
-        kept = self._kept is not None
-        saved = self._saved and asdict(self._saved)
-        return {"args": {}, "attributes": {**asdict(self.course), "kept": kept, "saved": saved}}
+        """As transformers stores it, in `TrainerState.stateful_callbacks`, and sets it again."""
+        return {"args": {}, "attributes": {"progress": self.progress}}
 
-    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        """Goes on where the TrainerState says; the own state, when the run is a fresh one."""
-        stored = state.stateful_callbacks.get(type(self).__name__)
-        if stored is not None:
-            self._go_on(dict(stored["attributes"]))
+    @property
+    def progress(self) -> dict[str, Any]:  # Any: JSON
+        """What a run that is taken up again needs to know, beside the files that are kept."""
+        return {
+            "course": asdict(self.course),
+            "kept": self._kept is not None,
+            "saved": self._saved and asdict(self._saved),
+        }
+
+    @progress.setter
+    def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
+        """A fork may judge by another metric, or keep what its origin did not: it begins anew.
+        Raises RunError when the best weights so far are not where they were kept."""
+        course = Course(**stored["course"])
+        if course.metric != self.course.metric:
+            return
+        if self._kept is not None and course.best is not None:
+            if not stored["kept"]:
+                course.best, course.best_step = None, 0
+            elif not (folder := self._kept.folder(course.best_step)).is_dir():
+                raise RunError(
+                    ErrorCode.TRAINER_CRASHED,
+                    f"The best weights so far, those of step {course.best_step}, are not in "
+                    f"{folder}.",
+                    category=ErrorCategory.INFRASTRUCTURE,
+                    hint="Start the run from its beginning: this resume point is not whole.",
+                )
+        self.course = course
+        self._saved = Saved(**stored["saved"]) if stored["saved"] else None
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step, value = state.global_step, self._evaluated().get(self.course.metric)
@@ -116,25 +138,6 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._kept.become(self.course.best_step, folder)
         self._tell_kept(last_step)
         return self.course.best_step, self._saved
-
-    def _go_on(self, stored: dict[str, Any]) -> None:  # Any: JSON
-        """A fork may judge by another metric, or keep what its origin did not: it begins anew."""
-        kept, saved = stored.pop("kept"), stored.pop("saved")
-        if stored["metric"] != self.course.metric:
-            return
-        self.course, self._saved = Course(**stored), saved and Saved(**saved)
-        if self._kept is None or self.course.best is None:
-            return
-        if not kept:
-            self.course.best, self.course.best_step = None, 0
-        elif not (folder := self._kept.folder(self.course.best_step)).is_dir():
-            raise RunError(
-                ErrorCode.TRAINER_CRASHED,
-                f"The best weights so far, those of step {self.course.best_step}, are not in "
-                f"{folder}.",
-                category=ErrorCategory.INFRASTRUCTURE,
-                hint="Start the run from its beginning: this resume point is not whole.",
-            )
 
     def _tell_end(self, step: int, total: int) -> None:
         course, rule = self.course, self._rule
