@@ -14,6 +14,7 @@ from ..events import EventLog
 from .directory import check_directory
 from .findings import settle
 from .labels import check_answers, check_end_token, check_labels
+from .numerics import check_numerics
 from .subject import Outcome, Subject, passed
 from .trained import check_optimizer, check_trained_parameters
 from .weights import check_embeddings, check_weights
@@ -41,7 +42,10 @@ def self_check(subject: Subject, events: EventLog) -> None:
                 check_directory,
             )
         ]
-        settle((one for o in outcomes for one in o.findings), events, None)
+        _settle(outcomes, events)
+        numeric = check_numerics(subject)
+        _settle(numeric, events)
+        outcomes += numeric
     _tell(outcomes, events, time.perf_counter() - began)
 
 
@@ -49,6 +53,10 @@ def check_longest_batch(subject: Subject) -> Outcome:
     """`longest_batch`: has run already, forward and backward, in the memory plan's trial pass."""
     batch = subject.memory.planner.batch.part(subject.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
+
+
+def _settle(outcomes: list[Outcome], events: EventLog) -> None:
+    settle((finding for one in outcomes for finding in one.findings), events, None)
 
 
 def _tell(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:

@@ -24,8 +24,8 @@ SAMPLE = 256
 TEXTS = 8
 """Examples whose labels are read as text, from the start of the file."""
 FILE_ROWS = 64
-"""Rows of the file among which an example's own is looked for: some give none, some give several."""
-ENOUGH = 0.5
+"""Rows of the file among which an example's own is looked for: some rows give none."""
+ENOUGH = 0.7
 """Share of the assistant's text that must be found again: templates trim and rewrite."""
 WRAPPING = 40
 """Characters that a template may put around an answer, such as an empty think block."""

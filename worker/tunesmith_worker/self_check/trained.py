@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import peft
 import torch
 from peft.tuners.lora import LoraLayer
 
@@ -57,9 +56,9 @@ def check_optimizer(subject: Subject) -> Outcome:
         findings.append(
             Finding(
                 "optimizer",
-                f"the learning rate of {parameters} of {len(trained)} tensors is {highest[still[0]]} "
-                f"at every one of the {subject.train_plan.total_steps} steps (it must be above 0 at "
-                "one).",
+                f"the learning rate of {parameters} of {len(trained)} tensors is "
+                f"{highest[still[0]]} at every one of {subject.train_plan.total_steps} steps (it "
+                "must be above 0 at one).",
                 "Raise recipe.learning_rate, or lower recipe.warmup_steps below the run's steps.",
                 param="recipe.learning_rate",
             )
