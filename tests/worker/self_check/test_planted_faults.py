@@ -31,12 +31,16 @@ FAULTS: dict[str, tuple[str, Plant, dict[str, Any]]] = {  # Any: JSON
     "base trains": ("trained_parameters", faults.after_attaching(faults.train_a_base_weight), {}),
     "detached adapter": ("adapter_acts", faults.after_attaching(faults.bypass), OFF),
     "kernels without adapter": ("adapter_acts", faults.forget_the_adapter, {}),
-    "adapter not neutral": ("fresh_adapter", faults.after_attaching(faults.scale_with_adapter), OFF),
+    "adapter not neutral": (
+        "fresh_adapter",
+        faults.after_attaching(faults.scale_with_adapter),
+        OFF,
+    ),
     "lr 0": ("optimizer", faults.no_learning_rate, {}),
     "warm-up as long as the run": ("optimizer", lambda _: None, {"warmup_steps": 1}),
     "tensor not in the optimiser": ("optimizer", faults.forget_a_tensor, {}),
     "crossed rows": ("rows_apart", faults.laid_out(faults.one_segment), {}),
-    "positions go on": ("rows_apart", faults.laid_out(faults.one_position_more), {}),
+    "positions cross": ("rows_apart", faults.laid_out(faults.positions_cross), {}),
     "crossed rows in bf16": ("rows_apart", faults.laid_out(faults.one_segment), BF16),
     **{
         f"{name} 1 % off in {way}{' in bf16' * bool(recipe)}": (
