@@ -159,3 +159,14 @@ def test_a_job_whose_model_nobody_has_any_more_says_so_once(
 def test_the_codes_that_get_one_more_attempt_would_not_by_their_category() -> None:
     assert set(attempts.ONCE_MORE) == {ErrorCode.KILLED_FOR_MEMORY}
     assert not attempts.ANOTHER_MAY_DO_BETTER[ErrorCategory.OUT_OF_MEMORY]
+
+
+def test_a_job_that_fails_while_it_pauses_is_paused(server: Server) -> None:
+    server.settings.max_losses = 1
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    server.change_job(job_id, state="pausing")
+    server.worker.report(claim, outcome=failed("trainer_killed"))
+    job = server.job(job_id)
+    assert (job["state"], job["phase"]) == ("paused", None)
+    assert server.worker.claim_reply().status_code == 204

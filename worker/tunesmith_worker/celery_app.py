@@ -52,7 +52,8 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     # Made before the pool forks, so that parent and child share them.
     stopping = Stopping(settings, worker_id)
-    guard = DeviceGuard(settings.data_dir, free_gpu_memory)
+    trains = queue == TRAIN_QUEUE
+    guard = DeviceGuard(settings.data_dir, free_gpu_memory if trains else lambda: None)
     tmp = new_temporary_folder()
     launcher = Launcher(settings, tmp)
     tasks.register(app, settings, worker_id, stopping, launcher, guard)
@@ -67,7 +68,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     signals.worker_ready.connect(lambda **_: herald.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: stopping.ask(), weak=False)
     signals.worker_shutdown.connect(lambda **_: herald.stop(), weak=False)
-    if queue == TRAIN_QUEUE:  # in the pool's process: a spare dies with the one that spawned it
+    if trains:  # in the pool's process: a spare dies with the one that spawned it
         signals.worker_ready.connect(lambda **_: watchman.start(), weak=False)
         signals.worker_shutdown.connect(lambda **_: watchman.stop(), weak=False)
         signals.worker_process_init.connect(lambda **_: launcher.keep_spare(), weak=False)

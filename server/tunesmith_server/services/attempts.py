@@ -48,44 +48,50 @@ def end_badly(
     failure: JobFailure,
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: columns set along
 ) -> JobRow | None:
-    """Charge a held job's attempt: queue it again for later, or fail it with its history.
+    """Charge a held job's attempt: queue it again for later, or fail it with its history; what its
+    user has asked for meanwhile goes first.
 
     Conditional on the job's fence; None: nothing was changed.
     """
     ended = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*job.failures, ended]
     columns = {**values, "failures": failures, "losses": job.losses + 1}
+    reason = f"attempt {job.attempt} ended badly"
+    may_go_on = _worth_another(failure, failures)
     if job.cancel_requested:
         return jobs.move(
             session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence, values=columns
         )
-    if not _worth_another(settings, job, failure, failures):
+    columns |= {"phase": None, "lease_until": None}
+    if may_go_on and job.state == JobState.PAUSING:
+        message = f"{reason}: paused ({failure.message})"
+        return jobs.move(
+            session, job.id, JobState.PAUSED, message, fence=job.fence, level="warn", values=columns
+        )
+    if not may_go_on or job.losses + 1 >= settings.max_losses:
         last = failure.model_copy(update={"message": _with_history(failure, failures)})
         return jobs.fail(session, job.id, last, fence=job.fence, values=columns)
-    pausing = job.state == JobState.PAUSING
-    wait = 0.0 if pausing else back_off(settings, job.losses + 1)
+    wait = back_off(settings, job.losses + 1)
     data: dict[str, JsonValue] = {
         "attempt": job.attempt,
         "code": failure.code,
         "category": failure.category,
         "hint": failure.hint,
+        "retry_in_seconds": wait,
     }
-    then = "paused" if pausing else f"queued again, to start in {wait:.0f} s at the earliest"
     return jobs.move(
         session,
         job.id,
-        JobState.PAUSED if pausing else JobState.QUEUED,
-        f"attempt {job.attempt} ended badly, {then}: {failure.message}",
+        JobState.QUEUED,
+        f"{reason}, queued again, to start in {wait:.0f} s at the earliest: {failure.message}",
         fence=job.fence,
         level="warn",
-        data=data | ({} if pausing else {"retry_in_seconds": wait}),
+        data=data,
         values={
             **columns,
             "queued_at": time.time(),
             "woken_at": 0.0,  # the janitor wakes a worker once the wait is over
             "not_before": epoch_now() + wait,
-            "phase": None,
-            "lease_until": None,
         },
     )
 
@@ -96,11 +102,7 @@ def back_off(settings: Settings, losses: int) -> float:
     return min(MAX_BACK_OFF_SECONDS, wait)
 
 
-def _worth_another(
-    settings: Settings, job: JobRow, failure: JobFailure, failures: list[dict[str, Any]]
-) -> bool:
-    if job.losses + 1 >= settings.max_losses:
-        return False
+def _worth_another(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
     if failure.code in ONCE_MORE:
         return [one["code"] for one in failures].count(failure.code) == 1
     return ANOTHER_MAY_DO_BETTER[failure.category]
