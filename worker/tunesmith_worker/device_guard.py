@@ -8,7 +8,6 @@ says why in its hello, and looks again. Never touches CUDA.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 
 from .leftovers import end_processes, free_shared_memory, shared_memory
+from .process import trainers_card
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +104,12 @@ def free_gpu_memory() -> int | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    command = [tool, f"--id={card}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    command = [
+        tool,
+        f"--id={trainers_card()}",
+        "--query-gpu=memory.free",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return int(asked.stdout.split()[0]) * 1024**2 if asked.returncode == 0 else None
