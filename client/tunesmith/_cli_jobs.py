@@ -1,4 +1,4 @@
-"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs."""
+"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs. Control is in _cli_control.py."""
 
 from __future__ import annotations
 
@@ -103,19 +103,6 @@ def watch(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Follow a job to its end, with a live bar."""
     with connected(ctx) as client:
         _watch(client.fine_tuning.jobs.retrieve(job_id), as_json)
-
-
-@app.command("cancel")
-def cancel(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Stop a job."""
-    with connected(ctx) as client:
-        job = client.fine_tuning.jobs.cancel(job_id)
-        if as_json:
-            show_json(job)
-        elif job.state == "cancelled":
-            typer.echo(f"cancelled {job.id}")
-        else:
-            typer.echo(f"asked {job.id} to stop; it is still {job.state}")
 
 
 @app.command("logs")

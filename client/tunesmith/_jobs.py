@@ -1,4 +1,4 @@
-"""`client.fine_tuning.jobs`: create, follow, cancel, and read what came of it."""
+"""`client.fine_tuning.jobs`: create, follow, control, and read what came of it."""
 
 from __future__ import annotations
 
@@ -111,9 +111,38 @@ class Jobs:
         return self._bound(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
 
     def cancel(self, job_id: str) -> Job:
-        """Asks; the job may still be `running` in the answer and stops within seconds."""
-        path = path_of("fine_tuning", "jobs", job_id, "cancel")
-        return self._bound(self._http.post(Job, path))
+        """Asks; the job may still be `running` in the answer and stops within seconds.
+
+        Raises BadRequestError (`code` is `not_cancellable`) for a job that succeeded or failed.
+        """
+        return self._ask(job_id, "cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Has a running job save a resume point and give its device back: its `state` is `pausing`
+        until it has, then `paused`. A queued one is paused at once.
+
+        Raises BadRequestError (`not_pausable`) for a job that has ended or is about to, and for one
+        whose files are still being read.
+        """
+        return self._ask(job_id, "pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queues a paused job again, to go on from where it was; calls off a pause under way.
+
+        Raises BadRequestError (`not_resumable`) for a job that has ended.
+        """
+        return self._ask(job_id, "resume")
+
+    def stop(self, job_id: str) -> Job:
+        """Has a job end at its next step and keep what it has made: it succeeds early. A job that
+        waits is taken up from its resume point for that.
+
+        Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
+        """
+        return self._ask(job_id, "stop")
+
+    def _ask(self, job_id: str, verb: str) -> Job:
+        return self._bound(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, verb)))
 
     def list_events(
         self,

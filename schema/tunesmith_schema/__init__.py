@@ -7,6 +7,7 @@ from .base import FROM_SERVER, Page, Request, Response
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .forks import JobFork
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -121,6 +122,7 @@ __all__ = [
     "JobCreate",
     "JobError",
     "JobFailure",
+    "JobFork",
     "JobReport",
     "JobState",
     "LayerMemory",

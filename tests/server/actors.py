@@ -100,6 +100,13 @@ class Server:
     def job(self, job_id: str) -> Any:  # Any: JSON
         return self.user.json(f"/v1/fine_tuning/jobs/{job_id}")
 
+    def ask(self, job_id: str, verb: str, **body: Any) -> Any:  # Any: JSON
+        """Ask something of a job that must be granted; gives the job."""
+        path = f"/v1/fine_tuning/jobs/{job_id}/{verb}"
+        reply = self.user.post(path, **({"json": body} if body else {}))
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
     def messages(self, job_id: str) -> list[str]:
         path = f"/v1/fine_tuning/jobs/{job_id}/events"
         events = self.user.json(path, params={"order": "asc", "limit": 1000})
