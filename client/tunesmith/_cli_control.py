@@ -1,6 +1,8 @@
-"""`tunesmith jobs cancel|pause|resume|stop`: one line about what has come of it."""
+"""`tunesmith jobs cancel|pause|resume|stop|fork|retry`: one line about what has come of it."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
@@ -8,6 +10,7 @@ from tunesmith_schema import JobState
 
 from ._cli_jobs import JobId
 from ._cli_output import AsJson, show_json
+from ._cli_recipe import RecipeFile, RecipePairs, build_recipe
 from ._cli_session import connected
 from ._job import Job
 
@@ -56,8 +59,50 @@ def stop(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     )
 
 
+def fork(
+    ctx: typer.Context,
+    job_id: JobId,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Where to start; the newest resume point else.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="ID", help="ftckpt-..., in place of --step.")
+    ] = None,
+    recipe: RecipePairs = None,
+    recipe_file: RecipeFile = None,
+    suffix: Annotated[str | None, typer.Option(help="Goes into the tuned model's name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The job's, when not given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start another job where this one was, with a changed recipe."""
+    with connected(ctx) as client:
+        job = client.fine_tuning.jobs.fork(
+            job_id,
+            step=step,
+            checkpoint=checkpoint,
+            recipe=build_recipe(recipe or [], recipe_file),
+            suffix=suffix,
+            seed=seed,
+        )
+    _say(job, f"{job.id} goes on from step {job.forked_step} of {job_id}", as_json)
+
+
+def retry(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Take up a job that failed or was cancelled, as a new one."""
+    with connected(ctx) as client:
+        job = client.fine_tuning.jobs.retry(job_id)
+    where = (
+        "from the beginning"
+        if job.forked_from is None
+        else f"from step {job.forked_step}"
+        if job.forked_from == job_id
+        else f"from step {job.forked_step} of {job.forked_from}"
+    )
+    _say(job, f"{job.id} takes up {job_id} {where}", as_json)
+
+
 def add_to(app: typer.Typer) -> None:
-    for verb in (cancel, pause, resume, stop):
+    for verb in (cancel, pause, resume, stop, fork, retry):
         app.command(verb.__name__)(verb)
 
 

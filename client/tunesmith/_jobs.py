@@ -17,6 +17,7 @@ from tunesmith_schema import (
     Event,
     Hyperparameters,
     JobCreate,
+    JobFork,
     JobReport,
     Method,
     MetricPoint,
@@ -140,6 +141,58 @@ class Jobs:
         Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
         """
         return self._ask(job_id, "stop")
+
+    def fork(
+        self,
+        job_id: str,
+        *,
+        checkpoint: str | None = None,
+        step: int | None = None,
+        recipe: wire.Recipe | Mapping[str, Any] | None = None,  # Any: JSON
+        hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Starts another job from a resume point of this one: the newest, or the newest at or
+        before `step`, or before that of `checkpoint`. What is given changes, the rest is this
+        job's; of a Recipe or Hyperparameters only the fields that were set.
+
+        Raises BadRequestError: `not_forkable` where there is no resume point, and with `param` for
+        a change that does not fit what has been trained, such as `recipe.lora.r`.
+        """
+        if isinstance(recipe, wire.Recipe):
+            recipe = recipe.model_dump(mode="json", exclude_unset=True)
+        given = {
+            "checkpoint": checkpoint,
+            "step": step,
+            "recipe": recipe and dict(recipe),
+            "hyperparameters": hyperparameters,
+            "suffix": suffix,
+            "seed": seed,
+            "metadata": None if metadata is None else dict(metadata),
+        }
+        try:
+            body = JobFork.model_validate({k: v for k, v in given.items() if v is not None})
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        return self._bound(
+            self._http.post(
+                Job,
+                path_of("fine_tuning", "jobs", job_id, "fork"),
+                json=body.model_dump(mode="json", exclude_unset=True),
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def retry(self, job_id: str) -> Job:
+        """Takes up a job that failed or was cancelled: a new job with the same body, which goes on
+        from the newest resume point. A second call gives the same new job.
+
+        Raises BadRequestError (`not_retryable`) for any other job.
+        """
+        return self._ask(job_id, "retry")
 
     def _ask(self, job_id: str, verb: str) -> Job:
         return self._bound(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, verb)))

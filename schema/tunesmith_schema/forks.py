@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, JsonValue
+from typing import Self
+
+from pydantic import Field, JsonValue, model_validator
 
 from .base import Request, Text, with_example
 from .jobs import Hyperparameters
@@ -33,6 +35,12 @@ class JobFork(Request):
     """The job's, when not given."""
     metadata: dict[Text, Text] | None = None
     """The job's, when not given; bounds as in a create."""
+
+    @model_validator(mode="after")
+    def _one_place_to_start(self) -> Self:
+        if self.checkpoint is not None and self.step is not None:
+            raise ValueError("checkpoint and step both say where to start: give one")
+        return self
 
 
 FIXED = ("tuning", "from_scratch", "quantization", "precision", "add_tokens")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from tunesmith_schema import Job, JobCreate, JobReport, Page
+from tunesmith_schema import Job, JobCreate, JobFork, JobReport, Page
 
 from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
-from ..services import job_control, job_create, jobs, reports
+from ..services import job_control, job_create, job_fork, jobs, reports
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
@@ -105,3 +105,29 @@ def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str)
 def stop(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str) -> Job:
     """End the training at its next step and keep what it has made: the job succeeds early."""
     return job_control.stop(session, state.wake_ups, job_id)
+
+
+@router.post("/{job_id}/fork")
+def fork(
+    by: OnceDep,
+    state: StateDep,
+    session: SessionDep,
+    job_id: str,
+    response: Response,
+    body: JobFork | None = None,
+) -> Job:
+    """Start another job from a resume point of this one, with a changed recipe. The job itself,
+    which may be in any state, is left as it is. `Idempotency-Key` as in a create."""
+    given = body or JobFork()
+    made = job_fork.fork(session, state.settings, state.wake_ups, job_id, given, by)
+    return _answer(made, response)
+
+
+@router.post("/{job_id}/retry")
+def retry(
+    caller: CallerDep, state: StateDep, session: SessionDep, job_id: str, response: Response
+) -> Job:
+    """Take up a job that failed or was cancelled: a new one with the same body, which goes on from
+    the newest resume point. There is one retry of a job; asking again gives that one."""
+    made = job_fork.retry(session, state.settings, state.wake_ups, job_id, caller)
+    return _answer(made, response)
