@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import JobState
-from tunesmith_server.services import job_fork
 
 from .actors import Server
 from .callers import event
@@ -143,14 +142,3 @@ def test_the_same_key_gives_the_same_fork(server: Server, parent: str) -> None:
     assert again.headers["idempotent-replayed"] == "true"
     assert fork_reply(server, parent, key, step=200).status_code == 409
     assert fork_reply(server, parent, step=100).json()["id"] != first.json()["id"]
-
-
-def test_points_that_a_fork_starts_from_are_in_use_until_it_is_over(
-    server: Server, parent: str
-) -> None:
-    made = server.ask(parent, "fork", step=200)
-    with server.database.read() as session:
-        assert job_fork.steps_in_use(session, parent) == {200}
-    server.ask(made["id"], "cancel")
-    with server.database.read() as session:
-        assert job_fork.steps_in_use(session, parent) == set()

@@ -74,19 +74,6 @@ def has_changed(session: Session, job: JobRow) -> bool:
     return origin is not None and any(getattr(origin, n) != getattr(job, n) for n in shaping)
 
 
-def steps_in_use(session: Session, job_id: str) -> set[int]:
-    """Steps of a job's resume points that other jobs, not yet over, start from."""
-    return {
-        step
-        for step in session.scalars(
-            select(JobRow.forked_step).where(
-                JobRow.forked_from == job_id, JobRow.finished_at.is_(None)
-            )
-        )
-        if step is not None
-    }
-
-
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -198,6 +185,7 @@ def _origin_of_retry(session: Session, old: JobRow) -> Origin:
         return Origin(words=words, job_id=old.id, step=steps[0], retry_of=old.id)
     if old.forked_from is None or old.forked_step is None:
         return Origin(words=f"{again}, from the beginning", retry_of=old.id)
+    jobs.lock(session, old.forked_from)  # its resume points stay until the retry is there
     if old.forked_step not in _steps(session, old.forked_from):
         raise BadRequest(
             ErrorCode.NOT_RETRYABLE,
