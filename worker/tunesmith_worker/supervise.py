@@ -14,9 +14,10 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 from .claim_record import ClaimRecord
 from .device_guard import DeviceGuard
 from .errors import RunError, disk_full, is_disk_full, is_read_only, storage_read_only
-from .held_job import Cancelled, HeldJob, Released
+from .held_job import HeldJob
 from .launcher import Launcher
 from .leftovers import end_processes
+from .orders import Cancelled, Released
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused
 from .settings import WorkerSettings
 

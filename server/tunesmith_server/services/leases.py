@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import (
     Claim,
     ClaimedFile,
-    Control,
     ErrorCategory,
     ErrorCode,
     EventKind,
@@ -36,9 +35,8 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, attempts, base_models, events, jobs, reports, workers
-
-HELD = (JobState.RUNNING, JobState.PAUSING)
+from . import adapters, attempts, base_models, events, job_control, jobs, reports, workers
+from .jobs import HELD
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
@@ -56,6 +54,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         best,
         JobState.RUNNING,
         f"claimed by {worker_id}",
+        only_from={JobState.QUEUED},
         data={"worker_id": worker_id},
         values={
             "lease_owner": worker_id,
@@ -155,7 +154,7 @@ def report(
 
 def _reply(settings: Settings, job: JobRow) -> ReportReply:
     return ReportReply(
-        control=Control.CANCEL if job.cancel_requested else Control.CONTINUE,
+        control=job_control.order(job),
         accepted_seq=job.source_seq,
         lease_seconds=settings.lease_seconds,
     )
@@ -199,10 +198,7 @@ def _finish(
 ) -> None:
     fence = job.fence
     if outcome.state == "released":
-        if job.cancel_requested:
-            jobs.move(session, job.id, JobState.CANCELLED, "cancelled", fence=fence)
-            return
-        jobs.enqueue(session, wake_ups, job.id, "released by its worker: queued again", fence=fence)
+        job_control.let_go(session, wake_ups, job, "released by its worker")
     elif outcome.state == "cancelled":
         jobs.move(session, job.id, JobState.CANCELLED, "cancelled while training", fence=fence)
     elif outcome.state == "failed":
@@ -211,7 +207,7 @@ def _finish(
             code=ErrorCode.TRAINER_CRASHED,
             message="the worker gave no reason",
         )
-        attempts.end_badly(session, settings, job, failure)
+        attempts.end_badly(session, settings, wake_ups, job, failure)
     else:
         name = _tuned_name(settings, job)
         adapter = adapters.record(
@@ -239,7 +235,7 @@ def _finish(
         )
 
 
-def take_back_expired(session: Session, settings: Settings) -> int:
+def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -> int:
     """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
     expired = session.scalars(
         select(JobRow)
@@ -256,5 +252,5 @@ def take_back_expired(session: Session, settings: Settings) -> int:
         )
         # A new fence: a final report that comes after all is refused, not taken for a repetition.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
-        taken += attempts.end_badly(session, settings, job, failure, fenced) is not None
+        taken += attempts.end_badly(session, settings, wake_ups, job, failure, fenced) is not None
     return taken
