@@ -99,7 +99,8 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
         while third.poll() is None and time.monotonic() < began + 25:
             third.send_signal(signal.SIGTERM)  # two that come at once are one to the kernel
             time.sleep(1.0)
-        assert third.poll() == 0, "twice: at once, not after the 30 s that a trainer has"
+        # One that comes while the interpreter ends meets no handler any more.
+        assert third.poll() in (0, -signal.SIGTERM), "at once, not after a trainer's 30 s"
         assert not alive(trainer)
     until(lambda: job.refresh().status == "queued", 5)
     assert charged(service) == [(0, "[]")]
