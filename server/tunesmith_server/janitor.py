@@ -60,7 +60,7 @@ class Janitor(threading.Thread):
     def round(self) -> None:
         with self._database.write.begin() as session:
             if self._may_judge_leases(session):
-                leases.take_back_expired(session, self._settings, self._wake_ups)
+                leases.take_back_expired(session, self._settings)
                 waiting.tell(session)
             self._wake_again(session)
             _forget_old(session)

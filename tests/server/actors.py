@@ -134,7 +134,7 @@ class Server:
     def take_back(self) -> int:
         """The part of the janitor's round that lets one lease pass first."""
         with self.database.write.begin() as session:
-            return leases.take_back_expired(session, self.settings, self.wake_ups)
+            return leases.take_back_expired(session, self.settings)
 
     def janitor(self) -> Janitor:
         return Janitor(self.settings, self.database, self.storage, self.wake_ups)

@@ -19,7 +19,6 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, JobState
 
 from ..database import epoch_now
 from ..models import JobRow
-from ..queue import WakeUps
 from ..settings import Settings
 from . import job_control, jobs
 
@@ -45,7 +44,6 @@ _LINE = 200
 def end_badly(
     session: Session,
     settings: Settings,
-    wake_ups: WakeUps,
     job: JobRow,
     failure: JobFailure,
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: columns set along
@@ -60,9 +58,20 @@ def end_badly(
     columns = {**values, "failures": failures, "losses": job.losses + 1}
     reason = f"attempt {job.attempt} ended badly"
     may_go_on = _worth_another(failure, failures)
-    if job.cancel_requested or (may_go_on and job.state == JobState.PAUSING):
-        return job_control.let_go(
-            session, wake_ups, job, f"{reason} ({failure.message})", level="warn", values=columns
+    if job.cancel_requested:
+        return jobs.move(
+            session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence, values=columns
+        )
+    columns |= {"phase": None, "lease_until": None}
+    if may_go_on and job.state == JobState.PAUSING:
+        message = f"{reason}: paused ({failure.message})"
+        return jobs.move(
+            session, job.id, JobState.PAUSED, message, fence=job.fence, level="warn", values=columns
+        )
+    if may_go_on and job.stop_requested and not job_control.has_resume_point(session, job):
+        message = f"{reason} before anything was stored that the stop could have kept: cancelled"
+        return jobs.move(
+            session, job.id, JobState.CANCELLED, message, fence=job.fence, values=columns
         )
     if not may_go_on or job.losses + 1 >= settings.max_losses:
         last = failure.model_copy(update={"message": _with_history(failure, failures)})
@@ -88,8 +97,6 @@ def end_badly(
             "queued_at": time.time(),
             "woken_at": 0.0,  # the janitor wakes a worker once the wait is over
             "not_before": epoch_now() + wait,
-            "phase": None,
-            "lease_until": None,
         },
     )
 

@@ -207,7 +207,7 @@ def _finish(
             code=ErrorCode.TRAINER_CRASHED,
             message="the worker gave no reason",
         )
-        attempts.end_badly(session, settings, wake_ups, job, failure)
+        attempts.end_badly(session, settings, job, failure)
     else:
         name = _tuned_name(settings, job)
         adapter = adapters.record(
@@ -235,7 +235,7 @@ def _finish(
         )
 
 
-def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -> int:
+def take_back_expired(session: Session, settings: Settings) -> int:
     """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
     expired = session.scalars(
         select(JobRow)
@@ -252,5 +252,5 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
         )
         # A new fence: a final report that comes after all is refused, not taken for a repetition.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
-        taken += attempts.end_badly(session, settings, wake_ups, job, failure, fenced) is not None
+        taken += attempts.end_badly(session, settings, job, failure, fenced) is not None
     return taken
