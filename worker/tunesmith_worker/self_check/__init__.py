@@ -1,0 +1,1 @@
+"""Proof before the first step, and along the way, that a run learns what it should."""
