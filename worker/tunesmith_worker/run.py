@@ -210,6 +210,7 @@ def train(
                 seed=spec.seed,
             ),
         )
+    trainer.name_row = data.row_numbers
     if full and load_plan.precision != "fp32":
         trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
@@ -259,6 +260,7 @@ def train(
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+            trainer.guard.check()
         layouts.training_ended()
         recorder.training_ended()
     memory.report()

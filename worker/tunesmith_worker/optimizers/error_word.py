@@ -23,8 +23,8 @@ DTYPES = (torch.bfloat16, torch.float32)
 class ErrorWordAdamW(torch.optim.Optimizer):
     """Parameters in bf16; those that a model keeps in fp32 get plain AdamW.
 
-    `found_inf` is what torch's fused optimisers know by that name: an fp32 scalar on the device, and
-    where it is 1 a step changes neither weights nor moments. Steps are counted all the same."""
+    `found_inf` is what torch's fused optimisers know by that name: an fp32 scalar on the device;
+    where it is 1, a step changes neither weights nor moments. Steps are counted all the same."""
 
     def __init__(
         self,
