@@ -122,6 +122,10 @@ class Recipe(Request):
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
 
+    self_check: bool = True
+    """Prove before the first step that the run learns what it should (docs/self-check.md), and
+    refuse to start, naming the cause, where it would not."""
+
     @field_validator("precision", mode="before")
     @classmethod
     def _no_fp16(cls, value: object) -> object:

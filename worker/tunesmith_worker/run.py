@@ -109,6 +109,7 @@ def train(
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
+        from .self_check import Subject, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -242,6 +243,23 @@ def train(
         )
         memory.settle()
         plan.write()
+    self_check(
+        Subject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            layouts=layouts,
+            memory=memory,
+            recipe=recipe,
+            load_plan=load_plan,
+            data_plan=data_plan,
+            train_plan=train_plan,
+            training=training,
+            training_file=run.root / spec.training_file,
+            folder=run.root,
+        ),
+        events,
+    )
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
