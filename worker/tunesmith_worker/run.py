@@ -109,7 +109,7 @@ def train(
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
-        from .self_check import Subject, self_check
+        from .self_check import Subject, Tripwires, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -222,6 +222,8 @@ def train(
         live=recorder.live,
     )
     trainer.add_callback(callback)
+    if recipe.self_check:
+        trainer.add_callback(Tripwires(trainer, events))
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
     events.message(

@@ -125,7 +125,9 @@ def untie(model: Untyped) -> None:
 
 
 def zero_a_used_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: Untyped, tokenizer: Untyped, used: list[int], *_: Untyped, **__: Untyped) -> None:
+    def wrong(
+        model: Untyped, tokenizer: Untyped, used: list[int], *_: Untyped, **__: Untyped
+    ) -> None:
         with torch.no_grad():
             model.get_base_model().get_input_embeddings().weight[used[5]] = 0.0
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ErrorCode, EventKind
-
 from tunesmith_worker.run import main
 
 from ..conftest import MakeRun
@@ -31,7 +30,11 @@ FAULTS: dict[str, tuple[str, Plant, dict[str, Any]]] = {  # Any: JSON
     "base trains": ("trained_parameters", faults.after_attaching(faults.train_a_base_weight), {}),
     "detached adapter": ("adapter_acts", faults.after_attaching(faults.bypass), OFF),
     "kernels without adapter": ("adapter_acts", faults.forget_the_adapter, {}),
-    "adapter not neutral": ("fresh_adapter", faults.after_attaching(faults.scale_with_adapter), OFF),
+    "adapter not neutral": (
+        "fresh_adapter",
+        faults.after_attaching(faults.scale_with_adapter),
+        OFF,
+    ),
     "lr 0": ("optimizer", faults.no_learning_rate, {}),
     "warm-up as long as the run": ("optimizer", lambda _: None, {"warmup_steps": 1}),
     "tensor not in the optimiser": ("optimizer", faults.forget_a_tensor, {}),

@@ -65,6 +65,11 @@ class NanGuard:
             self.check()
         self._kept.append(step)
 
+    @property
+    def taking(self) -> TakenStep:
+        """The step that began last, until its flag is read."""
+        return self._kept[-1]
+
     def judge(self, norm: torch.Tensor) -> None:
         """norm: [], of the whole gradient of the step that began last."""
         bad = norm.detach().to(self.found_inf.device).isfinite().logical_not_()

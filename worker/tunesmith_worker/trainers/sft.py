@@ -50,6 +50,8 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
+        self.step_loss = torch.zeros((), device=self.args.device)
+        """Of the last step."""
         self.name_row: RowName | None = None
         """What the user calls a row, given its token ids and labels."""
         self.guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
@@ -112,6 +114,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
                     loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
+        self.step_loss = loss
         return loss
 
     def run_again(self, rows: Batch, step: TakenStep) -> torch.Tensor:
