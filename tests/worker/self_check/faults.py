@@ -177,10 +177,9 @@ def one_segment(batch: dict[str, Untyped]) -> dict[str, Untyped]:
     }
 
 
-def one_position_more(batch: dict[str, Untyped]) -> dict[str, Untyped]:
-    """The second row goes on where the first ended."""
-    tokens = batch["input_ids"].shape[1]
-    return batch | {"position_ids": torch.arange(tokens)[None]}
+def positions_cross(batch: dict[str, Untyped]) -> dict[str, Untyped]:
+    """Off by one row's end. (Counting on from row to row would be none: RoPE is relative.)"""
+    return batch | {"position_ids": batch["position_ids"].roll(3, dims=1)}
 
 
 def lose_labels(batch: dict[str, Untyped]) -> dict[str, Untyped]:
@@ -194,7 +193,7 @@ class _BackwardOff(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Untyped, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def backward(ctx: Untyped, upstream: torch.Tensor) -> torch.Tensor:
@@ -228,13 +227,14 @@ def kernel(name: str, by: Callable[[Untyped], Untyped]) -> Plant:
 
 
 def forget_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our kernels compute the base model alone."""
+    """Our kernels compute down_proj without its adapter."""
     right = projections._read
-    monkeypatch.setattr(projections, "_read", lambda m: replace_adapter(right(m)))
 
+    def wrong(module: Untyped) -> Untyped:
+        found = right(module)
+        return replace(found, adapter=None) if module.in_features == 96 else found
 
-def replace_adapter(projection: Untyped) -> Untyped:
-    return type(projection)(projection.weight, projection.bias)
+    monkeypatch.setattr(projections, "_read", wrong)
 
 
 def not_writable(monkeypatch: pytest.MonkeyPatch) -> None:

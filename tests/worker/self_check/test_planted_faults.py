@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[str, Plant, dict[str, Any]]] = {  # Any: JSON
     "warm-up as long as the run": ("optimizer", lambda _: None, {"warmup_steps": 1}),
     "tensor not in the optimiser": ("optimizer", faults.forget_a_tensor, {}),
     "crossed rows": ("rows_apart", faults.laid_out(faults.one_segment), {}),
-    "positions go on": ("rows_apart", faults.laid_out(faults.one_position_more), {}),
+    "positions cross": ("rows_apart", faults.laid_out(faults.positions_cross), {}),
     "crossed rows in bf16": ("rows_apart", faults.laid_out(faults.one_segment), BF16),
     **{
         f"{name} 1 % off in {way}{' in bf16' * bool(recipe)}": (

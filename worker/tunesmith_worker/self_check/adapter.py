@@ -47,9 +47,9 @@ def acts(moved: Pass, base: Pass, least: float, trained: list[str], *, experts: 
 
 
 def starts_from_base(fresh: Pass, base: Pass, limit: float) -> Outcome:
-    """`fresh_adapter`: with B = 0 the model is the base model."""
+    """`fresh_adapter`: with B = 0 the model is the base model; RMS over labels."""
     name = "fresh_adapter"
-    change = float((fresh.log_probs - base.log_probs).abs().max())
+    change = float((fresh.log_probs - base.log_probs).pow(2).mean().sqrt())
     findings = []
     if not change <= limit:
         findings.append(

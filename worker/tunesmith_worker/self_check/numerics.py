@@ -123,7 +123,7 @@ class Numerics:
             theirs_16 = run_pass(trainer, piece.padded, backward=True) if patched else None
             with in_fp32(subject.model):
                 if patched is None:
-                    return [self._apart(self._run(backward=False), limits), _UNPATCHED]
+                    return [self._apart(self._run(backward=True), limits), _UNPATCHED]
                 theirs = run_pass(trainer, piece.padded, backward=True)
                 with ours_again(patched):
                     ours = self._run(backward=True)

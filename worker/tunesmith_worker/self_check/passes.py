@@ -60,9 +60,20 @@ def run_pass(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Pass:
 
 
 def run_alone(trainer: Untyped, batches: Sequence[Batch]) -> Pass:
-    """Batches of one row each, as one pass without a backward."""
-    log_probs = [run_pass(trainer, batch).log_probs for batch in batches]
-    return Pass(log_probs=torch.cat(log_probs), gradients={})
+    """Batches of one row each, as one pass over all rows."""
+    log_probs: list[torch.Tensor] = []
+    gradients: dict[str, torch.Tensor] = {}
+    for batch in batches:
+        one = run_pass(trainer, batch, backward=True)
+        log_probs.append(one.log_probs)
+        for name, gradient in one.gradients.items():  # each a mean over its own labels
+            whole = gradient.float() * len(one.log_probs)
+            gradients[name] = gradients[name].add_(whole) if name in gradients else whole
+    labels = sum(map(len, log_probs))
+    return Pass(
+        log_probs=torch.cat(log_probs),
+        gradients={name: one.div_(labels) for name, one in gradients.items()},
+    )
 
 
 @contextmanager
