@@ -47,8 +47,8 @@ def frozen(units: Sequence[Unit]) -> Iterator[Finding]:
 def judged(
     units: Sequence[Unit], now: dict[str, float | None], had: set[str], *, first: bool
 ) -> Iterator[Finding]:
-    """`now`: as `read` gives it. `had`: names of units that had a gradient at an earlier look; to
-    which those are added have one now. `first`: this is the first look, and there will be more rows.
+    """`now`: as `read` gives it. `had`: names of units that had a gradient at an earlier look;
+    those that have one now are added. `first`: this is the first look, others follow.
 
     A unit without any is an error where its like in other layers have one. Where none of them has,
     the rows may be the reason (queries and keys of rows of two tokens): that waits for more rows,
