@@ -149,6 +149,18 @@ def test_what_does_not_repeat_is_the_hosts_affair(make_run: MakeRun) -> None:
     assert len(event_data(run, EventKind.METRICS)) == 3
 
 
+def test_rows_that_only_do_it_together_are_said_to(make_run: MakeRun) -> None:
+    def plant(trainer: Untyped) -> None:
+        def hook(module: Untyped, given: Untyped, output: torch.Tensor) -> torch.Tensor:
+            return output / float(given[0].numel() < 40)
+
+        trainer.model.get_input_embeddings().register_forward_hook(hook)
+
+    found = failure(make_run(QUESTIONS, recipe={**STEPS, "self_check": False}), plant)
+    assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.USER)
+    assert "No single row of its 4 makes it so, only all of them together" in found.message
+
+
 def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
     def plant(trainer: Untyped) -> None:
         def hook(module: Untyped, given: Untyped, output: torch.Tensor) -> torch.Tensor:

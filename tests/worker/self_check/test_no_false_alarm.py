@@ -39,7 +39,7 @@ GOOD: dict[str, dict[str, Any]] = {  # Any: JSON
     "stock": {**TEN, "patches": "off"},
     "some-layers-and-head": {
         **TEN,
-        "lora": {"target_modules": ["q_proj", "lm_head"]},
+        "lora": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
         "allow_full_embeddings": True,
     },
     "token-rows": {**TEN, "add_tokens": ["<new>"]},

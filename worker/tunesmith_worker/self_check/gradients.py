@@ -11,7 +11,7 @@ from tunesmith_schema import ErrorCategory
 
 from ..data.tokens import IGNORED
 from .findings import Finding
-from .trained_units import ROWS, Unit
+from .trained_units import Unit
 
 Untyped = Any  # Any: transformers and peft are not typed
 
@@ -116,17 +116,18 @@ def _row_gradients(
 ) -> Iterator[tuple[str, Sequence[int], torch.Tensor | None, int | None]]:
     """Of the input embedding: name, ids of the rows that train, their gradient [k, H], padding."""
     embedding = model.get_input_embeddings()
+    (name, *_) = (name for name, module in model.named_modules() if module is embedding)
+    name = name.removeprefix("base_model.model.")
+    adapter = getattr(embedding, "token_adapter", None)  # PEFT's trainable_token_indices
+    if adapter is not None:
+        padding = adapter.get_base_layer().padding_idx
+        for key, parameter in adapter.trainable_tokens_delta.items():
+            yield name, adapter.token_indices[key], parameter.grad, padding
+        return
     weight: Untyped = getattr(embedding, "weight", None)
-    for name, parameter in model.named_parameters():
-        if ROWS in name and "embed" in name:
-            layer = model.get_submodule(name.partition(f".{ROWS}")[0])
-            adapter = name.rpartition(".")[2]
-            base = layer.get_base_layer()
-            short = name.removeprefix("base_model.model.").partition(".token_adapter")[0]
-            yield short, layer.token_indices[adapter], parameter.grad, base.padding_idx
-        elif parameter is weight and parameter.requires_grad:
-            short = name.removeprefix("base_model.model.")
-            yield short, range(len(parameter)), parameter.grad, embedding.padding_idx
+    if weight is not None and weight.requires_grad:
+        plain = getattr(embedding, "original_module", embedding)  # in PEFT's modules_to_save
+        yield name, range(len(weight)), weight.grad, getattr(plain, "padding_idx", None)
 
 
 def _finding(message: str) -> Finding:
