@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from tunesmith_schema import (
     Claim,
-    Control,
     ControlAction,
     ControlFile,
     ErrorCode,
@@ -34,6 +33,7 @@ from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .inputs import fetch_inputs
 from .launcher import Launcher
+from .orders import Orders, Released
 from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
@@ -56,14 +56,6 @@ MAX_DELAY_SECONDS = 30.0
 T = TypeVar("T")
 
 
-class Cancelled(Exception):
-    """The server wants the job stopped."""
-
-
-class Released(Exception):
-    """This worker is shutting down."""
-
-
 class HeldJob:
     def __init__(
         self,
@@ -79,6 +71,7 @@ class HeldJob:
         self._claim, self._stopping = claim, stopping
         root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
         self._run = RunDirectory(root)
+        self._orders = Orders(self._run)
         self._feed = EventFeed(self._run.events)
         self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
@@ -141,6 +134,8 @@ class HeldJob:
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
         self._account.trainer_ended()
         if not self._run.result.is_file():
+            if self._orders.ended_by_pause(trainer.poll()):
+                return Outcome(state="released")
             return Outcome(state="failed", error=trainer.why_it_ended())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
         if result.outcome == "failed":
@@ -233,6 +228,7 @@ class HeldJob:
                 log.warning("report of %s waits: %s", self._claim.job_id, error)
         if self._trainer and time.monotonic() > self._last_answer + self._lease * PAUSE_AT:
             self._trainer.pause()
+        self._orders.watch(self._trainer)
 
     def _look(self) -> None:
         """Take in new events, and move the upload of the next checkpoint forward."""
@@ -283,8 +279,8 @@ class HeldJob:
         if self._trainer:
             self._trainer.resume()
             self._account.paused_seconds = self._trainer.paused_seconds
-        if reply.control is Control.CANCEL and not self._leaving:
-            raise Cancelled
+        if not self._leaving:
+            self._orders.obey(reply.control, self._trainer)
 
     def _insist(self, transfer: Callable[[], None]) -> None:
         """Try a transfer until it is through, slower and slower. A server that cannot be reached

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 
 from .errors import disk_full, is_disk_full
-from .held_job import Cancelled, HeldJob, Released
+from .held_job import HeldJob
 from .launcher import Launcher
+from .orders import Cancelled, Released
 from .server_api import FencedOut, ServerApi, ServerRefused
 from .settings import WorkerSettings
 

@@ -58,6 +58,10 @@ class TrainerProcess:
         self.resume()
         self._signal(signal.SIGTERM)
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def pause(self) -> None:
         if not self._paused:
             self._paused, self._paused_at = True, time.monotonic()
