@@ -30,7 +30,7 @@ from tunesmith_schema import Recipe, RunSpec
 from tunesmith_worker.run import main as train
 from tunesmith_worker.self_check import Tripwires
 from tunesmith_worker.self_check.nan_guard import NanGuard
-from tunesmith_worker.trainers import sft
+from tunesmith_worker.trainers.random_state import random_state
 from tunesmith_worker.trainers.sft import SFTTrainer
 
 from .service_parts.machine import cpu_model
@@ -95,7 +95,9 @@ def measured(given: argparse.Namespace, recipe: dict[str, Any]) -> dict[str, flo
             patches += [
                 patch.object(owner, name, counted(kind, getattr(owner, name))) for name in names
             ]
-        patches.append(patch.object(sft, "random_state", counted("guard", sft.random_state)))
+        patches.append(
+            patch(f"{SFTTrainer.__module__}.random_state", counted("guard", random_state))
+        )
         for one in patches:
             one.start()
         try:
