@@ -64,6 +64,11 @@ class ErrorCode(StrEnum):
     DISK_FULL = "disk_full"
     GPU_NOT_USABLE = "gpu_not_usable"
     WORKER_LOST = "worker_lost"
+    DEVICE_ERROR = "device_error"
+    KILLED_FOR_MEMORY = "killed_for_memory"
+    TRAINER_KILLED = "trainer_killed"
+    STORAGE_READ_ONLY = "storage_read_only"
+    BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
 
 

@@ -116,6 +116,10 @@ class Server:
         """Let time pass for a worker that says nothing."""
         self.change_job(job_id, lease_until=JobRow.lease_until - seconds)
 
+    def end_back_off(self, job_id: str) -> None:
+        """Let the wait before the next attempt pass."""
+        self.change_job(job_id, not_before=JobRow.not_before - 10_000)
+
     def change_job(self, job_id: str, **columns: Any) -> None:  # Any: values or SQL expressions
         with self.database.write.begin() as session:
             session.execute(update(JobRow).where(JobRow.id == job_id).values(**columns))
@@ -130,7 +134,7 @@ class Server:
     def take_back(self) -> int:
         """The part of the janitor's round that lets one lease pass first."""
         with self.database.write.begin() as session:
-            return leases.take_back_expired(session, self.settings, self.wake_ups)
+            return leases.take_back_expired(session, self.settings)
 
     def janitor(self) -> Janitor:
         return Janitor(self.settings, self.database, self.storage, self.wake_ups)

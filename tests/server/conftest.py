@@ -128,7 +128,8 @@ def job_in(server: Server) -> Callable[[JobState], str]:
         if state is JobState.SUCCEEDED:
             worker.succeed(claim)
         elif state is JobState.FAILED:
-            worker.report(claim, outcome={"state": "failed"})
+            error = {"category": "user", "code": "recipe_invalid", "message": "r"}
+            worker.report(claim, outcome={"state": "failed", "error": error})
         elif state is JobState.PAUSING:
             server.user.post(f"/v1/fine_tuning/jobs/{job_id}/pause")
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -65,12 +66,13 @@ class HeldJob:
         claim: Claim,
         stopping: Callable[[], bool],
         launcher: Launcher,
+        at_once: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._launcher = launcher
+        """`at_once`: whether this worker has no time left for the trainer's step."""
+        self._launcher, self._at_once = launcher, at_once
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
-        root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
-        self._run = RunDirectory(root)
+        self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
         self._orders = Orders(self._run)
         self._feed = EventFeed(self._run.events)
         self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
@@ -82,6 +84,7 @@ class HeldJob:
         self._uploading: Future[list[StoredFile]] | None = None
         self._answered = True
         self._leaving = self._closed = False
+        self._leave_by = math.inf
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
@@ -125,7 +128,7 @@ class HeldJob:
 
     def leave(self, grace_seconds: float) -> Outcome:
         """Stop the trainer at a step's end. What it had finished by then is kept, not released."""
-        self._leaving = True
+        self._leaving, self._leave_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
             return Outcome(state="released")
@@ -162,19 +165,24 @@ class HeldJob:
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
         while self._trainer.poll() is None and time.monotonic() < deadline:
+            if self._at_once():
+                break
+            self._hold()
             time.sleep(0.02)
         self._trainer.kill()
         self._account.trainer_ended()
 
-    def finish(self, outcome: Outcome) -> None:
-        """Have the server store every remaining event, then the outcome."""
+    def finish(self, outcome: Outcome) -> bool:
+        """Have the server store every remaining event, then the outcome; whether it has."""
         self._leaving = True
-        if outcome.state in ("cancelled", "released"):
+        if outcome.state == "cancelled":
             self._feed.abandon_uploads()
         while not self._told(outcome):
+            if time.monotonic() > self._leave_by or self._at_once():
+                self._feed.abandon_uploads()
             if self._stopping() and not self._answered:
-                log.warning("leaving: the lease of %s will lapse", self._claim.job_id)
-                return
+                log.warning("leaving: how %s ended is told later", self._claim.job_id)
+                return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
@@ -182,9 +190,25 @@ class HeldJob:
             for name in ("data", "checkpoints", "adapter"):
                 shutil.rmtree(self._run.root / name, ignore_errors=True)
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
+        return True
 
     def forget_events(self) -> None:
         self._feed.clear()
+
+    @property
+    def trainer_pid(self) -> int | None:
+        """Of the trainer, which leads its session; None: there was none."""
+        return None if self._trainer is None else self._trainer.pid
+
+    def _hold(self) -> None:
+        """Keep the lease, and store what comes, while the trainer ends."""
+        if self._leaving and time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + REPORT_SECONDS
+            try:
+                self._look()
+                self._report(self._feed.batch(), None)
+            except ServerUnreachable as error:
+                log.warning("report of %s waits: %s", self._claim.job_id, error)
 
     def _told(self, outcome: Outcome) -> bool:
         """One try at the final report; true when there is nothing more to say."""

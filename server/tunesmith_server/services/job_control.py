@@ -82,7 +82,7 @@ def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
     _refuse_ended(job, ErrorCode.NOT_STOPPABLE, "stopped")
     if job.stop_requested:
         return jobs.to_wire(job)
-    if job.state not in HELD and not _has_resume_point(session, job):
+    if job.state not in HELD and not has_resume_point(session, job):
         raise BadRequest(
             ErrorCode.NOT_STOPPABLE,
             f"job {job_id!r} is {job.state} and has made nothing that could be kept",
@@ -123,7 +123,7 @@ def let_go(
         pass
     elif job.state == JobState.PAUSING:
         to, message = JobState.PAUSED, f"{reason}: paused"
-    elif job.stop_requested and not _has_resume_point(session, job):
+    elif job.stop_requested and not has_resume_point(session, job):
         message = f"{reason} before anything was stored that the stop could have kept: cancelled"
     else:
         return jobs.enqueue(
@@ -166,6 +166,6 @@ def _requeue(session: Session, wake_ups: WakeUps, job: JobRow, message: str) -> 
     jobs.enqueue(session, wake_ups, job.id, message, values={"not_before": None})
 
 
-def _has_resume_point(session: Session, job: JobRow) -> bool:
+def has_resume_point(session: Session, job: JobRow) -> bool:
     found = select(exists().where(ResumePointRow.job_id == job.id))
     return bool(session.scalar(found))

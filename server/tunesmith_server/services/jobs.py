@@ -142,6 +142,7 @@ def enqueue(
     through `job_control.let_go`."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
+    columns |= {"not_before": None}
     job = move(
         session, job_id, JobState.QUEUED, message, fence=fence, level=level,
         values=columns | (values or {}),

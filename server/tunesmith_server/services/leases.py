@@ -35,7 +35,7 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, base_models, events, job_control, jobs, reports, workers
+from . import adapters, attempts, base_models, events, job_control, jobs, reports, workers
 from .jobs import HELD
 
 
@@ -43,7 +43,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     """Lease the oldest queued job that the worker can serve; None when there is none."""
     best = (
         select(JobRow.id)
-        .where(JobRow.state == JobState.QUEUED, workers.can_serve(session, worker_id))
+        .where(workers.may_start(), workers.can_serve(session, worker_id))
         .order_by(JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -207,7 +207,7 @@ def _finish(
             code=ErrorCode.TRAINER_CRASHED,
             message="the worker gave no reason",
         )
-        jobs.fail(session, job.id, failure, fence=fence)
+        attempts.end_badly(session, settings, job, failure)
     else:
         name = _tuned_name(settings, job)
         adapter = adapters.record(
@@ -235,7 +235,7 @@ def _finish(
         )
 
 
-def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -> int:
+def take_back_expired(session: Session, settings: Settings) -> int:
     """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
     expired = session.scalars(
         select(JobRow)
@@ -244,20 +244,13 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
     )
     taken = 0
     for job in list(expired):
-        silent = f"worker {job.lease_owner} went silent in attempt {job.attempt}"
+        failure = JobFailure(
+            category=ErrorCategory.INFRASTRUCTURE,
+            code=ErrorCode.WORKER_LOST,
+            message=f"worker {job.lease_owner} went silent in attempt {job.attempt}",
+            hint="look at the workers' logs: does the job exhaust the host's memory?",
+        )
         # A new fence: a final report that comes after all is refused, not taken for a repetition.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
-        asked = job.cancel_requested or job.state == JobState.PAUSING
-        if job.losses + 1 >= settings.max_losses and not asked:
-            failure = JobFailure(
-                category=ErrorCategory.INFRASTRUCTURE,
-                code=ErrorCode.WORKER_LOST,
-                message=f"{silent}; {job.losses + 1} workers were lost with this job",
-                hint="look at the workers' logs: does the job exhaust the host's memory?",
-            )
-            moved = jobs.fail(session, job.id, failure, fence=job.fence, values=fenced)
-        else:
-            values = {"losses": job.losses + 1, **fenced}
-            moved = job_control.let_go(session, wake_ups, job, silent, level="warn", values=values)
-        taken += moved is not None
+        taken += attempts.end_badly(session, settings, job, failure, fenced) is not None
     return taken
