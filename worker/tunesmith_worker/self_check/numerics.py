@@ -6,6 +6,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import peft
 import torch
 
 from .adapter import acts, is_fresh, starts_from_base
@@ -159,7 +160,7 @@ class Numerics:
             return 0
         if self._exactly:
             return min(LAYERS, len(layers))
-        if self.subject.recipe.quantization != "none":
+        if self.subject.recipe.quantization != "none" or _has_whole_matrices(model):
             return 0
         count = min(LAYERS, len(layers))
         while count and _fp32_bytes(model, layers, count) > FP32_SHARE * room.free:
@@ -172,6 +173,11 @@ def _fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
     left_out = {id(p) for layer in layers[count:] for p in layer.parameters()}
     taken = [p for p in model.parameters() if id(p) not in left_out]
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in taken)
+
+
+def _has_whole_matrices(model: Untyped) -> bool:
+    """They compute in the dtype that the base model had when they came (embeddings/whole.py)."""
+    return any(isinstance(one, peft.utils.ModulesToSaveWrapper) for one in model.modules())
 
 
 _UNPATCHED = not_applicable("patched_equals_stock", "recipe.patches is 'off'")
