@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ErrorCode, EventKind
-
 from tunesmith_worker.run import main
 
 from ..conftest import MakeRun
