@@ -101,8 +101,10 @@ def train(
 
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
+        from .best_weights import BestWeights
         from .callbacks import RunCallback
         from .data.prepare import prepare
+        from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
@@ -181,6 +183,10 @@ def train(
                 with_tokenizer=bool(new_tokens.ids),
             )
 
+    def save_best(folder: Path) -> Saved | None:
+        with recorder.clock.during(PhaseName.CHECKPOINTING):
+            return save(folder)
+
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
         save(folder)
@@ -220,6 +226,10 @@ def train(
         trained_tokens=lambda: trainer.trained_tokens,
         live=recorder.live,
     )
+    stopping = EarlyStopping(
+        recipe, BestWeights(run.checkpoints, save_best), events, lambda: callback.metrics
+    )
+    trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
@@ -280,8 +290,8 @@ def train(
         layouts.training_ended()
         recorder.training_ended()
     memory.report()
-    steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
-    if not finished:
+    steps = trainer.state.global_step
+    if steps < train_plan.total_steps and not (stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -290,14 +300,14 @@ def train(
         )
 
     with events.phase("save"):
-        saved = save(run.adapter)
+        step, saved = stopping.result(run.adapter, steps, save)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",
         directory=run.relative(run.adapter),
-        step=steps,
+        step=step,
         trained_tokens=trainer.trained_tokens,
         metrics=callback.metrics,
     )
