@@ -58,6 +58,7 @@ class ErrorCode(StrEnum):
     GPU_NOT_USABLE = "gpu_not_usable"
     WORKER_LOST = "worker_lost"
     TRAINER_CRASHED = "trainer_crashed"
+    RESUME_MISMATCH = "resume_mismatch"
 
 
 class ErrorBody(Response):

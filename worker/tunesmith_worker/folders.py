@@ -58,8 +58,12 @@ class RunDirectory:
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
     def checkpoint(self, step: int) -> Path:
-        return self.root / "checkpoints" / f"step-{step}"
+        return self.checkpoints / f"step-{step}"
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

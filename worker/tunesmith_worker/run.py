@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
+from .checkpoints.identity import made_for, made_with
 from .compare import compare_stock
 from .control import StopControl
 from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
@@ -36,6 +37,12 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
+from .resume import (
+    begin_anew_after_success,
+    check_steps_left,
+    find_resume_point,
+    forget_resume_points,
+)
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -75,6 +82,8 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         if not is_disk_full(error):
             raise
         return EXIT_DISK_FULL
+    if result.outcome == "succeeded":
+        forget_resume_points(run)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -87,10 +96,13 @@ def train(
     waited: Waited | None,
 ) -> RunResult:
     spec = read_spec(run.root)
+    begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
+    identity = made_for(run, spec)
+    point = find_resume_point(run, spec, identity, events)
     plan = PlanFile(run, spec, events)
     choices = plan.choices
 
@@ -102,6 +114,8 @@ def train(
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .callbacks import RunCallback
+        from .checkpoints.saver import ResumePoints
+        from .checkpoints.write import Writer
         from .data.prepare import prepare
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
@@ -150,6 +164,7 @@ def train(
         has_validation=valid_set is not None,
         choices=choices,
     )
+    check_steps_left(point, train_plan.total_steps)
     token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
     if not full:
         settle_size(model, adapter_dtype(recipe), choices)
@@ -193,6 +208,11 @@ def train(
             },
         )
 
+    def save_due(step: int) -> None:
+        if callback.checkpoint_due(step):
+            save_checkpoint(step)
+        resume_points.save(trainer)
+
     with adapter_dtype_kept(model):
         trainer = SFTTrainer(
             model=model,
@@ -200,7 +220,7 @@ def train(
             train_dataset=train_set,
             eval_dataset=valid_set,
             processing_class=base.tokenizer,
-            save=save_checkpoint,
+            save=save_due,
             layouts=layouts,
             embedding_rate=token_rate,
             optimizer_cls_and_kwargs=optimizer_for(
@@ -217,9 +237,19 @@ def train(
         control,
         save_steps=train_plan.save_steps,
         trained_tokens=lambda: trainer.trained_tokens,
+        input_tokens=lambda: trainer.input_tokens,
         live=recorder.live,
     )
     trainer.add_callback(callback)
+    resume_points = ResumePoints(
+        run,
+        Writer(run.checkpoints, identity, made_with()),
+        events,
+        plan,
+        layouts,
+        save_steps=None if recipe.save_steps == "auto" else recipe.save_steps,
+    )
+    trainer.add_callback(resume_points)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
     events.message(
@@ -243,6 +273,9 @@ def train(
         plan.write()
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    if point is not None:
+        saved = trainer.go_on_from(point.folder, forked=spec.forked)
+        layouts.resume(saved.layouts, point.step)
 
     settings = training_settings(
         load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
@@ -257,13 +290,14 @@ def train(
     )
     with events.phase("train"):
         control.training_begins()
-        with naming_batch_size(train_plan.per_device_train_batch_size):
+        with naming_batch_size(train_plan.per_device_train_batch_size), resume_points.writing():
             trainer.train()
-        layouts.training_ended()
         recorder.training_ended()
     memory.report()
     steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
-    if not finished:
+    if finished:
+        layouts.training_ended()
+    else:
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -272,9 +306,9 @@ def train(
         )
 
     with events.phase("save"):
-        saved = save(run.adapter)
-        if saved is not None:
-            events.message(saved.summary(), data=saved.as_data())
+        adapter = save(run.adapter)
+        if adapter is not None:
+            events.message(adapter.summary(), data=adapter.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",

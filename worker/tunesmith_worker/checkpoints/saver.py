@@ -1,0 +1,113 @@
+"""When a resume point is taken: at the steps that the recipe names, when the run is asked to stop,
+and otherwise as often as costs less than 1 % of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+
+from tunesmith_schema import EventKind
+
+from ..events import EventLog
+from ..folders import RunDirectory
+from ..plan.room import host_free
+from ..plan_file import PlanFile
+from ..trainers.layouts import Layouts
+from .state import take
+from .write import Writer, Written
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+LEAST_SECONDS = 30.0
+"""Between two that no step number asked for."""
+COST_FACTOR = 100.0
+"""They are so many times as far apart as the last one cost."""
+_ROOM = 0.5
+"""A copy may take this share of the host's free memory; a larger state is written as it lies."""
+
+
+class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+    """Comes after the callback that decides on stopping."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        writer: Writer,
+        events: EventLog,
+        plan: PlanFile,
+        layouts: Layouts,
+        *,
+        save_steps: int | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`save_steps`: as the user gave it."""
+        self._run, self._writer, self._events, self._plan = run, writer, events, plan
+        self._layouts, self._save_steps = layouts, save_steps
+        self._now = now
+        self._due = self._waits = False
+        self._last = -1
+        self._blocked = 0.0
+        self._interval = LEAST_SECONDS
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._last, self._next = state.global_step, self._now() + self._interval
+
+    def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._tell(self._writer.taken(wait=False))
+        step, last = state.global_step, state.global_step == state.max_steps
+        stops = control.should_training_stop
+        named = self._save_steps is not None and step % self._save_steps == 0
+        self._waits = stops
+        self._due = not last and (stops or named or self._now() >= self._next)
+        if self._due:
+            control.should_save = True  # once metrics are told, and validation is over
+
+    def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._tell(self._writer.taken(wait=True))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around training: however that ends, nothing is being written afterwards."""
+        try:
+            yield
+        finally:
+            self._writer.close()
+
+    def save(self, trainer: Untyped) -> None:
+        """At the end of a step, if one is due there."""
+        step = trainer.state.global_step
+        if not self._due or step == self._last:
+            return
+        self._due = False
+        began = self._now()
+        self._tell(self._writer.taken(wait=True))
+        state = take(trainer, self._layouts.state())
+        copied = state.bytes <= _ROOM * host_free()
+        self._writer.begin(step, state.copied() if copied else state, self._plan.text())
+        self._last = step
+        if self._waits or not copied:
+            self._tell(self._writer.taken(wait=True))
+        self._blocked = self._now() - began
+        self._next = self._now() + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
+
+    def _tell(self, written: Written | None) -> None:
+        if written is None:
+            return
+        if not torch.cuda.is_available():  # there the thread takes from what trains
+            cost = self._blocked + written.cpu_seconds
+            self._next = max(self._next, self._now() + COST_FACTOR * cost)
+        self._events.append(
+            EventKind.RESUME_POINT,
+            f"Step {written.step}: resume point saved, {written.bytes:,} bytes",
+            {
+                "step": written.step,
+                "directory": self._run.relative(written.folder),
+                "bytes": written.bytes,
+            },
+        )
