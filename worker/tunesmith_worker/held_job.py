@@ -32,8 +32,10 @@ from tunesmith_schema import (
 from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
+from .gather import keep_what_is_needed
 from .inputs import fetch_inputs
 from .launcher import Launcher
+from .point_uploads import PointUploads
 from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
@@ -52,6 +54,9 @@ STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 MAX_FAULTS = 6
 """Answers of 5xx in a row after which a transfer counts as impossible."""
 MAX_DELAY_SECONDS = 30.0
+LEAVING_SECONDS, STORING_SECONDS = 15.0, 600.0
+"""How long a job that ends early may wait until its newest resume point is stored: while the worker
+is told to go, and otherwise."""
 
 T = TypeVar("T")
 
@@ -87,6 +92,7 @@ class HeldJob:
         self._next_report = 0.0
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
+        self._points = PointUploads(self._run, self._feed, self._store)
         self._answered = True
         self._leaving = self._closed = False
 
@@ -176,6 +182,9 @@ class HeldJob:
         self._leaving = True
         if outcome.state in ("cancelled", "released"):
             self._feed.abandon_uploads()
+        if outcome.state in ("released", "failed"):
+            self._store_newest_point()
+        self._points.close()
         while not self._told(outcome):
             if self._stopping() and not self._answered:
                 log.warning("leaving: the lease of %s will lapse", self._claim.job_id)
@@ -183,10 +192,17 @@ class HeldJob:
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
-            # What remains (spec, plan, events, log) is small; the rest is stored elsewhere.
-            for name in ("data", "checkpoints", "adapter"):
-                shutil.rmtree(self._run.root / name, ignore_errors=True)
+            keep_what_is_needed(self._run.root, outcome)
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
+
+    def _store_newest_point(self) -> None:
+        """So that any host can go on from it; it stays on this one all the same."""
+        seconds = LEAVING_SECONDS if self._stopping() else STORING_SECONDS
+        deadline = time.monotonic() + seconds
+        self._look()
+        while self._points.busy and time.monotonic() < deadline:
+            time.sleep(TICK_SECONDS)
+            self._tick()
 
     def forget_events(self) -> None:
         self._feed.clear()
@@ -208,6 +224,7 @@ class HeldJob:
 
     def close(self) -> None:
         self._closed = True
+        self._points.close()
         if self._trainer is not None and self._trainer.poll() is None:
             self._trainer.kill()
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -235,8 +252,9 @@ class HeldJob:
             self._trainer.pause()
 
     def _look(self) -> None:
-        """Take in new events, and move the upload of the next checkpoint forward."""
+        """Take in new events, and move uploads forward."""
         self._feed.read()
+        self._points.look()
         event = self._feed.next_upload()
         if event is None:
             return
