@@ -52,6 +52,7 @@ class ErrorCode(StrEnum):
     TEMPLATE_MISSING = "template_missing"
     ROW_TOO_LONG = "row_too_long"
     LOSS_NONFINITE = "loss_nonfinite"
+    SELF_CHECK_FAILED = "self_check_failed"
     RECIPE_INVALID = "recipe_invalid"
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"

@@ -7,9 +7,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request, Response, Text, with_example
+from .early_stopping import with_validation_file
 from .errors import ErrorCategory
 from .recipe import Auto, Recipe
 
@@ -118,7 +119,7 @@ class JobCreate(Request):
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
     """The kind of training and its hyperparameters, OpenAI's current form."""
-    recipe: Recipe = Field(default_factory=Recipe)
+    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
     """How to train, in PEFT's and TRL's words; everything has a default."""
 
     @model_validator(mode="after")
@@ -244,7 +245,7 @@ class Job(Response):
     attempt: int = 0
     """How often a worker has claimed it."""
     step: int = 0
-    """Optimiser steps done in this attempt."""
+    """Optimiser steps done in this attempt; once it succeeded, the step whose weights it kept."""
     total_steps: int | None = None
     """Optimiser steps of the whole run, once they are known."""
     cancel_requested: bool = False

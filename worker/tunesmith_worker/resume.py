@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, EventKind, RunResult, RunSpec
 
+from .best_weights import take_best_from
 from .checkpoints.format import PLAN, PREFIX, MadeFor, found_in
 from .checkpoints.identity import differences, made_with
 from .checkpoints.verify import GoodPoint, newest_good
@@ -53,6 +54,7 @@ def find_resume_point(
     if point is not None:
         _check(point, spec, made_for)
         _warn_of_versions(point, events)
+        take_best_from(point.folder, run.checkpoints)
         if not run.plan.exists():
             shutil.copyfile(point.folder / PLAN, run.plan)
     elif spec.forked:

@@ -113,16 +113,19 @@ def train(
 
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
+        from .best_weights import BestWeights
         from .callbacks import RunCallback
         from .checkpoints.saver import ResumePoints
         from .checkpoints.write import Writer
         from .data.prepare import prepare
+        from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
+        from .self_check import Subject, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -195,6 +198,10 @@ def train(
                 with_tokenizer=bool(new_tokens.ids),
             )
 
+    def save_best(folder: Path) -> Saved | None:
+        with recorder.clock.during(PhaseName.CHECKPOINTING):
+            return save(folder)
+
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
         save(folder)
@@ -240,6 +247,10 @@ def train(
         input_tokens=lambda: trainer.input_tokens,
         live=recorder.live,
     )
+    stopping = EarlyStopping(
+        recipe, BestWeights(run.checkpoints, save_best), events, lambda: callback.metrics
+    )
+    trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
     resume_points = ResumePoints(
         run,
@@ -247,6 +258,7 @@ def train(
         events,
         plan,
         layouts,
+        control,
         save_steps=None if recipe.save_steps == "auto" else recipe.save_steps,
     )
     trainer.add_callback(resume_points)
@@ -271,11 +283,28 @@ def train(
         )
         memory.settle()
         plan.write()
+    self_check(
+        Subject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            layouts=layouts,
+            memory=memory,
+            recipe=recipe,
+            load_plan=load_plan,
+            data_plan=data_plan,
+            train_plan=train_plan,
+            training=training,
+            training_file=run.root / spec.training_file,
+            folder=run.root,
+        ),
+        events,
+    )
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
     if point is not None:
-        saved = trainer.go_on_from(point.folder, forked=spec.forked)
-        layouts.resume(saved.layouts, point.step)
+        before = trainer.go_on_from(point.folder, forked=spec.forked)
+        layouts.resume(before.layouts, point.step)
 
     settings = training_settings(
         load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
@@ -294,10 +323,8 @@ def train(
             trainer.train()
         recorder.training_ended()
     memory.report()
-    steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
-    if finished:
-        layouts.training_ended()
-    else:
+    steps = trainer.state.global_step
+    if steps < train_plan.total_steps and not (stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -305,15 +332,16 @@ def train(
             metrics=callback.metrics,
         )
 
+    layouts.training_ended()
     with events.phase("save"):
-        adapter = save(run.adapter)
-        if adapter is not None:
-            events.message(adapter.summary(), data=adapter.as_data())
+        step, saved = stopping.result(run.adapter, steps, save)
+        if saved is not None:
+            events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",
         directory=run.relative(run.adapter),
-        step=steps,
+        step=step,
         trained_tokens=trainer.trained_tokens,
         metrics=callback.metrics,
     )

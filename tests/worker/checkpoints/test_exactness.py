@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
     "gradient_accumulation_steps": 2,  # four steps an epoch
     "learning_rate": 1e-2,
     "warmup_steps": 2,
+    "self_check": False,
 }
 LORA: dict[str, Any] = {"lora": {"r": 4, "lora_dropout": 0.1}}
 FULL: dict[str, Any] = {"tuning": "full"}

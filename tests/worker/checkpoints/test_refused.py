@@ -27,6 +27,7 @@ RECIPE: dict[str, Any] = {
     "max_steps": 5,
     "per_device_train_batch_size": 4,
     "lora": {"r": 4},
+    "self_check": False,
 }
 
 
@@ -90,7 +91,7 @@ def _from_the_future(point: Path) -> None:
     (point / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (_truncate, "optimizer.safetensors has"),
     "bit-flipped": (_flip_a_bit, "trained.safetensors is not what was written"),
     "half-renamed": (_half_rename, "it was being written when the run ended"),

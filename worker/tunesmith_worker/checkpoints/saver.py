@@ -14,6 +14,7 @@ import transformers
 
 from tunesmith_schema import EventKind
 
+from ..control import StopControl
 from ..events import EventLog
 from ..folders import RunDirectory
 from ..plan.room import host_free
@@ -42,13 +43,14 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         events: EventLog,
         plan: PlanFile,
         layouts: Layouts,
+        control: StopControl,
         *,
         save_steps: int | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`save_steps`: as the user gave it."""
         self._run, self._writer, self._events, self._plan = run, writer, events, plan
-        self._layouts, self._save_steps = layouts, save_steps
+        self._layouts, self._control, self._save_steps = layouts, control, save_steps
         self._now = now
         self._due = self._waits = False
         self._last = -1
@@ -61,10 +63,11 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._tell(self._writer.taken(wait=False))
         step, last = state.global_step, state.global_step == state.max_steps
-        stops = control.should_training_stop
         named = self._save_steps is not None and step % self._save_steps == 0
-        self._waits = stops
-        self._due = not last and (stops or named or self._now() >= self._next)
+        self._waits = self._control.stop_requested
+        # A run that ends here needs none: taken up again it would do one step too many.
+        goes_on = not (last or control.should_training_stop)
+        self._due = (self._waits and not last) or (goes_on and (named or self._now() >= self._next))
         if self._due:
             control.should_save = True  # once metrics are told, and validation is over
 

@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..folders import new_folder
+from ..best_weights import link_best_into
+from ..folders import file_hash, new_folder
 from . import format as names
-from .format import MadeFor, Manifest, found_in
+from .format import FileEntry, MadeFor, Manifest, found_in
 from .state import State
 from .tensors import write_tensors, write_text
 
@@ -37,10 +38,16 @@ class Writer:
         self._checkpoints, self._made_for, self._made_with = checkpoints, made_for, made_with
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resume-point")
         self._pending: Future[Written] | None = None
+        self._best: dict[str, FileEntry] = {}
+        """Of the best weights so far, whose files do not change."""
 
     def begin(self, step: int, state: State, plan: str) -> None:
         """`state` must stay as it is until `taken` gives what was written."""
         assert self._pending is None, "taken comes first"
+        best = self._best_part(step)
+        shutil.rmtree(best, ignore_errors=True)
+        best.mkdir(parents=True)
+        link_best_into(best, self._checkpoints)  # now: later steps may be better
         self._pending = self._thread.submit(self._write, step, state, plan)
 
     @property
@@ -68,10 +75,12 @@ class Writer:
             }
             texts = state.texts | {names.PLAN: plan}
             files |= {name: write_text(folder / name, text) for name, text in texts.items()}
+            files |= self._best_into(folder, self._best_part(step))
             manifest = Manifest(
                 step=step, made_for=self._made_for, made_with=self._made_with, files=files
             )
             write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
+        shutil.rmtree(self._best_part(step))
         for older in found_in(self._checkpoints)[KEEP:]:
             shutil.rmtree(older, ignore_errors=True)
         return Written(
@@ -80,3 +89,16 @@ class Writer:
             bytes=sum(entry.bytes for entry in files.values()),
             cpu_seconds=time.thread_time() - began,
         )
+
+    def _best_part(self, step: int) -> Path:
+        return self._checkpoints / f".{names.PREFIX}{step}.best.part"
+
+    def _best_into(self, folder: Path, linked: Path) -> dict[str, FileEntry]:
+        found = {}
+        for file in linked.iterdir():
+            if file.name not in self._best:
+                self._best[file.name] = FileEntry(bytes=file.stat().st_size, sha256=file_hash(file))
+            file.replace(folder / file.name)
+            found[file.name] = self._best[file.name]
+        self._best = found
+        return found
