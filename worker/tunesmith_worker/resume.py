@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from tunesmith_schema import ErrorCode, EventKind, RunResult, RunSpec
 
 from .best_weights import take_best_from
-from .checkpoints.format import PLAN, PREFIX, MadeFor, found_in
-from .checkpoints.identity import differences, made_with
+from .checkpoints.format import PLAN, PREFIX, found_in
+from .checkpoints.identity import differences, made_for, made_with
 from .checkpoints.verify import GoodPoint, newest_good
 from .errors import RunError
 from .events import EventLog
@@ -27,17 +27,15 @@ def begin_anew_after_success(run: RunDirectory) -> None:
     except (FileNotFoundError, ValidationError):
         return
     if earlier.outcome == "succeeded":
-        forget_resume_points(run)
+        forget_all(run)
 
 
-def forget_resume_points(run: RunDirectory) -> None:
+def forget_all(run: RunDirectory) -> None:
     for folder in found_in(run.checkpoints):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_resume_point(
-    run: RunDirectory, spec: RunSpec, made_for: MadeFor, events: EventLog
-) -> GoodPoint | None:
+def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> GoodPoint | None:
     """Verified, told, and with its plan.json in place where the run has none. Raises RunError when
     it was made for something else."""
 
@@ -52,7 +50,7 @@ def find_resume_point(
     point = newest_good(run.checkpoints, refused)
     _remove_damaged(run, point)
     if point is not None:
-        _check(point, spec, made_for)
+        _check(point, run, spec)
         _warn_of_versions(point, events)
         take_best_from(point.folder, run.checkpoints)
         if not run.plan.exists():
@@ -80,8 +78,8 @@ def check_steps_left(point: GoodPoint | None, total_steps: int) -> None:
         )
 
 
-def _check(point: GoodPoint, spec: RunSpec, made_for: MadeFor) -> None:
-    found = differences(point.manifest.made_for, made_for)
+def _check(point: GoodPoint, run: RunDirectory, spec: RunSpec) -> None:
+    found = differences(point.manifest.made_for, made_for(run, spec))
     if spec.forked:
         found = [one for one in found if not one[0].startswith(_OF_A_FORK)]
     if not found:

@@ -18,7 +18,6 @@ from pydantic import JsonValue
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
-from .checkpoints.identity import made_for, made_with
 from .compare import compare_stock
 from .control import StopControl
 from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
@@ -37,12 +36,7 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
-from .resume import (
-    begin_anew_after_success,
-    check_steps_left,
-    find_resume_point,
-    forget_resume_points,
-)
+from .resume import begin_anew_after_success, check_steps_left, find_resume_point, forget_all
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -83,7 +77,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
             raise
         return EXIT_DISK_FULL
     if result.outcome == "succeeded":
-        forget_resume_points(run)
+        forget_all(run)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -101,8 +95,7 @@ def train(
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
-    identity = made_for(run, spec)
-    point = find_resume_point(run, spec, identity, events)
+    point = find_resume_point(run, spec, events)
     plan = PlanFile(run, spec, events)
     choices = plan.choices
 
@@ -116,7 +109,6 @@ def train(
         from .best_weights import BestWeights
         from .callbacks import RunCallback
         from .checkpoints.saver import ResumePoints
-        from .checkpoints.write import Writer
         from .data.prepare import prepare
         from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
@@ -252,15 +244,7 @@ def train(
     )
     trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
-    resume_points = ResumePoints(
-        run,
-        Writer(run.checkpoints, identity, made_with()),
-        events,
-        plan,
-        layouts,
-        control,
-        save_steps=None if recipe.save_steps == "auto" else recipe.save_steps,
-    )
+    resume_points = ResumePoints(run, spec, events, plan, layouts, control)
     trainer.add_callback(resume_points)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None

@@ -65,7 +65,7 @@ def test_killed_after_any_step_it_ends_as_if_nothing_had_been(
 def test_a_run_that_is_stopped_again_and_again_agrees_in_validation_too(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = BASE | LORA | {"eval_steps": 2, "logging_steps": 2}
+    recipe = BASE | LORA | {"eval_steps": 2, "logging_steps": 2, "keep": "best"}
     whole = make_run(QUESTIONS, valid=QUESTIONS[:3], recipe=recipe, name="whole")
     assert main(whole) == 0
     broken = make_run(QUESTIONS, valid=QUESTIONS[:3], recipe=recipe, name="broken")

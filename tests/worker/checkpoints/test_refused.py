@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, RunSpec
-from tunesmith_worker.checkpoints import identity
 from tunesmith_worker.checkpoints.verify import GoodPoint
 from tunesmith_worker.errors import RunError
 from tunesmith_worker.events import EventLog
@@ -59,8 +58,7 @@ def found(run: Path, **spec: Any) -> GoodPoint | None:  # Any: fields of the spe
     recipe = fields["recipe"] | spec.pop("recipe", {})
     path.write_text(json.dumps(fields | {"recipe": recipe} | spec))
     directory, read = RunDirectory(run), RunSpec.model_validate_json(path.read_bytes())
-    made_for = identity.made_for(directory, read)
-    return find_resume_point(directory, read, made_for, EventLog(directory.events))
+    return find_resume_point(directory, read, EventLog(directory.events))
 
 
 def warnings_of(run: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from tunesmith_schema import EventKind
+from tunesmith_schema import EventKind, RunSpec
 
 from ..control import StopControl
 from ..events import EventLog
@@ -20,6 +20,7 @@ from ..folders import RunDirectory
 from ..plan.room import host_free
 from ..plan_file import PlanFile
 from ..trainers.layouts import Layouts
+from .identity import made_for, made_with
 from .state import take
 from .write import Writer, Written
 
@@ -39,18 +40,18 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     def __init__(
         self,
         run: RunDirectory,
-        writer: Writer,
+        spec: RunSpec,
         events: EventLog,
         plan: PlanFile,
         layouts: Layouts,
         control: StopControl,
-        *,
-        save_steps: int | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`save_steps`: as the user gave it."""
-        self._run, self._writer, self._events, self._plan = run, writer, events, plan
-        self._layouts, self._control, self._save_steps = layouts, control, save_steps
+        save_steps = spec.recipe.save_steps
+        self._named = None if save_steps == "auto" else save_steps
+        self._writer = Writer(run.checkpoints, made_for(run, spec), made_with())
+        self._run, self._events, self._plan = run, events, plan
+        self._layouts, self._control = layouts, control
         self._now = now
         self._due = self._waits = False
         self._last = -1
@@ -63,7 +64,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._tell(self._writer.taken(wait=False))
         step, last = state.global_step, state.global_step == state.max_steps
-        named = self._save_steps is not None and step % self._save_steps == 0
+        named = self._named is not None and step % self._named == 0
         self._waits = self._control.stop_requested
         # A run that ends here needs none: taken up again it would do one step too many.
         goes_on = not (last or control.should_training_stop)
