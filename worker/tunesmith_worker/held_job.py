@@ -265,6 +265,8 @@ class HeldJob:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
+            except FileNotFoundError:  # beyond recipe.save_total_limit before its turn
+                event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
                 # A checkpoint is a convenience: the run goes on without, and says so.
                 log.warning("checkpoint of %s not stored: %s", self._claim.job_id, error)

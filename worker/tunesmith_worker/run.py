@@ -108,6 +108,7 @@ def train(
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
         from .best_weights import BestWeights
         from .callbacks import RunCallback
+        from .checkpoints.light import LightCheckpoints
         from .checkpoints.saver import ResumePoints
         from .data.prepare import prepare
         from .early_stopping import EarlyStopping
@@ -206,6 +207,7 @@ def train(
                 "metrics": dict(callback.checkpoint_metrics()),
             },
         )
+        light.add(step, callback.metrics.get("valid_loss"))
 
     def save_due(step: int) -> None:
         if callback.checkpoint_due(step):
@@ -245,6 +247,8 @@ def train(
     trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
     resume_points = ResumePoints(run, spec, events, plan, layouts, control)
+    light = LightCheckpoints(run, recipe)
+    trainer.add_callback(light)
     trainer.add_callback(resume_points)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None

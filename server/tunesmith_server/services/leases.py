@@ -36,7 +36,16 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, base_models, events, jobs, reports, resume_points, workers
+from . import (
+    adapters,
+    base_models,
+    checkpoint_retention,
+    events,
+    jobs,
+    reports,
+    resume_points,
+    workers,
+)
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
 
@@ -180,6 +189,7 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
             files=event.files,
         )
+        checkpoint_retention.drop_beyond_limit(session, job)
         data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
     if event.kind is EventKind.RESUME_POINT:
         resume_points.record(session, job, event)
