@@ -38,6 +38,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("keep", ["last", "best"], ["first", "auto", None, True]),
     ("lr_scheduler_type", ["linear", "cosine", "constant", "auto"], ["polynomial"]),
     ("tuning", ["lora", "full"], ["qlora", "auto"]),
+    ("self_check", [True, False], ["auto", "perhaps"]),
 ]
 
 LORA_BOUNDS: list[tuple[str, list[Any], list[Any]]] = [

@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 from tunesmith_schema import EventKind, Recipe
-from tunesmith_worker.best_weights import BestWeights, link_best_into, take_best_from
+from tunesmith_worker.best_weights import BestWeights, stage_best, take_best_from
 from tunesmith_worker.control import StopControl
 from tunesmith_worker.early_stopping import Course, EarlyStopping
 from tunesmith_worker.errors import RunError
@@ -232,10 +232,9 @@ class Trainer:
             self.stopping.on_evaluate(None, self.state, self.control)
 
     def resume_point(self, point: Path) -> Path:
-        point.mkdir()
+        stage_best(self.run.checkpoints, self.state.global_step).rename(point)
         self.state.stateful_callbacks = {"EarlyStopping": self.stopping.state()}
         self.state.save_to_json(str(point / "state.json"))
-        link_best_into(point, self.run.checkpoints)
         return point
 
     def result(self) -> tuple[int, str]:

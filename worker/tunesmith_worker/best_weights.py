@@ -44,12 +44,16 @@ class BestWeights:
         move_folder(self.folder(step), result)
 
 
-def link_best_into(point: Path, checkpoints: Path) -> None:
-    """Add what is kept to a resume point that is being made: `best-step-N.FILE`, no copies where
-    the file system has links."""
+def stage_best(checkpoints: Path, step: int) -> Path:
+    """A folder with what is kept now, as the files `best-step-N.FILE` of a resume point at `step`:
+    it may be written while a better one comes. No copies where the file system has links."""
+    staged = checkpoints / f".best-at-{step}.part"
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
     for folder in checkpoints.glob(f"{_PREFIX}*"):
         for file in folder.iterdir():
-            _link(file, point / f"{folder.name}.{file.name}")
+            _link(file, staged / f"{folder.name}.{file.name}")
+    return staged
 
 
 def take_best_from(point: Path, checkpoints: Path) -> None:
