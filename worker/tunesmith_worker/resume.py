@@ -112,5 +112,5 @@ def _remove_damaged(run: RunDirectory, point: GoodPoint | None) -> None:
         if point is not None and folder == point.folder:
             return
         shutil.rmtree(folder, ignore_errors=True)
-    for part in run.checkpoints.glob(f".{PREFIX}*.part"):
+    for part in run.checkpoints.glob(".*.part"):
         shutil.rmtree(part, ignore_errors=True)

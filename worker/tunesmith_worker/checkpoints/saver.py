@@ -56,10 +56,11 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._due = self._waits = False
         self._last = -1
         self._blocked = 0.0
-        self._interval = LEAST_SECONDS
+        """Seconds that training waited for the last one, which was until `_ended`."""
+        self._ended = self._next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._last, self._next = state.global_step, self._now() + self._interval
+        self._last, self._next = state.global_step, self._now() + LEAST_SECONDS
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._tell(self._writer.taken(wait=False))
@@ -97,15 +98,16 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._last = step
         if self._waits or not copied:
             self._tell(self._writer.taken(wait=True))
-        self._blocked = self._now() - began
-        self._next = self._now() + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
+        self._ended = self._now()
+        self._blocked = self._ended - began
+        self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
 
     def _tell(self, written: Written | None) -> None:
         if written is None:
             return
         if not torch.cuda.is_available():  # there the thread takes from what trains
             cost = self._blocked + written.cpu_seconds
-            self._next = max(self._next, self._now() + COST_FACTOR * cost)
+            self._next = max(self._next, self._ended + COST_FACTOR * cost)
         self._events.append(
             EventKind.RESUME_POINT,
             f"Step {written.step}: resume point saved, {written.bytes:,} bytes",

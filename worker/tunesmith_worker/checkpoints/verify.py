@@ -50,7 +50,7 @@ def verify(folder: Path) -> GoodPoint:
 
 def newest_good(checkpoints: Path, refused: Callable[[str, str], None]) -> GoodPoint | None:
     """`refused(name, why)` hears of each damaged one that is newer; half-written ones too."""
-    for part in sorted(checkpoints.glob(f".{PREFIX}*[0-9].part")):
+    for part in sorted(checkpoints.glob(f".{PREFIX}*.part")):
         refused(part.name, "it was being written when the run ended")
     for folder in found_in(checkpoints):
         try:

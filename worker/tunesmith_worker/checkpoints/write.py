@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..best_weights import link_best_into
+from ..best_weights import stage_best
 from ..folders import file_hash, new_folder
 from . import format as names
 from .format import FileEntry, MadeFor, Manifest, found_in
@@ -44,11 +44,8 @@ class Writer:
     def begin(self, step: int, state: State, plan: str) -> None:
         """`state` must stay as it is until `taken` gives what was written."""
         assert self._pending is None, "taken comes first"
-        best = self._best_part(step)
-        shutil.rmtree(best, ignore_errors=True)
-        best.mkdir(parents=True)
-        link_best_into(best, self._checkpoints)  # now: later steps may be better
-        self._pending = self._thread.submit(self._write, step, state, plan)
+        best = stage_best(self._checkpoints, step)
+        self._pending = self._thread.submit(self._write, step, state, plan, best)
 
     @property
     def busy(self) -> bool:
@@ -65,7 +62,7 @@ class Writer:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _write(self, step: int, state: State, plan: str) -> Written:
+    def _write(self, step: int, state: State, plan: str, best: Path) -> Written:
         began = time.thread_time()
         path = self._checkpoints / f"{names.PREFIX}{step}"
         with new_folder(path) as folder:
@@ -75,12 +72,12 @@ class Writer:
             }
             texts = state.texts | {names.PLAN: plan}
             files |= {name: write_text(folder / name, text) for name, text in texts.items()}
-            files |= self._best_into(folder, self._best_part(step))
+            files |= self._best_into(folder, best)
             manifest = Manifest(
                 step=step, made_for=self._made_for, made_with=self._made_with, files=files
             )
             write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
-        shutil.rmtree(self._best_part(step))
+        best.rmdir()
         for older in found_in(self._checkpoints)[KEEP:]:
             shutil.rmtree(older, ignore_errors=True)
         return Written(
@@ -90,12 +87,9 @@ class Writer:
             cpu_seconds=time.thread_time() - began,
         )
 
-    def _best_part(self, step: int) -> Path:
-        return self._checkpoints / f".{names.PREFIX}{step}.best.part"
-
-    def _best_into(self, folder: Path, linked: Path) -> dict[str, FileEntry]:
+    def _best_into(self, folder: Path, best: Path) -> dict[str, FileEntry]:
         found = {}
-        for file in linked.iterdir():
+        for file in best.iterdir():
             if file.name not in self._best:
                 self._best[file.name] = FileEntry(bytes=file.stat().st_size, sha256=file_hash(file))
             file.replace(folder / file.name)
