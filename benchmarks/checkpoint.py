@@ -95,14 +95,14 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
             ended.extend(now)
 
     ResumePoints.save = timed_save  # type: ignore[method-assign]  # timed, and otherwise as it is
-    Writer._write = timed_write  # type: ignore[method-assign]  # as above
+    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # as above
     StopControl.step_ended = step_ended  # type: ignore[method-assign]  # a clock in place of orders
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         (root / "data").mkdir()
         shutil.copy(given.rows, root / "data" / "train.jsonl")
         recipe = Recipe(
-            tuning=tuning,  # type: ignore[arg-type]  # one of the two
+            tuning=tuning,
             max_steps=1_000_000,
             per_device_train_batch_size=2,
             gradient_accumulation_steps=1,

@@ -20,7 +20,16 @@ from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
+from .errors import (
+    EXIT_DISK_FULL,
+    EXIT_READ_ONLY,
+    RunError,
+    failure_of,
+    is_disk_full,
+    is_read_only,
+    naming_batch_size,
+    say,
+)
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
@@ -66,16 +75,18 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
-        result = RunResult(outcome="failed", error=failure_of(error))
+        result = RunResult(outcome="failed", error=failure_of(error, run.root))
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
     recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
-        if not is_disk_full(error):
-            raise
-        return EXIT_DISK_FULL
+        if is_disk_full(error):
+            return EXIT_DISK_FULL
+        if is_read_only(error, run.root):
+            return EXIT_READ_ONLY
+        raise
     if result.outcome == "succeeded":
         forget_all(run)
     terminal.end(run, result)
@@ -118,7 +129,7 @@ def train(
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
-        from .self_check import Subject, self_check
+        from .self_check import Subject, Tripwires, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -231,6 +242,7 @@ def train(
                 seed=spec.seed,
             ),
         )
+    trainer.name_row = data.row_numbers
     if full and load_plan.precision != "fp32":
         trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
@@ -246,6 +258,8 @@ def train(
     )
     trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
+    if recipe.self_check:
+        trainer.add_callback(Tripwires(trainer, events))
     resume_points = ResumePoints(run, spec, events, plan, layouts, control)
     light = LightCheckpoints(run, recipe)
     trainer.add_callback(light)
@@ -309,6 +323,7 @@ def train(
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size), resume_points.writing():
             trainer.train()
+            trainer.guard.check()
         recorder.training_ended()
     memory.report()
     steps = trainer.state.global_step

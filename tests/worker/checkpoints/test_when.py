@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tunesmith_schema import ErrorCode, EventKind
-from tunesmith_worker.checkpoints import saver, write
+from tunesmith_worker.checkpoints import saver, state, write
 from tunesmith_worker.checkpoints.state import State
 from tunesmith_worker.checkpoints.tensors import write_tensors
 from tunesmith_worker.folders import file_hash
@@ -52,15 +52,15 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", (lambda: clock[0],))
-    taken = saver.take
+    taken = state.take
 
     def slow(*given: Any) -> Any:
         clock[0] += 1.0  # blocks for a second
         return taken(*given)
 
-    def after_step(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def after_step(self: Any, *given: Any, **_: Any) -> None:
         clock[0] += 31.0
-        on_step_end(self, args, state, control)
+        on_step_end(self, *given)
 
     on_step_end = saver.ResumePoints.on_step_end
     monkeypatch.setattr(saver, "take", slow)
@@ -132,7 +132,7 @@ def test_writing_goes_on_beside_training(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread takes its time, and steps go on: only the next one waits for it."""
-    written = write.write_tensors
+    written = write_tensors
 
     def slow(*given: Any) -> Any:
         time.sleep(0.2)
