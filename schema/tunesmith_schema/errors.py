@@ -41,6 +41,11 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     MODEL_NOT_USABLE = "model_not_usable"
     NOT_CANCELLABLE = "not_cancellable"
+    NOT_PAUSABLE = "not_pausable"
+    NOT_RESUMABLE = "not_resumable"
+    NOT_STOPPABLE = "not_stoppable"
+    NOT_FORKABLE = "not_forkable"
+    NOT_RETRYABLE = "not_retryable"
     NOT_SUPPORTED = "not_supported"
     FENCED_OUT = "fenced_out"
     NO_REPORT = "no_report"
@@ -58,6 +63,11 @@ class ErrorCode(StrEnum):
     DISK_FULL = "disk_full"
     GPU_NOT_USABLE = "gpu_not_usable"
     WORKER_LOST = "worker_lost"
+    DEVICE_ERROR = "device_error"
+    KILLED_FOR_MEMORY = "killed_for_memory"
+    TRAINER_KILLED = "trainer_killed"
+    STORAGE_READ_ONLY = "storage_read_only"
+    BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
 
 

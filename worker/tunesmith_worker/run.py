@@ -20,7 +20,16 @@ from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
+from .errors import (
+    EXIT_DISK_FULL,
+    EXIT_READ_ONLY,
+    RunError,
+    failure_of,
+    is_disk_full,
+    is_read_only,
+    naming_batch_size,
+    say,
+)
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
@@ -65,16 +74,18 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
-        result = RunResult(outcome="failed", error=failure_of(error))
+        result = RunResult(outcome="failed", error=failure_of(error, run.root))
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
     recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
-        if not is_disk_full(error):
-            raise
-        return EXIT_DISK_FULL
+        if is_disk_full(error):
+            return EXIT_DISK_FULL
+        if is_read_only(error, run.root):
+            return EXIT_READ_ONLY
+        raise
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
