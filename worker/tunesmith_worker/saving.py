@@ -128,7 +128,7 @@ class Saving:
         if spec.recipe.self_check:
             trainer.add_callback(Tripwires(trainer, events))
         resume_points = ResumePoints(run, spec, events, plan, layouts, control)
-        self._light = LightCheckpoints(run, spec.recipe)
+        self._light = LightCheckpoints(run, spec.recipe, forked=spec.forked)
         trainer.add_callback(self._light)
         trainer.add_callback(resume_points)
         trainer.remove_callback(transformers.PrinterCallback)

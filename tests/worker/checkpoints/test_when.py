@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tunesmith_schema import ErrorCode, EventKind
+from tunesmith_schema import ErrorCode, EventKind, Recipe
 from tunesmith_worker.checkpoints import saver, state, write
+from tunesmith_worker.checkpoints.light import LightCheckpoints
 from tunesmith_worker.checkpoints.state import State
 from tunesmith_worker.checkpoints.tensors import write_tensors
-from tunesmith_worker.folders import file_hash
+from tunesmith_worker.folders import RunDirectory, file_hash
 from tunesmith_worker.run import main
 
 from ..conftest import MakeRun
@@ -145,6 +146,20 @@ def test_checkpoints_to_sample_from_stay_within_their_limit_across_a_stop(
     assert main(run) == 0
     left = {path.name for path in (run / "checkpoints").iterdir()}
     assert left == {"step-4", "step-7"}
+
+
+def test_a_forks_limit_counts_its_own_checkpoints_alone(tmp_path: Path) -> None:
+    for forked in (False, True):
+        run = RunDirectory(tmp_path / str(forked))
+        for step in (9, 10):
+            run.checkpoint(step).mkdir(parents=True)
+        light = LightCheckpoints(run, Recipe(save_total_limit=1), forked=forked)
+        light.saved = {"8": 1.0}  # better than any that follows
+        light.on_train_begin(None, None, None)
+        light.add(9, 2.0)
+        light.add(10, 3.0)
+        assert run.checkpoint(10).is_dir()
+        assert run.checkpoint(9).is_dir() == forked, "the best of its own"
 
 
 def test_tensors_are_written_as_safetensors_reads_them(tmp_path: Path) -> None:

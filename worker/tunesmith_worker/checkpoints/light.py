@@ -19,13 +19,17 @@ Untyped = Any  # Any: transformers is not typed
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """A callback only for its state, which goes into resume points."""
 
-    def __init__(self, run: RunDirectory, recipe: Recipe) -> None:
-        self._run, self._recipe = run, recipe
+    def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
+        self._run, self._recipe, self._forked = run, recipe, forked
         self.saved: dict[str, float | None] = {}
         """Validation loss by step."""
 
     def state(self) -> dict[str, Untyped]:
         return {"args": {}, "attributes": {"saved": self.saved}}
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        if self._forked:
+            self.saved = {}  # those of the job it comes from, which keeps them by its own limit
 
     def add(self, step: int, valid_loss: float | None) -> None:
         """One is whole on disk; what is beyond the recipe's limit goes."""
