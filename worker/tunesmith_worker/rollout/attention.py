@@ -29,7 +29,7 @@ class StepAttention:
         self._own = max(cache.lengths) + 1
         kv, d, rows = shape.kv_heads, shape.head_dim, cache.rows
         group = shape.heads // kv
-        new = cache.layer(0)[0].new_empty
+        new = cache.layer(0).new_empty
         self._q = new(kv, rows, group, d)
         self._scores = new(kv, rows, group, self._prompt + self._own)
         self._weights = torch.empty_like(self._scores)
@@ -55,7 +55,7 @@ class StepAttention:
         Returns [B, H D]."""
         kv, rows, group, d = self._q.shape
         torch.mul(q.view(rows, kv, group, d).transpose(0, 1), shape.scale, out=self._q)
-        keys, values = (x[:, :, : self._own].flatten(0, 1) for x in self._cache.layer(layer))
+        keys, values = self._cache.layer(layer)[:, :, :, : self._own].flatten(1, 2)
         own = torch.bmm(self._q_rows, keys.transpose(1, 2))
         self._own_scores.copy_(own.view(kv, rows, group, -1))
         for prefix, q_span, scores, _, _ in self._spans:

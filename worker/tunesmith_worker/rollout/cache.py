@@ -40,7 +40,7 @@ class RowCache:
         """Each prompt with its first row and the one after its last."""
         self.lengths: list[int] = []
         """Tokens of each row that are cached."""
-        self._kv = like.keys.new_zeros(2, layers, kv_heads, 0, 0, head_dim)
+        self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
     @property
     def rows(self) -> int:
@@ -57,10 +57,10 @@ class RowCache:
         that it was until now, or -1 for one that has drawn nothing."""
         lengths = [0 if row < 0 else self.lengths[row] for row in kept]
         room = _room(max(lengths, default=0) + 1)
-        two, layers, kv_heads, _, before, head_dim = self._kv.shape
+        layers, two, kv_heads, _, before, head_dim = self._kv.shape
         # Zeros, not whatever was there: a row's weight for what it has not drawn is 0, and 0 times
         # a NaN is none.
-        kv = self._kv.new_zeros(two, layers, kv_heads, len(kept), room, head_dim)
+        kv = self._kv.new_zeros(layers, two, kv_heads, len(kept), room, head_dim)
         old = [place for place, row in enumerate(kept) if row >= 0]
         if old and before:
             most = min(before, max(lengths))
@@ -86,16 +86,16 @@ class RowCache:
         self._kv = kv
 
     def places(self) -> torch.Tensor:
-        """Where each row's next token goes in a layer's keys seen as [KV B T, D]: [KV B] int64, the
-        heads outermost."""
-        _, _, kv_heads, rows, room, _ = self._kv.shape
-        device = self._kv.device
+        """Where each row's next key and value go in `layer()` seen as [2 KV B T, D]: [2 KV B]
+        int64, the heads of the keys first, rows innermost."""
+        _, two, kv_heads, rows, room, _ = self._kv.shape
         within = torch.arange(rows) * room + torch.tensor(self.lengths)
-        return (torch.arange(kv_heads)[:, None] * (rows * room) + within).flatten().to(device)
+        heads = torch.arange(two * kv_heads)[:, None] * (rows * room)
+        return (heads + within).flatten().to(self._kv.device)
 
-    def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [KV, B, T, D] of one layer, to be written to and read."""
-        return self._kv[0, number], self._kv[1, number]
+    def layer(self, number: int) -> torch.Tensor:
+        """Keys and values [2, KV, B, T, D] of one layer, to be written to and read."""
+        return self._kv[number]
 
     def advance(self) -> None:
         """Every row has cached one more token."""

@@ -87,14 +87,11 @@ class Decoder:
             shape = layer.spec.shape
             qkv = self._qkv(layer, x).to(self._cache_dtype)
             heads = qkv.unflatten(1, (-1, shape.head_dim))
-            turned = heads[:, : shape.rotated]
             if layer.spec.rope:
-                turned = _rotated(turned, *tables[layer.spec.layer_type])
-            news = turned[:, shape.heads :], heads[:, shape.rotated :]
-            for new, whole in zip(news, cache.layer(number), strict=True):
-                flat = whole.view(-1, shape.head_dim)
-                flat.index_copy_(0, places, new.transpose(0, 1).reshape(-1, shape.head_dim))
-            out = attend(turned[:, : shape.heads], number, shape)
+                _rotate_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
+            new = heads[:, shape.heads :].transpose(0, 1).reshape(-1, shape.head_dim)
+            cache.layer(number).view(-1, shape.head_dim).index_copy_(0, places, new)
+            out = attend(heads[:, : shape.heads], number, shape)
             x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
         cache.advance()
         return self._logits(x)
@@ -153,7 +150,7 @@ class Decoder:
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
     def _row_table(self, name: str | None, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [B, 1, R/2] of each row's newest token."""
+        """[cos | cos] and [-sin | sin], [B, 1, R], of each row's newest token."""
         cosines, sines = [], []
         for prefix, start, stop in cache.spans:
             places = [prefix.length + own for own in cache.lengths[start:stop]]
@@ -161,18 +158,18 @@ class Decoder:
             index = torch.tensor(places, device=cos.device)
             cosines.append(cos[index])
             sines.append(sin[index])
-        return torch.cat(cosines)[:, None], torch.cat(sines)[:, None]
+        cos, sin = torch.cat(cosines)[:, None], torch.cat(sines)[:, None]
+        pair = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return pair[0].to(self._cache_dtype), pair[1].to(self._cache_dtype)
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [B, n, D], cos and sin [B, 1, R/2]: tunesmith_kernels.rope in fewer steps."""
-    half = cos.shape[-1]
-    a, b = x[..., :half], x[..., half : 2 * half]
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    turned = [a * cos - b * sin, b * cos + a * sin]
-    if 2 * half < x.shape[-1]:
-        turned.append(x[..., 2 * half :])
-    return torch.cat(turned, -1)
+def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """x [B, n, D], in place: tunesmith_kernels.rope in fewer steps. With its first R elements
+    [a | b]: [a | b] [cos | cos] + [b | a] [-sin | sin]."""
+    size = cos.shape[-1]
+    x = x[..., :size]
+    swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
+    x.copy_(swapped.mul_(sin).addcmul_(x, cos))
 
 
 def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -174,6 +174,8 @@ class _Rollout:
             return True
         if self._queue and len(self._batch) - dead <= self._size * (1 - _DEAD_SHARE / 2):
             return True
+        if self._positions.stable_length is None:
+            return False
         return any(self._in_new_era(row) for row in self._batch if row.end is None)
 
     def _in_new_era(self, row: _Row) -> bool:
@@ -228,7 +230,8 @@ class _Rollout:
         return taken
 
     def _start(self, rows: Sequence[_Row]) -> None:
-        """Compute the prompts that are not yet, and draw the first tokens."""
+        """Compute the prompts that are not yet, and draw the first tokens (and more of rows that the
+        cache is of no use to)."""
         new: dict[tuple[int, ...], list[_Row]] = {}
         for row in rows:
             if row.prefix is None:
@@ -241,6 +244,7 @@ class _Rollout:
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix
         self._draw(rows, _logits_of(rows))
+        self._recompute(rows)
 
     def _recompute(self, rows: Sequence[_Row]) -> None:
         """The rows' whole sequences, as prompts of their own, and their next tokens."""

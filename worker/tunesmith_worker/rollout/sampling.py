@@ -82,14 +82,14 @@ def draw(
         scores = filtered(scores, params)
     elif params.temperature != 1.0:
         scores = scores / params.temperature
-    shifted = scores - scores.amax(-1, keepdim=True)
-    cumulative = shifted.exp().cumsum(-1)
+    probabilities = torch.softmax(scores, -1)
+    cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1:]
     u = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
     # Below the total even after rounding: a token of probability 0 is never the first above it.
     target = torch.minimum((u * total).to(total.dtype), total.nextafter(torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)
-    sampling = (shifted.gather(1, tokens) - total.log())[:, 0]
+    sampling = probabilities.gather(1, tokens).log()[:, 0]
     tokens = tokens[:, 0]
     if params.filters or params.penalises:
         policy = _log_probs(logits / params.temperature, tokens)
