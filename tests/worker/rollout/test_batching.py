@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import pytest
+import torch
 
-from tunesmith_worker.rollout import Completion, FinishReason, Request, SamplingParams
+from tunesmith_worker.rollout import (
+    Completion,
+    FinishReason,
+    NotFinite,
+    Request,
+    SamplingParams,
+)
+from tunesmith_worker.rollout.cache import Prefix
+from tunesmith_worker.rollout.decoder import Decoder
 
 from ..patches.models import make_model, with_lora
 from .rollouts import GREEDY, assert_logprobs_equal_a_forward, engine_of, make_prompts
@@ -37,8 +47,7 @@ def _assert_same(actual: Sequence[Completion], expected: Sequence[Completion]) -
         assert a.policy_logprobs == pytest.approx(b.policy_logprobs, abs=2e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-@pytest.mark.parametrize("max_rows", [2, 5, 64])
+@pytest.mark.parametrize(("family", "max_rows"), [("llama", 2), ("llama", 64), ("gemma2", 5)])
 def test_together_in_any_order_is_as_one_by_one(family: str, max_rows: int) -> None:
     """Rows end at different steps, so batches shrink, and fill up again while they may."""
     model = with_lora(make_model(family))
@@ -62,6 +71,43 @@ def test_a_prompt_is_computed_once_and_kept_once_for_all_its_requests() -> None:
     prompt = 2 * layers * kv_heads * head_dim * fp32 * len(PROMPTS[1])
     rows = 2 * layers * kv_heads * head_dim * fp32 * 4 * 64  # room for 64 tokens each
     assert engine.figures.cache_bytes == prompt + rows
+
+
+def test_a_prompts_memory_is_freed_with_its_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Prefix]] = []
+    alive: list[int] = []
+    stock = Decoder.prefill
+
+    def watched(self: Decoder, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
+        alive.append(sum(one() is not None for one in made))
+        prefixes = stock(self, prompts)
+        made.extend(map(weakref.ref, prefixes))
+        return prefixes
+
+    monkeypatch.setattr(Decoder, "prefill", watched)
+    prompts = make_prompts(3, 4, 5, 6, 7, 8)
+    requests = [Request(prompt_ids=one, max_tokens=4, seed=0) for one in prompts for _ in "ab"]
+    engine_of(make_model("llama"), max_rows=2).generate(requests)
+    assert len(made) == 6
+    assert max(alive) <= 2
+
+
+def test_a_model_gone_bad_is_told_and_not_sampled_from() -> None:
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 3] = torch.nan
+    for params in (SamplingParams(), GREEDY):
+        request = Request(prompt_ids=PROMPTS[0], max_tokens=3, seed=0, sampling=params)
+        with pytest.raises(NotFinite, match="logits are not finite"):
+            engine_of(model).generate([request])
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    engine = engine_of(with_lora(make_model("llama")))
+    request = Request(prompt_ids=PROMPTS[0], max_tokens=6, seed=0)
+    expected = engine.generate([request])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert engine.generate([request]) == expected
 
 
 def test_ended_rows_are_left_out_and_free_ones_filled() -> None:

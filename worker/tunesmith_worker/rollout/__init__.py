@@ -5,6 +5,7 @@ from .plan import RolloutDoesNotFit, RolloutPlan, plan_rollout
 from .protocol import (
     Completion,
     FinishReason,
+    NotFinite,
     Request,
     RolloutEngine,
     RolloutError,
@@ -18,6 +19,7 @@ __all__ = [
     "Completion",
     "FinishReason",
     "NativeEngine",
+    "NotFinite",
     "Request",
     "RolloutDoesNotFit",
     "RolloutEngine",

@@ -110,6 +110,7 @@ class NativeEngine:
         size = min(self._plan.max_rows, max(1, len(rows)))
         with (
             torch.inference_mode(),
+            torch.autocast(self._architecture.device.type, enabled=False),
             decoder_weights(self._architecture, self._plan.weights, size) as weights,
         ):
             self.figures.sync_seconds = time.process_time() - start
@@ -230,8 +231,8 @@ class _Rollout:
         return taken
 
     def _start(self, rows: Sequence[_Row]) -> None:
-        """Compute the prompts that are not yet, and draw the first tokens (and more of rows that the
-        cache is of no use to)."""
+        """Compute the prompts that are not yet, and draw the first tokens (and more, of rows that
+        the cache is of no use to)."""
         new: dict[tuple[int, ...], list[_Row]] = {}
         for row in rows:
             if row.prefix is None:
@@ -239,8 +240,8 @@ class _Rollout:
         if new:
             prefixes = self._prefill(list(new))
             for (ids, group), prefix in zip(new.items(), prefixes, strict=True):
-                waiting = [one for left in self._queue for one in left if left]
-                for row in (*group, *waiting):
+                # Of the queue, only the first prompt's rows may have been taken in part.
+                for row in (*group, *(self._queue[0] if self._queue else ())):
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix
         self._draw(rows, _logits_of(rows))
@@ -284,6 +285,8 @@ class _Rollout:
             if row.seen is not None:
                 row.seen.add(token)
             row.end = row.watch.after(token)
+            if row.end is not None:
+                row.prefix = row.seen = None  # with its last row a prompt's memory is free
 
     def _seen(self, row: _Row) -> Seen:
         if row.seen is None:

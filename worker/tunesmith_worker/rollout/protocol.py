@@ -119,5 +119,9 @@ class UnsupportedModel(RolloutError):
     """The engine does not compute this model exactly, so it does not compute it at all."""
 
 
+class NotFinite(RolloutError):
+    """The model's logits are no numbers: its weights are damaged, or its training has diverged."""
+
+
 class UnusableRequest(RolloutError):
     """A request that this model or tokenizer cannot answer."""

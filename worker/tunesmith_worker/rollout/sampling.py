@@ -25,7 +25,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from .protocol import SamplingParams
+from .protocol import NotFinite, SamplingParams
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -77,6 +77,7 @@ def draw(
     if params.temperature == 0.0:
         tokens = scores.argmax(-1)
         own = _log_probs(logits, tokens)
+        _check(own)
         return Drawn(tokens.tolist(), [0.0] * len(tokens), own.tolist())
     if params.filters:
         scores = filtered(scores, params)
@@ -85,6 +86,7 @@ def draw(
     probabilities = torch.softmax(scores, -1)
     cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1:]
+    _check(total)
     u = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
     # Below the total even after rounding: a token of probability 0 is never the first above it.
     target = torch.minimum((u * total).to(total.dtype), total.nextafter(torch.zeros_like(total)))
@@ -136,6 +138,14 @@ def _processors(params: SamplingParams) -> list[Untyped]:
     if params.min_p > 0.0:
         found.append(MinPLogitsWarper(params.min_p))
     return found
+
+
+def _check(one_a_row: torch.Tensor) -> None:
+    if not bool(one_a_row.isfinite().all()):
+        raise NotFinite(
+            "the model's logits are not finite: look for NaN in its weights, and at the loss and "
+            "gradient norm of the last steps"
+        )
 
 
 def _log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
