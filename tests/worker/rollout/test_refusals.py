@@ -133,8 +133,8 @@ def test_packed_products_equal_plain_ones_at_any_number_of_rows(
     for rows in (1, 7, 16, 300):
         x, residual = torch.randn(rows, 20).to(dtype), torch.randn(rows, 33).to(dtype)
         assert torch.allclose(packed(x), plain(x), atol=bound, rtol=bound)
-        both = (one.add_to(residual, x) for one in (packed, plain))
-        assert torch.allclose(*both, atol=bound, rtol=bound)
+        added, expected = packed.add_to(residual, x), plain.add_to(residual, x)
+        assert torch.allclose(added, expected, atol=bound, rtol=bound)
 
 
 def _plan(free: int, rows: int = 32) -> RolloutPlan:
