@@ -47,7 +47,7 @@ class StepAttention:
                 self._weights[columns].flatten(1, 2),
                 self._out[rows_of].flatten(1, 2),
             )
-            self._spans.append((prefix, *views))
+            self._spans.append(views)
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def __call__(self, q: torch.Tensor, layer: int, shape: AttentionShape) -> torch.Tensor:
@@ -58,8 +58,9 @@ class StepAttention:
         keys, values = self._cache.layer(layer)[:, :, :, : self._own].flatten(1, 2)
         own = torch.bmm(self._q_rows, keys.transpose(1, 2))
         self._own_scores.copy_(own.view(kv, rows, group, -1))
-        for prefix, q_span, scores, _, _ in self._spans:
-            torch.bmm(q_span, prefix.keys[layer].transpose(1, 2), out=scores)
+        shared = self._cache.shared[layer]
+        for (prompt_keys, _), (q_span, scores, _, _) in zip(shared, self._spans, strict=True):
+            torch.bmm(q_span, prompt_keys, out=scores)
         if shape.softcap is not None:
             self._scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
         mask = self._mask(shape.window)
@@ -70,8 +71,8 @@ class StepAttention:
         else:
             self._weights.copy_(torch.softmax(self._scores, -1, dtype=torch.float32))
         torch.bmm(self._own_weights, values, out=self._out_rows)
-        for prefix, _, _, weights, out in self._spans:
-            out.baddbmm_(weights, prefix.values[layer])
+        for (_, prompt_values), (_, _, weights, out) in zip(shared, self._spans, strict=True):
+            out.baddbmm_(weights, prompt_values)
         return self._out.transpose(0, 1).reshape(rows, kv * group * d)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:

@@ -38,6 +38,8 @@ class RowCache:
         layers, kv_heads, _, head_dim = like.keys.shape
         self.spans: list[tuple[Prefix, int, int]] = []
         """Each prompt with its first row and the one after its last."""
+        self.shared: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        """By layer, for each of `spans`: the prompt's keys [KV, D, P] and values [KV, P, D]."""
         self.lengths: list[int] = []
         """Tokens of each row that are cached."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
@@ -72,6 +74,10 @@ class RowCache:
                 kv[:, :, :, torch.tensor(old, device=kv.device), :most] = taken
         self._kv, self.lengths = kv, lengths
         self.spans = _spans(prefixes)
+        self.shared = [
+            [(one.keys[layer].transpose(1, 2), one.values[layer]) for one, _, _ in self.spans]
+            for layer in range(layers)
+        ]
 
     def make_room(self) -> None:
         """For one more token of every row."""

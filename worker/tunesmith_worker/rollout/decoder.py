@@ -85,7 +85,9 @@ class Decoder:
         x = self._weights.embed(ids)
         for number, layer in enumerate(self._weights.layers):
             shape = layer.spec.shape
-            qkv = self._qkv(layer, x).to(self._cache_dtype)
+            qkv = self._qkv(layer, x)
+            if qkv.dtype != self._cache_dtype:
+                qkv = qkv.to(self._cache_dtype)
             heads = qkv.unflatten(1, (-1, shape.head_dim))
             if layer.spec.rope:
                 _rotate_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
