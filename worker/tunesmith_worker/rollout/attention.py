@@ -6,8 +6,8 @@ Kp and Vp are the prompt's, one product for all rows of a prompt; Ko and Vo the 
 of the scores are the prompt's tokens, then the row's own. Shapes as in cache.py; H heads,
 G = H / KV, P the longest prompt, T the most tokens that a row sees of its own.
 
-On a CPU a decode step is some hundred small operations a layer's worth of which takes longer to
-launch than to compute: so buffers, and the views of them, are made once a step for all layers.
+A layer's operations are small and many, and on a CPU launching one takes about as long as running
+it: so buffers, and the views of them, are made once a step for all layers.
 """
 
 from __future__ import annotations

@@ -84,9 +84,6 @@ class NativeEngine:
         """`tokenizer`: for requests with stop texts. Raises UnsupportedModel."""
         self._architecture = read_architecture(model)
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
-        self._positions = Positions(
-            self._architecture.rotary, self._architecture.dtype, self._architecture.device
-        )
         self.figures = RolloutFigures()
         """Of the last call."""
 
@@ -94,14 +91,15 @@ class NativeEngine:
     def stable_length(self) -> int | None:
         """See positions.py: completions that end beyond it were drawn from laws that a forward of
         the whole sequence does not have."""
-        return self._positions.stable_length
+        return _positions(self._architecture).stable_length
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Raises UnusableRequest before anything is computed, and UnsupportedModel."""
         self.figures = RolloutFigures()
         self._check(requests)
-        # What wraps the model may have changed since the last call: another adapter, a new head.
+        # The model may have changed since the last call: another adapter, a new head or device.
         self._architecture = read_architecture(self._model)
+        positions = _positions(self._architecture)
         rows = [
             _Row(place, one, Uniforms(one.seed), StopWatch(one, self._tokenizer))
             for place, one in enumerate(requests)
@@ -116,8 +114,8 @@ class NativeEngine:
             self.figures.sync_seconds = time.process_time() - start
             if weights.fold is not None:
                 self.figures.fold_kept = weights.fold.kept
-            decoder = Decoder(self._architecture, weights, self._positions)
-            _Rollout(self._architecture, decoder, rows, size, self._positions, self.figures).run()
+            decoder = Decoder(self._architecture, weights, positions)
+            _Rollout(self._architecture, decoder, rows, size, positions, self.figures).run()
         self.figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion() for row in rows]
 
@@ -293,6 +291,10 @@ class _Rollout:
             vocabulary = self._model.vocabulary
             row.seen = Seen(row.request.prompt_ids, vocabulary, self._model.device)
         return row.seen
+
+
+def _positions(model: Architecture) -> Positions:
+    return Positions(model.rotary, model.dtype, model.device)
 
 
 def _by_prompt(rows: Sequence[_Row]) -> deque[deque[_Row]]:
