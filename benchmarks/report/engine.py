@@ -136,6 +136,29 @@ def run_report(result: Result | None) -> str:
     )
 
 
+def self_check(result: Result | None) -> str:
+    words = (
+        "## The self-check\n\n"
+        "CPU time of the checks before the first step, beside that of 200 steps (`python -m "
+        "benchmarks.self_check`; `self_check.json`). Bar: 3 s or 3 % of 200 steps, whichever is "
+        "more.\n"
+    )
+    if result is None:
+        return words + _open("self_check")
+    rows = (
+        (
+            name,
+            f"{one['self_check']:.2f} s" + _against(one["within"], "3 s or 3 %"),
+            f"{one['step']:.2f} s",
+            f"{one['share_of_200']:.1%}",
+        )
+        for name, one in result["cases"].items()
+    )
+    versions = {name: result[name] for name in ("torch", "transformers")}
+    head = ("run", "self-check", "a step", "of 200 steps")
+    return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
+
+
 def _against(met: bool, bar: str) -> str:
     return f" (bar {bar}: {'met' if met else '**missed**'})"
 

@@ -132,7 +132,7 @@ class Recipe(Request):
 
     self_check: bool = True
     """Prove before the first step that the run learns what it should (docs/self-check.md), and
-    refuse to start, naming the cause, where it would not."""
+    refuse to start, naming the cause, where it would not; look again at steps 1, 10 and 50."""
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -122,7 +122,7 @@ def train(
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
-        from .self_check import Subject, self_check
+        from .self_check import Subject, Tripwires, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -228,6 +228,7 @@ def train(
                 seed=spec.seed,
             ),
         )
+    trainer.name_row = data.row_numbers
     if full and load_plan.precision != "fp32":
         trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
@@ -242,6 +243,8 @@ def train(
     )
     trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
+    if recipe.self_check:
+        trainer.add_callback(Tripwires(trainer, events))
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
     events.message(
@@ -298,6 +301,7 @@ def train(
         control.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size):
             trainer.train()
+            trainer.guard.check()
         layouts.training_ended()
         recorder.training_ended()
     memory.report()
