@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from .tables import NOT_MEASURED, Result, date, table, versions
 
 MIB = 2**20
@@ -134,6 +136,36 @@ def run_report(result: Result | None) -> str:
         f"{result['step_cpu_ms']:.0f} ms, {result['pairs']} pairs. "
         f"{_setup(result | {'versions': {'transformers': result['transformers']}})}\n"
     )
+
+
+def resume_points(result: Result | None) -> str:
+    words = (
+        "## Resume points\n\n"
+        "What they cost a run at the default interval, on one thread of a CPU: the share of its "
+        "time that training waits, and of its CPU-seconds with the writing thread's "
+        "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
+    )
+    if result is None:
+        return words + _open("checkpoint")
+    rows = (
+        (
+            one["model"],
+            one["tuning"],
+            f"{one['bytes'] / 2**20:.1f}",
+            one["points"],
+            f"{statistics.median(one['blocked_ms']):.0f}",
+            f"{statistics.median(one['cpu_ms']):.0f}",
+            _share(one["wall"], result["bar"]),
+            _share(one["cpu"], result["bar"]),
+        )
+        for one in result["runs"]
+    )
+    head = ("model", "tuning", "MiB", "points", "waits, ms", "CPU, ms", "of the time", "of the CPU")
+    return f"{words}\n{table(head, rows)}\n{_setup(result)}\n"
+
+
+def _share(value: float, bar: float) -> str:
+    return f"{value:.2%}" + _against(value <= bar, f"{bar:.0%}")
 
 
 def self_check(result: Result | None) -> str:

@@ -70,6 +70,7 @@ class ErrorCode(StrEnum):
     STORAGE_READ_ONLY = "storage_read_only"
     BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
+    RESUME_MISMATCH = "resume_mismatch"
 
 
 class ErrorBody(Response):

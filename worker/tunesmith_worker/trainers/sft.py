@@ -26,12 +26,13 @@ from .batches import Batch, collate, slots, split
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
 from .random_state import random_state
+from .resuming import Resuming
 from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def __init__(
         self,
         *,
@@ -40,7 +41,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`save` writes a checkpoint of the given step; `embedding_rate`: peak rate of the
+        """`save` writes what is due at the given step; `embedding_rate`: peak rate of the
         embedding, the head and token rows, None: as all others."""
         super().__init__(data_collator=collate, **given)
         self._save, self._layouts, self._embedding_rate = save, layouts, embedding_rate
@@ -60,6 +61,11 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def trained_tokens(self) -> int:
         """Tokens that carried loss so far."""
         return int(self._trained)
+
+    @property
+    def input_tokens(self) -> int:
+        """All tokens so far."""
+        return self._total_train_tokens
 
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
@@ -147,6 +153,18 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         restore_metrics(self, metrics)
         self._sums["train"].values.copy_(sums)
         self._trained.copy_(trained)
+
+    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+        plain, tensors = super().counted()
+        lists, seen = metrics_so_far(self)
+        lists = {name: [float(one) for one in values] for name, values in lists.items()}
+        sums = {"sums": self._sums["train"].values, "trained_tokens": self._trained}
+        return plain | {"metrics": lists, "input_tokens": seen}, tensors | sums
+
+    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+        super().restore_counted(plain, tensors)
+        metrics = plain["metrics"], plain["input_tokens"]
+        self.restore_counters((metrics, tensors["sums"], tensors["trained_tokens"]))
 
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
