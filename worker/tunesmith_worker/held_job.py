@@ -207,7 +207,7 @@ class HeldJob:
         deadline = time.monotonic() + seconds
         self._look()
         while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
-            if self._at_once():
+            if self._at_once() or self._orders.is_cancelled:
                 return
             time.sleep(TICK_SECONDS)
             self._tick()
