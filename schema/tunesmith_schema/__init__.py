@@ -8,6 +8,7 @@ from .early_stopping import EarlyStoppingRecipe
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .forks import JobFork
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -123,6 +124,7 @@ __all__ = [
     "JobCreate",
     "JobError",
     "JobFailure",
+    "JobFork",
     "JobReport",
     "JobState",
     "LayerMemory",

@@ -25,7 +25,7 @@ class JobState(StrEnum):
     RUNNING = "running"
     """A worker holds the lease."""
     PAUSING = "pausing"
-    """Asked to pause; the worker is writing a checkpoint."""
+    """Asked to pause; the worker saves a resume point and lets go."""
     PAUSED = "paused"
     """Holds no worker until resumed."""
     SUCCEEDED = "succeeded"
@@ -40,16 +40,17 @@ _ENDS = frozenset({JobState.FAILED, JobState.CANCELLED})
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
     {
         JobState.VALIDATING_FILES: _ENDS | {JobState.QUEUED},
-        JobState.QUEUED: _ENDS | {JobState.RUNNING},
+        JobState.QUEUED: _ENDS | {JobState.RUNNING, JobState.PAUSED},
         JobState.RUNNING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSING, JobState.QUEUED},
-        JobState.PAUSING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSED, JobState.QUEUED},
+        JobState.PAUSING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSED, JobState.RUNNING},
         JobState.PAUSED: _ENDS | {JobState.QUEUED},
         JobState.SUCCEEDED: frozenset(),
         JobState.FAILED: frozenset(),
         JobState.CANCELLED: frozenset(),
     }
 )
-"""Every legal change of state. `running -> queued` is a lost or released worker."""
+"""Every legal change of state. `running -> queued` is a lost or released worker; `pausing ->
+running` a pause that was called off before the worker had let go."""
 
 _WIRE = {JobState.PAUSING: JobState.RUNNING, JobState.PAUSED: JobState.QUEUED}
 
@@ -250,3 +251,11 @@ class Job(Response):
     """Optimiser steps of the whole run, once they are known."""
     cancel_requested: bool = False
     """Whether its worker has been asked to stop."""
+    stop_requested: bool = False
+    """Whether it was asked to end early and keep what it has made."""
+    forked_from: str | None = None
+    """The job from whose resume point it starts."""
+    forked_step: int | None = None
+    """The step of that resume point."""
+    retry_of: str | None = None
+    """The job that failed or was cancelled and that this one takes up."""

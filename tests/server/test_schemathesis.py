@@ -50,6 +50,7 @@ def _made(server: Server) -> dict[str, str]:
     file_id = server.good_file()
     job_id = server.create_job(file_id, metadata={"team": "x"})
     server.worker.succeed(server.worker.claim())
+    server.add_resume_points(job_id, 5)  # so that forks are made
     return {"file": file_id, "job": job_id, "adapter": server.job(job_id)["adapter_id"]}
 
 

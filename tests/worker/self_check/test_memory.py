@@ -10,7 +10,7 @@ import torch
 from tunesmith_schema import EventKind
 from tunesmith_worker.plan.policy import Room
 from tunesmith_worker.run import main
-from tunesmith_worker.self_check import numerics
+from tunesmith_worker.self_check import numerics, passes
 from tunesmith_worker.trainers import memory_plan
 
 from ..conftest import MakeRun
@@ -31,7 +31,7 @@ def test_fp32_weights_take_their_share_of_what_the_weights_leave(
 ) -> None:
     """`spare`: what is free beside the weights, as a multiple of them."""
     seen = []
-    right = numerics.in_fp32
+    right = passes.in_fp32
 
     def find_room(device: torch.device, held: int) -> Room:
         return Room(free=int(held * (1 + spare)), host_free=1 << 40, on_gpu=True)
