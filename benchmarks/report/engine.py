@@ -191,6 +191,27 @@ def self_check(result: Result | None) -> str:
     return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
 
 
+def nan_guard(result: Result | None) -> str:
+    words = (
+        "## The guard against NaN, and the tripwires\n\n"
+        "CPU time that the guard adds to a step, and that the looks at steps 1, 10 and 50 take in all "
+        "(`python -m benchmarks.nan_guard`; `nan_guard.json`). Bar: 0.5 % of a step.\n"
+    )
+    if result is None:
+        return words + _open("nan_guard")
+    rows = (
+        (
+            name,
+            f"{one['step_ms']:.0f} ms",
+            f"{one['guard_percent']:.3f} %" + _against(one["guard_percent"] <= 0.5, "0.5 %"),
+            f"{one['look_ms_in_all']:.0f} ms",
+        )
+        for name, one in result["recipes"].items()
+    )
+    head = ("run", "a step", "guard, of a step", "looks, in all")
+    return f"{words}\n{_setup(result)}\n\n{table(head, rows)}"
+
+
 def _against(met: bool, bar: str) -> str:
     return f" (bar {bar}: {'met' if met else '**missed**'})"
 
