@@ -194,8 +194,8 @@ def self_check(result: Result | None) -> str:
 def nan_guard(result: Result | None) -> str:
     words = (
         "## The guard against NaN, and the tripwires\n\n"
-        "CPU time that the guard adds to a step, and that the looks at steps 1, 10 and 50 take in all "
-        "(`python -m benchmarks.nan_guard`; `nan_guard.json`). Bar: 0.5 % of a step.\n"
+        "CPU time that the guard adds to a step, and that the looks at steps 1, 10 and 50 take in "
+        "all (`python -m benchmarks.nan_guard`; `nan_guard.json`). Bar: 0.5 % of a step.\n"
     )
     if result is None:
         return words + _open("nan_guard")
