@@ -85,6 +85,12 @@ def test_too_many_dropped_rows_are_no_alarm(
     assert _answers(run) == "not_applicable"
 
 
+def test_rows_of_two_tokens_ask_nothing_of_queries_and_keys(make_run: MakeRun) -> None:
+    run = make_run([{"text": "a"} for _ in range(12)], recipe={"max_steps": 1})
+    assert main(run) == 0, read_result(run).error
+    assert _answers(run) == "not_applicable"
+
+
 def _answers(run: Path) -> Json:
     (told,) = (data for data in event_data(run, EventKind.MESSAGE) if "checks" in data)
     return told["checks"]["answers"]["state"]

@@ -79,6 +79,8 @@ class Numerics:
         with adapter_moved(model):
             moved = self._run(backward=True)
         trained = [n for n, p in model.named_parameters() if p.requires_grad and ".lora_" in n]
+        if not self.piece.attends:
+            trained = [n for n in trained if ".q_proj." not in n and ".k_proj." not in n]
         least = _LEAST_CHANGE[self._exactly]
         return [acts(moved, base, least, trained, experts=self.experts), *found]
 
