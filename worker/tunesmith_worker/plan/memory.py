@@ -6,8 +6,8 @@ attention.py say what they save), with elements of e bytes and a residual stream
     s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
 
 a recomputed layer keeps its input, s H; an offloaded one keeps that in the host's memory. (Layers
-in 8 bits keep their projections' inputs as well: bitsandbytes holds them where torch's recomputation
-cannot let them go.) The peak
+in 8 bits keep their projections' inputs as well: bitsandbytes holds them where recomputation cannot
+let them go.) The peak
 is the largest of four kinds of moments: the head, the backward of each layer (the layers below
 still hold theirs), the embedding's gradient and the optimiser's step. Knows no device and no
 torch: what is measured corrects it through `Correction`.
@@ -331,7 +331,8 @@ def _head(
         table = 4 * v * h if tuning.whole_head else 0
         return (logits + table, norm + 3 * stream), (0, norm + 3 * stream)
     scored = batch.labelled * h * s
-    scratch = 0 if engine.on_gpu else 4 * 4 * _TILE
+    tile = min(_TILE, max(batch.tokens * h, batch.labelled * v))
+    scratch = 0 if engine.on_gpu else 4 * 4 * tile
     rows = max(
         1, min(batch.labelled, _HEAD_ROWS[engine.on_gpu], _HEAD_BYTES[engine.on_gpu] // (v * e))
     )
