@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
+from .early_stopping import EarlyStoppingRecipe
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
@@ -119,8 +120,19 @@ class Recipe(Request):
     save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, at most ten
     in a run; none for full tuning."""
+    early_stopping: EarlyStoppingRecipe | None = None
+    """End the training before its last step, once the evaluations gain nothing any more. The
+    learning rate's schedule stays that of the whole run. Needs a validation file."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights are the result: the last, or those of the evaluation with the best
+    `early_stopping.metric` (`valid_loss` without it; the earlier of equals), which needs a
+    validation file, and room for them twice on the worker's disk."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+
+    self_check: bool = True
+    """Prove before the first step that the run learns what it should (docs/self-check.md), and
+    refuse to start, naming the cause, where it would not."""
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -33,6 +33,8 @@ class WorkerHello(Request):
         default_factory=list, max_length=1000
     )
     """Folder names of the base models that this host has."""
+    not_ready: str | None = Field(default=None, max_length=500)
+    """Why it takes no job, for people: it is being drained, or its device is not fit."""
 
 
 class WorkerWelcome(Response):

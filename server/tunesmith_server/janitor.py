@@ -15,13 +15,12 @@ from datetime import timedelta
 from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobState
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .database import Database, epoch_now
 from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, UploadPartRow, WorkerRow
 from .queue import WakeUps
-from .services import leases, upload_completion
+from .services import leases, upload_completion, waiting, workers
 from .settings import Settings
 from .storage import Storage
 
@@ -61,7 +60,8 @@ class Janitor(threading.Thread):
     def round(self) -> None:
         with self._database.write.begin() as session:
             if self._may_judge_leases(session):
-                leases.take_back_expired(session, self._settings, self._wake_ups)
+                leases.take_back_expired(session, self._settings)
+                waiting.tell(session)
             self._wake_again(session)
             _forget_old(session)
             upload_completion.expire(session)
@@ -107,13 +107,13 @@ class Janitor(threading.Thread):
         # One message however many jobs wait: it wakes one worker, which goes on until none waits,
         # and idle workers ask by themselves. Messages must not pile up while all are busy. A
         # wake-up of the future was sent before the clock was set back.
-        waiting = (
-            JobRow.state == JobState.QUEUED,
+        unheard = (
+            workers.may_start(),
             or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
         )
-        job_id = session.scalar(select(JobRow.id).where(*waiting).order_by(JobRow.created_at))
+        job_id = session.scalar(select(JobRow.id).where(*unheard).order_by(JobRow.created_at))
         if job_id is not None:
-            session.execute(update(JobRow).where(*waiting).values(woken_at=now))
+            session.execute(update(JobRow).where(*unheard).values(woken_at=now))
             self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
         unread_files = session.scalars(
             select(FileRow)

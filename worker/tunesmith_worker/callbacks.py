@@ -50,13 +50,18 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._step_ended = time.perf_counter()
         self._control.step_ended(state.global_step)
-        if state.global_step == state.max_steps and args.eval_strategy != "no":
+        last = state.global_step == state.max_steps
+        if (last or self._control.end_requested) and args.eval_strategy != "no":
             control.should_evaluate = True  # the model that is kept is the one to be judged
         if self._save_steps and state.global_step % self._save_steps == 0:
             control.should_save = True
-        if self._control.stop_requested and state.global_step < state.max_steps:
+        if self._control.stop_requested and not last:
             control.should_save = True
             control.should_training_stop = True
+        elif self._control.end_requested and not last:
+            control.should_save = False  # the result itself follows at once
+            control.should_training_stop = True
+            self._tell_end(state)
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._leave_out_time()
@@ -145,6 +150,13 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
         tokens, seconds = input_tokens - self._input_tokens, now - self._since
         self._since, self._input_tokens = now, input_tokens
         return round(tokens / seconds, 2)
+
+    def _tell_end(self, state: Untyped) -> None:
+        step, total = state.global_step, state.max_steps
+        self._events.message(
+            f"Step {step}/{total}: asked to stop here; what has been trained is kept",
+            data={"step": step, "total_steps": total},
+        )
 
     def _leave_out_time(self) -> None:
         """Evaluating and saving are no training: they do not count for tokens_per_second."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from tunesmith_schema import Claim, RunSpec, StoredFile
 
 from . import base_models
+from .base_model_files import check_base_model
 from .server_api import ServerApi
 from .settings import WorkerSettings
 
@@ -40,6 +41,7 @@ def fetch_inputs(
         insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
+        check_base_model(claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch)
     else:
         model_path = str(_cached(settings, api, claim, claim.base_files, insist))
     return RunSpec(

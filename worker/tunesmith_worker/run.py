@@ -20,7 +20,16 @@ from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
+from .errors import (
+    EXIT_DISK_FULL,
+    EXIT_READ_ONLY,
+    RunError,
+    failure_of,
+    is_disk_full,
+    is_read_only,
+    naming_batch_size,
+    say,
+)
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
@@ -65,16 +74,18 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
-        result = RunResult(outcome="failed", error=failure_of(error))
+        result = RunResult(outcome="failed", error=failure_of(error, run.root))
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
     recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
-        if not is_disk_full(error):
-            raise
-        return EXIT_DISK_FULL
+        if is_disk_full(error):
+            return EXIT_DISK_FULL
+        if is_read_only(error, run.root):
+            return EXIT_READ_ONLY
+        raise
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -101,14 +112,17 @@ def train(
 
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
+        from .best_weights import BestWeights
         from .callbacks import RunCallback
         from .data.prepare import prepare
+        from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
+        from .self_check import Subject, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -180,6 +194,10 @@ def train(
                 with_tokenizer=bool(new_tokens.ids),
             )
 
+    def save_best(folder: Path) -> Saved | None:
+        with recorder.clock.during(PhaseName.CHECKPOINTING):
+            return save(folder)
+
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
         save(folder)
@@ -219,6 +237,10 @@ def train(
         trained_tokens=lambda: trainer.trained_tokens,
         live=recorder.live,
     )
+    stopping = EarlyStopping(
+        recipe, BestWeights(run.checkpoints, save_best), events, lambda: callback.metrics
+    )
+    trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
@@ -241,6 +263,23 @@ def train(
         )
         memory.settle()
         plan.write()
+    self_check(
+        Subject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            layouts=layouts,
+            memory=memory,
+            recipe=recipe,
+            load_plan=load_plan,
+            data_plan=data_plan,
+            train_plan=train_plan,
+            training=training,
+            training_file=run.root / spec.training_file,
+            folder=run.root,
+        ),
+        events,
+    )
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
 
@@ -262,8 +301,8 @@ def train(
         layouts.training_ended()
         recorder.training_ended()
     memory.report()
-    steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
-    if not finished:
+    steps = trainer.state.global_step
+    if steps < train_plan.total_steps and not (stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -272,14 +311,14 @@ def train(
         )
 
     with events.phase("save"):
-        saved = save(run.adapter)
+        step, saved = stopping.result(run.adapter, steps, save)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",
         directory=run.relative(run.adapter),
-        step=steps,
+        step=step,
         trained_tokens=trainer.trained_tokens,
         metrics=callback.metrics,
     )

@@ -35,6 +35,10 @@ class ServerUnreachable(Exception):
 class ServerFault(ServerUnreachable):
     """The server answered that it could not (5xx). Asking for ever does not help."""
 
+    def __init__(self, said: str, code: str | None = None) -> None:
+        super().__init__(said)
+        self.code = code
+
 
 class FencedOut(Exception):
     """The job is no longer ours."""
@@ -160,5 +164,5 @@ def _check(reply: httpx.Response) -> None:
     if reply.status_code in (408, 429, 503, 507):  # busy, or full until somebody frees space
         raise ServerUnreachable(said)
     if reply.status_code >= 500:
-        raise ServerFault(said)
+        raise ServerFault(said, error["code"])
     raise ServerRefused(said)
