@@ -67,7 +67,7 @@ class Trained:
 
 
 def bytes_a_parameter(name: str, device: torch.device) -> Result:
-    found = {}
+    found: Result = {}
     for precision in BYTES:
         one = Trained(name, precision, device)
         make_state(one.optimizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from benchmarks.gpu import memory, precision
@@ -10,7 +12,7 @@ from benchmarks.gpu.bars import BARS, judge
 CPU = torch.device("cpu")
 
 
-def bars(results: dict[str, object]) -> dict[str, object]:
+def bars(results: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
     """Figure and verdict of those that are of these parts."""
     names = ("memory:", "precision:")
     found = (one for one in judge(results) if one["bar"].startswith(names))

@@ -34,7 +34,10 @@ def _parameters() -> list[torch.nn.Parameter]:
 
 def _optimizer(kind: str) -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
     given = _parameters()
-    groups = [{"params": given[:2], "weight_decay": 0.1}, {"params": given[2:]}]
+    groups: list[dict[str, Any]] = [  # Any: torch's groups
+        {"params": given[:2], "weight_decay": 0.1},
+        {"params": given[2:]},
+    ]
     if kind == "error words":
         return given, ErrorWordAdamW(groups, lr=1e-2)
     if kind == "8 bits":
@@ -93,10 +96,12 @@ def test_what_does_not_fit_beside_the_optimisers_state_shows_before_an_update(
     assert main(expected) == 0
     state: list[Untyped] = []
     stock = fresh_state.make_state
-    monkeypatch.setattr(
-        "tunesmith_worker.trainers.step_memory.make_state",
-        lambda optimizer: (stock(optimizer), state.append(optimizer))[0],
-    )
+
+    def made(optimizer: Untyped) -> None:
+        stock(optimizer)
+        state.append(optimizer)
+
+    monkeypatch.setattr("tunesmith_worker.trainers.step_memory.make_state", made)
     device = Device(monkeypatch, lambda d: bool(state) and d.keeps)
     run = make_run(ROWS, recipe=RECIPE)
     assert main(run) == 0

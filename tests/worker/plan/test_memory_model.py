@@ -36,9 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {  # Any: arguments of Measured
 }
 
 
-def measured(setting: str, **size: int) -> Measured:
+def measured(setting: str, *, rows: int = 3, length: int = 128) -> Measured:
     given = dict(SETTINGS[setting])
-    return Measured(llama(tied=given.pop("tied", True)), **given, **size)
+    return Measured(llama(tied=given.pop("tied", True)), rows=rows, length=length, **given)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
