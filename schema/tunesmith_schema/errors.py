@@ -57,6 +57,7 @@ class ErrorCode(StrEnum):
     TEMPLATE_MISSING = "template_missing"
     ROW_TOO_LONG = "row_too_long"
     LOSS_NONFINITE = "loss_nonfinite"
+    GRADIENT_NONFINITE = "gradient_nonfinite"
     SELF_CHECK_FAILED = "self_check_failed"
     RECIPE_INVALID = "recipe_invalid"
     OUT_OF_MEMORY = "out_of_memory"
@@ -69,6 +70,7 @@ class ErrorCode(StrEnum):
     STORAGE_READ_ONLY = "storage_read_only"
     BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
+    RESUME_MISMATCH = "resume_mismatch"
 
 
 class ErrorBody(Response):

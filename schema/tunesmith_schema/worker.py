@@ -89,6 +89,8 @@ class Claim(Response):
     hyperparameters: Hyperparameters
     """OpenAI's knobs in force."""
     seed: int
+    step: int = 0
+    """The last step whose metrics the server has."""
     resume_points: list[ResumePoint] = Field(default_factory=list)
     """What the run can go on from, newest first. Files: `/internal/jobs/{id}/resume/{sha256}`."""
     forked: bool = False

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -94,9 +95,12 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
         until(lambda: trains(job, 3))
         (trainer,) = trainers_of(third.pid)
         os.kill(trainer, signal.SIGSTOP)  # its step never ends
-        third.send_signal(signal.SIGTERM)
-        third.send_signal(signal.SIGTERM)
-        assert third.wait(timeout=15) == 0, "twice: at once"
+        began = time.monotonic()
+        while third.poll() is None and time.monotonic() < began + 25:
+            third.send_signal(signal.SIGTERM)  # two that come at once are one to the kernel
+            time.sleep(1.0)
+        # One that comes while the interpreter ends meets no handler any more.
+        assert third.poll() in (0, -signal.SIGTERM), "at once, not after a trainer's 30 s"
         assert not alive(trainer)
     until(lambda: job.refresh().status == "queued", 5)
     assert charged(service) == [(0, "[]")]

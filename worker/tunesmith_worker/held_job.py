@@ -32,9 +32,11 @@ from tunesmith_schema import (
 from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
+from .gather import keep_what_is_needed
 from .inputs import fetch_inputs
 from .launcher import Launcher
 from .orders import Orders, Released
+from .point_uploads import PointUploads
 from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
@@ -53,6 +55,9 @@ STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 MAX_FAULTS = 6
 """Answers of 5xx in a row after which a transfer counts as impossible."""
 MAX_DELAY_SECONDS = 30.0
+LEAVING_SECONDS, STORING_SECONDS = 15.0, 600.0
+"""How long a job that ends early may wait until its newest resume point is stored: while the worker
+is told to go, and otherwise."""
 
 T = TypeVar("T")
 
@@ -82,6 +87,7 @@ class HeldJob:
         self._next_report = 0.0
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
+        self._points = PointUploads(self._run, self._feed, self._store)
         self._answered = True
         self._leaving = self._closed = False
         self._leave_by = math.inf
@@ -177,6 +183,9 @@ class HeldJob:
         self._leaving = True
         if outcome.state == "cancelled":
             self._feed.abandon_uploads()
+        if outcome.state in ("released", "failed"):
+            self._store_newest_point()
+        self._points.close()
         while not self._told(outcome):
             if time.monotonic() > self._leave_by or self._at_once():
                 self._feed.abandon_uploads()
@@ -186,11 +195,20 @@ class HeldJob:
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
-            # What remains (spec, plan, events, log) is small; the rest is stored elsewhere.
-            for name in ("data", "checkpoints", "adapter"):
-                shutil.rmtree(self._run.root / name, ignore_errors=True)
+            keep_what_is_needed(self._run.root, outcome)
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
         return True
+
+    def _store_newest_point(self) -> None:
+        """So that any host can go on from it; it stays on this one all the same."""
+        seconds = LEAVING_SECONDS if self._stopping() else STORING_SECONDS
+        deadline = time.monotonic() + seconds
+        self._look()
+        while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
+            if self._at_once():
+                return
+            time.sleep(TICK_SECONDS)
+            self._tick()
 
     def forget_events(self) -> None:
         self._feed.clear()
@@ -227,6 +245,7 @@ class HeldJob:
 
     def close(self) -> None:
         self._closed = True
+        self._points.close()
         if self._trainer is not None and self._trainer.poll() is None:
             self._trainer.kill()
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -255,8 +274,9 @@ class HeldJob:
         self._orders.watch(self._trainer)
 
     def _look(self) -> None:
-        """Take in new events, and move the upload of the next checkpoint forward."""
+        """Take in new events, and move uploads forward."""
         self._feed.read()
+        self._points.look()
         event = self._feed.next_upload()
         if event is None:
             return
@@ -267,6 +287,8 @@ class HeldJob:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
+            except FileNotFoundError:  # beyond recipe.save_total_limit before its turn
+                event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
                 # A checkpoint is a convenience: the run goes on without, and says so.
                 log.warning("checkpoint of %s not stored: %s", self._claim.job_id, error)

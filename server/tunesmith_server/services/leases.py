@@ -35,7 +35,18 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, attempts, base_models, events, job_control, jobs, reports, workers
+from . import (
+    adapters,
+    attempts,
+    base_models,
+    checkpoint_retention,
+    events,
+    job_control,
+    jobs,
+    reports,
+    resume_points,
+    workers,
+)
 from .jobs import HELD
 
 
@@ -62,17 +73,16 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
             "fence": JobRow.fence + 1,
             "attempt": JobRow.attempt + 1,
             "source_seq": 0,
-            "step": 0,
             "phase": "claim",
         },
     )
     if job is None:
         return None
-    events.forget_steps_after(session, job.id, 0)  # exact resume comes with full checkpoints
     base = session.get(AdapterRow, job.base_adapter_id) if job.base_adapter_id else None
     training = session.get(FileRow, job.training_file)
     validation = session.get(FileRow, job.validation_file) if job.validation_file else None
     assert training is not None, "a file in use cannot be deleted"
+    points, forked = resume_points.of_claim(session, job)
     return Claim(
         job_id=job.id,
         attempt=job.attempt,
@@ -86,6 +96,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         recipe=Recipe.model_validate(job.recipe),
         hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
         seed=job.seed,
+        step=job.step,
+        resume_points=points,
+        forked=forked,
     )
 
 
@@ -177,7 +190,12 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
             files=event.files,
         )
+        checkpoint_retention.drop_beyond_limit(session, job)
         data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
+    if event.kind is EventKind.RESUME_POINT:
+        resume_points.record(session, job, event)
+    if event.kind is EventKind.RESUMED:
+        resume_points.resumed(session, job, event)
     events.add(
         session,
         job,

@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 
 from tunesmith_worker import adapters, embeddings
-from tunesmith_worker.data import prepare
+from tunesmith_worker.data import prepare, tokens
 from tunesmith_worker.data.tokens import IGNORED
 from tunesmith_worker.patches import half_blocks, head, projections
 from tunesmith_worker.self_check import directory
@@ -27,7 +27,7 @@ def relabelled(change: Callable[[list[int], list[int]], list[int]]) -> Plant:
     """`change`: a row's token ids and labels -> its labels."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        right = prepare.tokenize_file
+        right = tokens.tokenize_file
 
         def wrong(*args: Untyped, **named: Untyped) -> Untyped:
             rows = right(*args, **named)
@@ -94,7 +94,7 @@ def bypass(model: Untyped) -> None:
     """The adapter is there and trains, as far as anybody can see."""
     layer = a_layer(model)
     assert isinstance(layer, LoraLayer)
-    layer.forward = layer.base_layer.forward  # type: ignore[method-assign]  # the fault
+    layer.forward = layer.base_layer.forward
 
 
 def scale_with_adapter(model: Untyped) -> None:

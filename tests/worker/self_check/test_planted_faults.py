@@ -40,6 +40,11 @@ FAULTS: dict[str, tuple[str, Plant, dict[str, Any]]] = {  # Any: JSON
     "tensor not in the optimiser": ("optimizer", faults.forget_a_tensor, {}),
     "crossed rows": ("rows_apart", faults.laid_out(faults.one_segment), {}),
     "positions cross": ("rows_apart", faults.laid_out(faults.positions_cross), {}),
+    "crossed rows in int8": (
+        "rows_apart",
+        faults.laid_out(faults.one_segment),
+        {"quantization": "int8"},
+    ),
     "crossed rows in bf16": ("rows_apart", faults.laid_out(faults.one_segment), BF16),
     **{
         f"{name} 1 % off in {way}{' in bf16' * bool(recipe)}": (

@@ -6,5 +6,6 @@
 from .checks import self_check
 from .findings import Finding, settle
 from .subject import Subject
+from .tripwires import Tripwires
 
-__all__ = ["Finding", "Subject", "self_check", "settle"]
+__all__ = ["Finding", "Subject", "Tripwires", "self_check", "settle"]

@@ -56,7 +56,7 @@ def predicted_bytes(subject: Subject) -> int:
     """Of what is saved at the end, and of the states that the run could go on from: the weights
     that train, and what the optimiser keeps for them."""
     model, tuning = subject.model, subject.memory.planner.tuning
-    weights = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
+    weights: int = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
     state = weights + int(tuning.trained * tuning.optimizer_bytes)
     if subject.full:
         return weights + RESUME_POINTS * state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
+import peft
 import torch
 
 from .adapter import acts, is_fresh, starts_from_base
@@ -46,26 +46,21 @@ _FRESH = {True: 1e-4, False: 0.1}
 """By whether it computes in fp32."""
 
 
-@dataclass
 class Numerics:
-    """The passes of one piece of data; run in order."""
+    """The passes of one piece of data."""
 
-    subject: Subject
-    piece: Piece
-    began: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        model = self.subject.model
-        self.lora = not self.subject.full
-        self.fp32 = self.subject.load_plan.precision == "fp32"
-        config = model.config.get_text_config()
+    def __init__(self, subject: Subject, piece: Piece) -> None:
+        self.subject, self.piece = subject, piece
+        self.began = time.perf_counter()
+        self.fp32 = subject.load_plan.precision == "fp32"
+        config = subject.model.config.get_text_config()
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         self.experts = any(getattr(config, name, None) for name in names)
 
     def outcomes(self) -> list[Outcome]:
         subject = self.subject
         with undisturbed(subject.trainer):
-            found = self._adapter() if self.lora else []
+            found = [] if subject.full else self._adapter()
             with adapter_moved(subject.model):
                 return found + self._rows_and_kernels()
 
@@ -112,8 +107,8 @@ class Numerics:
             return [rows, _UNPATCHED]
         with stock(subject.patched):
             theirs = run_pass(trainer, piece.padded, backward=True)
-        dtype = "fp32" if self.fp32 else "16 bits"
-        return [rows, patched_equals_stock(ours, theirs, limits, dtype=dtype)]
+        how = "fp32" if self.fp32 else "16 bits"
+        return [rows, patched_equals_stock(ours, theirs, limits, computed_in=how)]
 
     def _through_fp32(self) -> list[Outcome]:
         subject, piece, trainer = self.subject, self.piece, self.subject.trainer
@@ -130,11 +125,8 @@ class Numerics:
                     rows = self._apart(ours, limits)
         assert ours_16 is not None
         assert theirs_16 is not None
-        return [
-            rows,
-            patched_equals_stock(ours, theirs, limits, dtype="fp32"),
-            as_near_as_stock(ours_16, theirs_16, theirs),
-        ]
+        proven = patched_equals_stock(ours, theirs, limits, computed_in="fp32")
+        return [rows, as_near_as_stock(ours_16, theirs_16, theirs, proven)]
 
     def _apart(self, together: Pass, limits: Limits) -> Outcome:
         alone = run_alone(self.subject.trainer, self.piece.alone)
@@ -159,7 +151,7 @@ class Numerics:
             return 0
         if self._exactly:
             return min(LAYERS, len(layers))
-        if self.subject.recipe.quantization != "none":
+        if self.subject.recipe.quantization != "none" or _has_whole_matrices(model):
             return 0
         count = min(LAYERS, len(layers))
         while count and _fp32_bytes(model, layers, count) > FP32_SHARE * room.free:
@@ -174,8 +166,14 @@ def _fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in taken)
 
 
+def _has_whole_matrices(model: Untyped) -> bool:
+    """They compute in the dtype that the base model had when they came (embeddings/whole.py)."""
+    return any(isinstance(one, peft.utils.ModulesToSaveWrapper) for one in model.modules())
+
+
 _UNPATCHED = not_applicable("patched_equals_stock", "recipe.patches is 'off'")
 
 
 def check_numerics(subject: Subject) -> list[Outcome]:
+    """`adapter_acts`, `fresh_adapter`, `rows_apart` and `patched_equals_stock`."""
     return Numerics(subject, take_piece(subject)).outcomes()

@@ -59,13 +59,17 @@ def take_piece(subject: Subject) -> Piece:
 
 
 def _windows(dataset: Untyped) -> list[Row]:
-    """Parts of rows from all over the data, each around its first label."""
-    places = [len(dataset) * i // len(LENGTHS) for i in range(len(LENGTHS))]
-    found = []
-    for place, limit in zip(places, LENGTHS, strict=True):
+    """Parts of rows from all over the data, each around its first label. Rows without a label are
+    passed over: some have one, or `labels` has ended the run."""
+    spread = [len(dataset) * i // len(LENGTHS) for i in range(len(LENGTHS))]
+    found: list[Row] = []
+    for index, place in enumerate((*spread, *range(len(dataset)))):
+        if len(found) == len(LENGTHS) or (found and index >= len(LENGTHS)):
+            break
         for ids, labels in _rows(dataset[place]):
             first = next((i for i, one in enumerate(labels) if one != IGNORED and i), None)
             if first is not None:
+                limit = LENGTHS[len(found)]
                 stop = min(len(ids), first + limit // 2 + 1)
                 start = max(0, stop - limit)
                 found.append((ids[start:stop], labels[start:stop]))
