@@ -14,6 +14,7 @@ from .cpu import name_of, newest, service, training
 from .engine import layouts, memory_plan, precisions, resume_points, run_report, self_check
 from .gpu import SIDES, gpus, slug
 from .plots import Bars, draw
+from .rollouts import rollouts
 from .tables import Result
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,7 @@ def page(results: Path) -> str:
         run_report(recorded(results / "report_overhead.json")),
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),
+        rollouts(recorded(results / "rollout.json") or []),
         service(load(results / "service.json")),
     ]
     return "\n".join(parts)
