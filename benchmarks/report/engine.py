@@ -45,8 +45,9 @@ def memory_plan(result: Result | None) -> str:
         "## The memory plan\n\n"
         "A step's peak as predicted before a run against what it held, on a CPU "
         "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors; "
-        "after the trial: the same with the trial pass that every run makes; resident: against "
-        "the growth of the process.\n"
+        "after the trial: the same with the trial that every run makes; resident: what that "
+        "predicts with the allocator's share, against the growth of the process. Held out: not "
+        "looked at while the model was made.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -56,7 +57,8 @@ def memory_plan(result: Result | None) -> str:
         worst += f", resident {_bound(result['worst_rss_error'], bars['rss'])}"
     rows = (
         (
-            f"{one['tuning']}, {one['rows']} x {one['length']}",
+            f"{one['tuning']}, {one['rows']} x {one['length']}"
+            + (", held out" if one.get("held_out") else ""),
             {True: "all", False: "none"}.get(one["checkpointing"], one["checkpointing"]),
             f"{one['predicted'] / MIB:,.1f}",
             f"{one['tensors'] / MIB:,.1f}",

@@ -48,7 +48,11 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
 )
 """Dense bf16 tensor TFLOP/s (fp32 accumulation) by the GPU's name, from NVIDIA's data sheets and,
 for the GeForce cards, the architecture white papers (Ada, Ampere GA102). Where a sheet gives the
-figure with sparsity, half of it."""
+figure with sparsity, half of it.
+
+Looked up again on 2026-11-20, in second-hand tables, as no data sheet could be had: B200, H200,
+H100 (SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX
+cards were not found and are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
