@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from tunesmith_schema import (
     Claim,
+    Control,
     ControlAction,
     ControlFile,
     ErrorCode,
@@ -187,7 +188,8 @@ class HeldJob:
             self._store_newest_point()
         self._points.close()
         while not self._told(outcome):
-            if time.monotonic() > self._leave_by or self._at_once():
+            unwanted = outcome.state == "released" and self._orders.is_cancelled
+            if unwanted or time.monotonic() > self._leave_by or self._at_once():
                 self._feed.abandon_uploads()
             if self._stopping() and not self._answered:
                 log.warning("leaving: how %s ended is told later", self._claim.job_id)
@@ -205,7 +207,7 @@ class HeldJob:
         deadline = time.monotonic() + seconds
         self._look()
         while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
-            if self._at_once():
+            if self._at_once() or self._orders.is_cancelled:
                 return
             time.sleep(TICK_SECONDS)
             self._tick()
@@ -325,6 +327,7 @@ class HeldJob:
         if self._trainer:
             self._trainer.resume()
             self._account.paused_seconds = self._trainer.paused_seconds
+        self._orders.is_cancelled = reply.control is Control.CANCEL
         if not self._leaving:
             self._orders.obey(reply.control, self._trainer)
 

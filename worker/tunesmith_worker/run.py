@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
+from .checkpoints.format import forget_all
 from .compare import compare_stock
 from .control import StopControl
 from .errors import (
@@ -45,7 +46,7 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
-from .resume import begin_anew_after_success, check_steps_left, find_resume_point, forget_all
+from .resume import begin_anew_after_success, check_steps_left, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -88,7 +89,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
             return EXIT_READ_ONLY
         raise
     if result.outcome == "succeeded":
-        forget_all(run)
+        forget_all(run.checkpoints)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 

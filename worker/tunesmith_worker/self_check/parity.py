@@ -88,8 +88,8 @@ def patched_equals_stock(ours: Pass, stock: Pass, limits: Limits, *, computed_in
             _fault(
                 name,
                 f"in {computed_in}, our kernels differ from the stock modules by {forward:.1e} in "
-                f"a label's log-probability (tolerance {limits.log_prob:.0e}) and by {worst:.1e} in "
-                f"the gradient of {tensor} (tolerance {limits.gradient:.0e}).",
+                f"a label's log-probability (tolerance {limits.log_prob:.0e}) and by {worst:.1e} "
+                f"in the gradient of {tensor} (tolerance {limits.gradient:.0e}).",
                 "patches",
             )
         )
