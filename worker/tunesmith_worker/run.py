@@ -322,6 +322,7 @@ def train(
     )
     with events.phase("train"):
         control.training_begins()
+        memory.training_begins()
         with naming_batch_size(train_plan.per_device_train_batch_size), resume_points.writing():
             trainer.train()
             trainer.guard.check()

@@ -119,6 +119,9 @@ class MemoryPlan:
                 "gradient_checkpointing='offload' on a CPU: its memory is the host's, so layers "
                 "recompute and nothing is offloaded."
             )
+
+    def training_begins(self) -> None:
+        """The peak counts from here: what was tried and checked before is over."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:

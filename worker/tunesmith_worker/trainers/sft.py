@@ -150,7 +150,10 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         sums = self._sums[mode].values.clone()
         return metrics_so_far(self, mode), sums, self._trained.clone()
 
-    def restore_counters(self, counters: Untyped, mode: str = "train") -> None:
+    def restore_counters(self, counters: Untyped) -> None:
+        self._restore(counters, "train")
+
+    def _restore(self, counters: Untyped, mode: str) -> None:
         metrics, sums, trained = counters
         restore_metrics(self, metrics, mode)
         self._sums[mode].values.copy_(sums)
@@ -182,7 +185,8 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
             return loss
 
         rows = max(layout.rows or 1, sum(inputs["rows_of_examples"]))
-        undo = partial(self.restore_counters, counters, "eval")
+        # Not `restore_counters`: the report counts a training step that is repeated by that.
+        undo = partial(self._restore, counters, "eval")
         loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
         return loss, None, None  # `log` gives the file's loss
 
