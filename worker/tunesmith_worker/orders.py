@@ -36,8 +36,6 @@ class Released(Exception):
 class Orders:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self.is_cancelled = False
-        """Whether the newest order is to cancel; of use to a job that is leaving anyway."""
         self._stop_written = self._gave_up = False
         self._pausing_since: float | None = None
         self._alive_at = self._next_look = 0.0
