@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
+from .checkpoints.format import forget_all
 from .compare import compare_stock
 from .control import StopControl
 from .errors import (
@@ -42,7 +43,7 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
-from .resume import begin_anew_after_success, check_steps_left, find_resume_point, forget_all
+from .resume import begin_anew_after_success, check_steps_left, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -82,7 +83,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
             return EXIT_READ_ONLY
         raise
     if result.outcome == "succeeded":
-        forget_all(run)
+        forget_all(run.checkpoints)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -274,6 +275,7 @@ def train(
     )
     with events.phase("train"):
         control.training_begins()
+        memory.training_begins()
         rows, points = train_plan.per_device_train_batch_size, callbacks.resume_points
         with naming_batch_size(rows), points.writing():
             trainer.train()

@@ -20,7 +20,7 @@ from . import events, jobs
 from .jobs import HELD
 
 _RETRY = "POST /v1/fine_tuning/jobs/{id}/retry takes it up again"
-_FORK = "POST /v1/fine_tuning/jobs/{id}/fork goes on from it with a changed recipe"
+_DONE = "GET /v1/fine_tuning/jobs/{id} names what it made; POST /v1/fine_tuning/jobs trains anew"
 
 
 def cancel(session: Session, job_id: str) -> Job:
@@ -55,7 +55,7 @@ def pause(session: Session, job_id: str) -> Job:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
             f"job {job_id!r} was asked to stop and is about to end with what it has made",
-            hint=_FORK.format(id=job_id),
+            hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it without a result",
         )
     if job.state == JobState.QUEUED:
         job = _moved(session, job, JobState.PAUSED, "paused before a worker had it")
@@ -135,7 +135,7 @@ def let_go(
 
 def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
     if job.state in TERMINAL:
-        again = _FORK if job.state == JobState.SUCCEEDED else _RETRY
+        again = _DONE if job.state == JobState.SUCCEEDED else _RETRY
         raise BadRequest(
             code,
             f"job {job.id!r} has already {job.state} and cannot be {verb}"

@@ -57,7 +57,7 @@ def resumed(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def of_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """What the run can go on from, newest first, and whether that is of a job with another body."""
+    """What the run can go on from, newest first, and whether that was made with something else."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)
