@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +70,18 @@ def die_with_supervisor() -> None:
     # It may have died before the line above: then we already have another parent.
     if os.getppid() != expected:
         os._exit(1)
+
+
+def ctrl_c_is_sigterm() -> None:
+    """Save and leave, as when a supervisor asks for it; the second one ends the process."""
+
+    def leave_cleanly(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.write(2, b"saving what the run needs to go on; Ctrl-C again: end at once\n")
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, leave_cleanly)
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:
