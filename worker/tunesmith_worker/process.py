@@ -92,6 +92,7 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
+    env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr that it starts
     # With several cards in sight the Trainer would spread each batch over all of them, and batch
     # size and number of epochs would no longer mean what the recipe says: one worker, one card.
     env["CUDA_VISIBLE_DEVICES"] = trainers_card(env)
