@@ -1,6 +1,7 @@
 """What a GPU makes of our kernels and trainer, in one call of under 8 minutes:
 
-    python -m benchmarks.gpu [--only kernels parity speed] [--minutes 7.5] [--out FOLDER]
+    python -m benchmarks.gpu [--only kernels parity speed memory precision] [--minutes 7.5]
+                             [--out FOLDER]
     python -m benchmarks.gpu --tiny       # without a GPU: the same code on tiny shapes
 
 It needs torch, triton, transformers, peft and accelerate, and the wheels that
@@ -26,7 +27,9 @@ from .record import Record
 from .speed_plan import REAL, TINY, speed_cases
 
 RESULTS = Path(__file__).parents[1] / "results"
-PARTS = ("kernels", "parity", "speed")
+PARTS = ("kernels", "parity", "speed", "memory", "precision")
+LONGEST = {"memory": 150, "precision": 600}
+"""Seconds that a case may take; the loss of `precision` wants more than the usual minutes."""
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
 """Sides that run on a GPU alone, and the package that each needs."""
 
@@ -83,7 +86,7 @@ def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
     if part == "speed":
         yield from speed_jobs(tiny, rounds)
     else:
-        yield Job(part=part, module=f"benchmarks.gpu.{part}", seconds=90)
+        yield Job(part=part, module=f"benchmarks.gpu.{part}", seconds=LONGEST.get(part, 90))
 
 
 def summary(record: Record) -> str:

@@ -87,6 +87,47 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
     return worst
 
 
+def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
+    """Of the predictions of part `memory`, as shares of what was held."""
+
+    def error(results: Results) -> float | None:
+        cases = results.get("memory", {}).values()
+        found = [
+            as_error(abs(one[f"{key}predicted_bytes"] / one[held] - 1))
+            for one in cases
+            if (held := f"{key or 'held_'}bytes") in one
+            and "moment" in one
+            and one[held]
+            and one[f"{key}predicted_bytes"]
+        ]
+        return judged(found) if found else None
+
+    return error
+
+
+def _offload(results: Results) -> float | None:
+    """Where the planner calls it free, on models that are wide enough."""
+    cases = results.get("memory", {}).values()
+    found = [
+        as_error(one["overhead"])
+        for one in cases
+        if one.get("planner_calls_it_free") and one["hidden"] >= 2048 and one["tokens"] >= 4096
+    ]
+    return max(found, default=None)
+
+
+def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
+    def figure(results: Results) -> float | None:
+        for name, result in results.get("precision", {}).items():
+            if name.endswith(f"/{case}"):
+                for key in keys:
+                    result = result[key]
+                return as_error(abs(result))
+        return None
+
+    return figure
+
+
 LARGE, SMALL = "llama-3.1-8b", "qwen2.5-1.5b"
 
 
@@ -123,6 +164,39 @@ def _bars() -> Iterator[Bar]:
             name = f"{model}, no-recompute: peak memory on {side}'s"
             figure = _against(model, side, "no-recompute", "peak_gib")
             yield Bar(name=name, most=1.0, figure=figure)
+    yield from _memory_bars()
+
+
+def _memory_bars() -> Iterator[Bar]:
+    """ENGINE.md: D1, D6 (E5 is a check of its own), C3, C4, C2."""
+    yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
+    yield Bar(
+        name="memory: median error of a predicted peak",
+        most=0.05,
+        figure=_memory("", statistics.median),
+    )
+    yield Bar(
+        name="memory: worst error of predicted pinned memory",
+        most=0.10,
+        figure=_memory("pinned_", max),
+    )
+    yield Bar(name="memory: time that offloading costs", most=0.02, figure=_offload)
+    for name, bound in (("bf16_error_word", 12.0), ("bf16_sr8", 6.0)):
+        yield Bar(
+            name=f"precision: bytes a parameter in {name}",
+            most=bound,
+            figure=_precision("bytes", name),
+        )
+    yield Bar(
+        name="precision: a step with error words, on plain bf16's",
+        most=1.05,
+        figure=_precision("time", "ratio"),
+    )
+    yield Bar(
+        name="precision: loss with error words, off fp32's",
+        most=0.005,
+        figure=_precision("loss", "relative", "bf16_error_word"),
+    )
 
 
 BARS = tuple(_bars())

@@ -11,9 +11,18 @@ from typing import Any
 from ..gpu.bars import speed
 from ..gpu.speed_plan import REAL
 from .cpu import name_of, newest, service, training
-from .engine import layouts, memory_plan, precisions, resume_points, run_report, self_check
+from .engine import (
+    layouts,
+    memory_plan,
+    nan_guard,
+    precisions,
+    resume_points,
+    run_report,
+    self_check,
+)
 from .gpu import SIDES, gpus, slug
 from .plots import Bars, draw
+from .rollouts import rollouts
 from .tables import Result
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +55,8 @@ def page(results: Path) -> str:
         run_report(recorded(results / "report_overhead.json")),
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),
+        nan_guard(recorded(results / "nan_guard.json")),
+        rollouts(recorded(results / "rollout.json") or []),
         service(load(results / "service.json")),
     ]
     return "\n".join(parts)

@@ -45,8 +45,9 @@ def memory_plan(result: Result | None) -> str:
         "## The memory plan\n\n"
         "A step's peak as predicted before a run against what it held, on a CPU "
         "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors; "
-        "after the trial: the same with the trial pass that every run makes; resident: against "
-        "the growth of the process.\n"
+        "after the trial: the same with the trial that every run makes; resident: what that "
+        "predicts with the allocator's share, against the growth of the process. Held out: not "
+        "looked at while the model was made.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -56,7 +57,8 @@ def memory_plan(result: Result | None) -> str:
         worst += f", resident {_bound(result['worst_rss_error'], bars['rss'])}"
     rows = (
         (
-            f"{one['tuning']}, {one['rows']} x {one['length']}",
+            f"{one['tuning']}, {one['rows']} x {one['length']}"
+            + (", held out" if one.get("held_out") else ""),
             {True: "all", False: "none"}.get(one["checkpointing"], one["checkpointing"]),
             f"{one['predicted'] / MIB:,.1f}",
             f"{one['tensors'] / MIB:,.1f}",
@@ -189,6 +191,27 @@ def self_check(result: Result | None) -> str:
     versions = {name: result[name] for name in ("torch", "transformers")}
     head = ("run", "self-check", "a step", "of 200 steps")
     return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
+
+
+def nan_guard(result: Result | None) -> str:
+    words = (
+        "## The guard against NaN, and the tripwires\n\n"
+        "CPU time that the guard adds to a step, and that the looks at steps 1, 10 and 50 take in "
+        "all (`python -m benchmarks.nan_guard`; `nan_guard.json`). Bar: 0.5 % of a step.\n"
+    )
+    if result is None:
+        return words + _open("nan_guard")
+    rows = (
+        (
+            name,
+            f"{one['step_ms']:.0f} ms",
+            f"{one['guard_percent']:.3f} %" + _against(one["guard_percent"] <= 0.5, "0.5 %"),
+            f"{one['look_ms_in_all']:.0f} ms",
+        )
+        for name, one in result["recipes"].items()
+    )
+    head = ("run", "a step", "guard, of a step", "looks, in all")
+    return f"{words}\n{_setup(result)}\n\n{table(head, rows)}"
 
 
 def _against(met: bool, bar: str) -> str:

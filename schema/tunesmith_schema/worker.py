@@ -94,7 +94,7 @@ class Claim(Response):
     resume_points: list[ResumePoint] = Field(default_factory=list)
     """What the run can go on from, newest first. Files: `/internal/jobs/{id}/resume/{sha256}`."""
     forked: bool = False
-    """The resume point is another job's, whose recipe may have been different."""
+    """The resume point was made by another job, and with something else: a fork, not a retry."""
 
 
 class Outcome(Request):

@@ -42,7 +42,8 @@ def test_pause_and_cancel_are_obeyed_in_five_seconds_and_leave_nothing_behind(
     )
 
     def train_and_ask(attempt: int, verb: str, state: str) -> None:
-        until(lambda: job.refresh().attempt == attempt and job.step >= 3)
+        before_it = job.step
+        until(lambda: job.refresh().attempt == attempt and job.step >= before_it + 3)
         run = service.data_dir / "runs" / job.id / f"attempt-{attempt}"
         assert set(service.trainers()) <= traces.processes(run), "or nothing would be found below"
         assert obeyed(service, job, verb, state) < LIMIT_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,7 +203,7 @@ def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows
     assert job.attempt == 1
 
 
-def test_ctrl_c_releases_the_job_and_the_next_start_takes_it_up(
+def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
     make_service: MakeService, rows: Path
 ) -> None:
     service = make_service()
@@ -210,12 +211,16 @@ def test_ctrl_c_releases_the_job_and_the_next_start_takes_it_up(
     before = [service.pid, *service.processes("")]
     assert service.stop() < 20
     assert [pid for pid in before if alive(pid)] == []
+    shutil.rmtree(service.data_dir / "runs")  # as on another host
     service.start()
     again = service.client().fine_tuning.jobs.retrieve(job.id)
     again.wait(timeout=90)
     assert again.attempt == 2
     messages = [event.message for event in again.stream()]
     assert "released by its worker: queued again" in messages
+    (resumed,) = (event.data["step"] for event in again.stream() if event.kind == "resumed")
+    assert isinstance(resumed, int)
+    assert resumed >= 3, "as many steps as had been done"
     assert_complete(again, LONG["max_steps"])
 
 

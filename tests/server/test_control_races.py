@@ -67,14 +67,20 @@ def test_users_and_a_worker_at_once_make_a_legal_history(server: Server) -> None
     assert [event["message"] for event in told].count("stop requested") <= 1
 
 
+OUTCOME = {
+    "state": "failed",
+    "error": {"category": "user", "code": "recipe_invalid", "message": "no attempt mends it"},
+}
+
+
 def test_a_pause_and_the_workers_last_report_at_once_leave_one_end(server: Server) -> None:
     for _ in range(5):
         job_id = server.create_job(server.good_file())
         claim = server.worker.claim()
         with ThreadPoolExecutor(2) as pool:
             asking = pool.submit(server.user.post, f"/v1/fine_tuning/jobs/{job_id}/pause")
-            ending = pool.submit(server.worker.report, claim, outcome={"state": "failed"})
+            ending = pool.submit(server.worker.report, claim, outcome=OUTCOME)
             assert asking.result(timeout=20).status_code in (200, 400)
             ending.result(timeout=20)
         assert server.job(job_id)["state"] == "failed"
-        assert [m for m in server.messages(job_id) if m.startswith("failed")] != []
+        assert len([m for m in server.messages(job_id) if m.startswith("failed")]) == 1

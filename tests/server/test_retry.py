@@ -63,6 +63,10 @@ def test_a_retry_has_the_same_body_and_goes_on_from_the_newest_resume_point(
         assert new[name] == before[name], name
     assert (new["forked_from"], new["forked_step"]) == (old, 20)
     assert not changed(server, new["id"])
+    server.worker.hello()
+    claim = server.worker.claim()
+    assert (claim["job_id"], claim["resume_points"][0]["step"]) == (new["id"], 20)
+    assert not claim["forked"], "its trainer checks the point as one of its own"
 
 
 def test_a_retry_of_a_fork_that_stored_nothing_starts_where_the_fork_did(server: Server) -> None:

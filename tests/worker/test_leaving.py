@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith_schema import StoredFile
+from tunesmith_schema import Control, Report, ReportReply, StoredFile
 from tunesmith_worker import held_job, stopping
 from tunesmith_worker.claim_record import ClaimRecord
 from tunesmith_worker.launcher import Launcher
@@ -107,6 +107,20 @@ def test_a_store_that_is_too_slow_is_not_waited_for(tmp_path: Path) -> None:
     assert left(chosen, api) < 5
     assert api.outcome is not None
     assert (api.outcome.state, stored_files(api)) == ("released", [])
+
+
+def test_a_cancel_does_not_wait_for_what_was_saved(tmp_path: Path) -> None:
+    class Cancelling(StoringApi):
+        def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
+            reply = super().report(job_id, report, timeout)
+            saved = list(chosen.data_dir.rglob("step-3/a.safetensors"))
+            return reply.model_copy(update={"control": Control.CANCEL}) if saved else reply
+
+    chosen, api = settings(tmp_path, SAVES), Cancelling()
+    api.seconds = 6.0
+    assert left(chosen, api) < 5
+    assert api.outcome is not None
+    assert (api.outcome.state, stored_files(api)) == ("cancelled", [])
 
 
 def test_at_once_means_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,28 @@ def test_a_trainer_that_pauses_is_let_finish_saving_while_the_lease_is_held(run:
     assert api.outcome.state == "released"
     told = next(i for i, r in enumerate(api.reports) if any(e.source_seq == 50 for e in r.events))
     assert len(api.reports) > told + 10, "one in 0.05 s, over 1.2 s of saving"
+
+
+def test_a_job_cancelled_while_what_it_saved_for_its_pause_is_stored_waits_for_nothing(
+    run: Run,
+) -> None:
+    api = pausing(FakeApi())
+    cancelled = threading.Event()
+
+    def store(path: Path) -> None:
+        time.sleep(1.0)  # by then the trainer is gone
+        api.control = Control.CANCEL
+        assert cancelled.wait(20), "the upload held up the end"
+
+    api.on_put = store
+    saves = SAVES.replace("end('stopped')", f"say('{SAVED}'.replace('50', '51')); end('stopped')")
+    saves = saves.replace("checkpoints/.part-{i}", "checkpoints/s{i}")
+    try:
+        run(api, f"{saves}\n{STARTED}; time.sleep(30)")
+        assert not cancelled.is_set()
+    finally:
+        cancelled.set()
+    assert api.outcome.state == "released"
 
 
 def test_a_trainer_that_hangs_when_told_to_pause_is_ended_and_the_job_released(

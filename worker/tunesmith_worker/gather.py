@@ -14,10 +14,9 @@ from pathlib import Path
 
 from tunesmith_schema import Claim, Outcome, ResumePoint
 
-from .checkpoints.format import PREFIX, found_in, step_of
+from .checkpoints.format import PREFIX, forget_all, found_in, step_of
 from .checkpoints.verify import Damaged, verify
-from .folders import RunDirectory, new_folder
-from .resume import forget_all
+from .folders import new_folder
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ def gather_resume_points(api: ServerApi, claim: Claim, root: Path, insist: Insis
             break
     if found_in(root / "checkpoints"):
         for earlier in _earlier(root, claim.attempt):
-            forget_all(RunDirectory(earlier))
+            forget_all(earlier / "checkpoints")
 
 
 def keep_what_is_needed(root: Path, outcome: Outcome) -> None:

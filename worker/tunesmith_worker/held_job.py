@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from tunesmith_schema import (
     Claim,
+    Control,
     ControlAction,
     ControlFile,
     ErrorCode,
@@ -91,6 +92,8 @@ class HeldJob:
         self._answered = True
         self._leaving = self._closed = False
         self._leave_by = math.inf
+        self._unwanted = False
+        """Cancelled when it was on its way out: what it has saved is not waited for."""
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
@@ -171,7 +174,7 @@ class HeldJob:
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
         while self._trainer.poll() is None and time.monotonic() < deadline:
-            if self._at_once():
+            if self._at_once() or self._unwanted:
                 break
             self._hold()
             time.sleep(0.02)
@@ -186,8 +189,8 @@ class HeldJob:
         if outcome.state in ("released", "failed"):
             self._store_newest_point()
         self._points.close()
-        while not self._told(outcome):
-            if time.monotonic() > self._leave_by or self._at_once():
+        while not self._told(outcome := self._as_wanted(outcome)):
+            if time.monotonic() > self._leave_by or self._at_once() or self._unwanted:
                 self._feed.abandon_uploads()
             if self._stopping() and not self._answered:
                 log.warning("leaving: how %s ended is told later", self._claim.job_id)
@@ -199,13 +202,17 @@ class HeldJob:
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
         return True
 
+    def _as_wanted(self, outcome: Outcome) -> Outcome:
+        released = outcome.state == "released"
+        return Outcome(state="cancelled") if released and self._unwanted else outcome
+
     def _store_newest_point(self) -> None:
         """So that any host can go on from it; it stays on this one all the same."""
         seconds = LEAVING_SECONDS if self._stopping() else STORING_SECONDS
         deadline = time.monotonic() + seconds
         self._look()
         while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
-            if self._at_once():
+            if self._at_once() or self._unwanted:
                 return
             time.sleep(TICK_SECONDS)
             self._tick()
@@ -327,6 +334,8 @@ class HeldJob:
             self._account.paused_seconds = self._trainer.paused_seconds
         if not self._leaving:
             self._orders.obey(reply.control, self._trainer)
+        elif reply.control is Control.CANCEL:
+            self._unwanted = True
 
     def _insist(self, transfer: Callable[[], None]) -> None:
         """Try a transfer until it is through, slower and slower. A server that cannot be reached

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tunesmith_schema import EventKind, RunEvent, StoredFile
 
+from .checkpoints.format import MANIFEST, Manifest
 from .event_feed import EventFeed
 from .folders import RunDirectory
 from .server_api import ServerRefused, ServerUnreachable
@@ -60,6 +63,9 @@ class PointUploads:
         try:
             for file in folder.iterdir():
                 os.link(file, kept / file.name)
+            manifest = Manifest.model_validate_json((kept / MANIFEST).read_bytes())
+            if gone := manifest.files.keys() - {file.name for file in kept.iterdir()}:
+                raise FileNotFoundError(f"{directory}: {sorted(gone)}")
             return self._store(kept)
         finally:
             shutil.rmtree(kept, ignore_errors=True)
@@ -69,7 +75,7 @@ class PointUploads:
             event.files = self._upload.result()
         except FileNotFoundError:  # the trainer has removed it: there are newer ones
             return
-        except (ServerUnreachable, ServerRefused, OSError) as error:
+        except (ServerUnreachable, ServerRefused, OSError, ValidationError) as error:
             # It is on this host still, and the next one may get through.
             log.warning("resume point not stored: %s", error)
             event.kind, event.level = EventKind.MESSAGE, "warn"

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -59,6 +60,12 @@ class Waited:
     spawn: float
     imports: float = 0.0
     """Rest of the imports of a spare trainer; a fresh one imports later."""
+
+
+def waited_for_spawn() -> Waited | None:
+    """How long it took from the supervisor's Popen to here; nothing when run by hand."""
+    spawned = SpawnSettings.from_environment().spawned_at
+    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
 
 
 def die_with_supervisor() -> None:

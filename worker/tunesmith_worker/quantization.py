@@ -79,6 +79,20 @@ def is_nf4(module: Untyped) -> bool:
     return state is not None and state.quant_type == "nf4"
 
 
+def scales(model: Untyped) -> list[torch.Tensor]:
+    """What quantised weights need beside their codes, and no parameter or buffer is: scales of
+    blocks or rows, and what those are quantised by."""
+    found = []
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        for one in (state, getattr(state, "state2", None)):
+            found += [getattr(one, name, None) for name in ("absmax", "code", "offset")]
+        found.append(getattr(parameter, "SCB", None))
+    # Where a layer's first forward has put them.
+    found += [getattr(getattr(one, "state", None), "SCB", None) for one in model.modules()]
+    return [one for one in found if isinstance(one, torch.Tensor)]
+
+
 def lora_over_nf4() -> Untyped:
     """PEFT's layer over such a one. Only there once bitsandbytes has been imported."""
     return peft.tuners.lora.Linear4bit

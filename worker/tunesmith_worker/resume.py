@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tunesmith_schema import ErrorCode, EventKind, RunResult, RunSpec
 
 from .best_weights import take_best_from
-from .checkpoints.format import PLAN, PREFIX, found_in
+from .checkpoints.format import PLAN, PREFIX, forget_all, found_in
 from .checkpoints.identity import differences, made_for, made_with
 from .checkpoints.verify import GoodPoint, newest_good
 from .errors import RunError
@@ -27,12 +27,7 @@ def begin_anew_after_success(run: RunDirectory) -> None:
     except (FileNotFoundError, ValidationError):
         return
     if earlier.outcome == "succeeded":
-        forget_all(run)
-
-
-def forget_all(run: RunDirectory) -> None:
-    for folder in found_in(run.checkpoints):
-        shutil.rmtree(folder, ignore_errors=True)
+        forget_all(run.checkpoints)
 
 
 def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> GoodPoint | None:

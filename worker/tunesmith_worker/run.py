@@ -9,15 +9,12 @@ import argparse
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import JsonValue
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
+from .checkpoints.format import forget_all
 from .compare import compare_stock
 from .control import StopControl
 from .errors import (
@@ -43,16 +40,14 @@ from .process import (
     keep_freed_memory,
     leave,
     quick_imports,
+    waited_for_spawn,
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
-from .resume import begin_anew_after_success, check_steps_left, find_resume_point, forget_all
+from .resume import begin_anew_after_success, check_steps_left, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
-
-if TYPE_CHECKING:  # torch and all that is imported inside `train`, where its time is reported
-    from .adapters import Saved
 
 EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
@@ -66,7 +61,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
     unusable = False
     try:
         events = EventLog(run.events, recorder.clock, terminal.event)
-        result = train(run, events, control, recorder, waited or _waited())
+        result = train(run, events, control, recorder, waited or waited_for_spawn())
     except RunError as error:
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -88,7 +83,7 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
             return EXIT_READ_ONLY
         raise
     if result.outcome == "succeeded":
-        forget_all(run)
+        forget_all(run.checkpoints)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -105,7 +100,10 @@ def train(
     run.forget_outcome()
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
-    _tell_spawn(events, waited)
+    if waited is not None:
+        seconds = round(waited.spawn, 3)
+        text = f"spawn took {seconds:.2f} s"
+        events.append(EventKind.PHASE, text, {"phase": "spawn", "seconds": seconds})
     point = find_resume_point(run, spec, events)
     plan = PlanFile(run, spec, events)
     choices = plan.choices
@@ -116,20 +114,15 @@ def train(
         import transformers
 
         from .adapter_size import settle_size
-        from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
-        from .best_weights import BestWeights
-        from .callbacks import RunCallback
-        from .checkpoints.light import LightCheckpoints
-        from .checkpoints.saver import ResumePoints
+        from .adapters import adapter_dtype, attach_lora, check_saving
         from .data.prepare import prepare
-        from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
-        from .optimizers.choose import described, optimizer_for, rounded_weights
-        from .optimizers.lost_updates import LostUpdatesCallback
+        from .optimizers.choose import described, optimizer_for
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
-        from .self_check import Subject, Tripwires, self_check
+        from .saving import Saving
+        from .self_check import Subject, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -190,41 +183,16 @@ def train(
     plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
-    def save(folder: Path) -> Saved | None:
-        with rounded_weights(trainer.optimizer):
-            return save_trained(
-                folder,
-                model,
-                base.tokenizer,
-                base_name=spec.model,
-                probe_ids=training.first,
-                dtype=adapter_dtype(recipe),
-                with_tokenizer=bool(new_tokens.ids),
-            )
-
-    def save_best(folder: Path) -> Saved | None:
-        with recorder.clock.during(PhaseName.CHECKPOINTING):
-            return save(folder)
-
-    def save_checkpoint(step: int) -> None:
-        folder = run.checkpoint(step)
-        save(folder)
-        events.append(
-            EventKind.CHECKPOINT,
-            f"Step {step}: checkpoint saved",
-            {
-                "step": step,
-                "directory": run.relative(folder),
-                "metrics": dict(callback.checkpoint_metrics()),
-            },
-        )
-        light.add(step, callback.metrics.get("valid_loss"))
-
-    def save_due(step: int) -> None:
-        if callback.checkpoint_due(step):
-            save_checkpoint(step)
-        resume_points.save(trainer)
-
+    saving = Saving(
+        run,
+        spec,
+        events,
+        recorder,
+        model,
+        base.tokenizer,
+        probe_ids=training.first,
+        with_tokenizer=bool(new_tokens.ids),
+    )
     with adapter_dtype_kept(model):
         trainer = SFTTrainer(
             model=model,
@@ -232,7 +200,7 @@ def train(
             train_dataset=train_set,
             eval_dataset=valid_set,
             processing_class=base.tokenizer,
-            save=save_due,
+            save=saving.due,
             layouts=layouts,
             embedding_rate=token_rate,
             optimizer_cls_and_kwargs=optimizer_for(
@@ -243,28 +211,14 @@ def train(
             ),
         )
     trainer.name_row = data.row_numbers
-    if full and load_plan.precision != "fp32":
-        trainer.add_callback(LostUpdatesCallback(events))
-    callback = RunCallback(
-        events,
+    callbacks = saving.add_callbacks(
+        trainer,
         control,
+        plan,
+        layouts,
         save_steps=train_plan.save_steps,
-        trained_tokens=lambda: trainer.trained_tokens,
-        input_tokens=lambda: trainer.input_tokens,
-        live=recorder.live,
+        lost_updates=full and load_plan.precision != "fp32",
     )
-    stopping = EarlyStopping(
-        recipe, BestWeights(run.checkpoints, save_best), events, lambda: callback.metrics
-    )
-    trainer.add_callback(stopping)  # first: its saving is not to count as training
-    trainer.add_callback(callback)
-    if recipe.self_check:
-        trainer.add_callback(Tripwires(trainer, events))
-    resume_points = ResumePoints(run, spec, events, plan, layouts, control)
-    light = LightCheckpoints(run, recipe)
-    trainer.add_callback(light)
-    trainer.add_callback(resume_points)
-    trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
     events.message(
         patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
@@ -321,23 +275,25 @@ def train(
     )
     with events.phase("train"):
         control.training_begins()
-        with naming_batch_size(train_plan.per_device_train_batch_size), resume_points.writing():
+        memory.training_begins()
+        rows, points = train_plan.per_device_train_batch_size, callbacks.resume_points
+        with naming_batch_size(rows), points.writing():
             trainer.train()
             trainer.guard.check()
         recorder.training_ended()
     memory.report()
     steps = trainer.state.global_step
-    if steps < train_plan.total_steps and not (stopping.fired or control.end_requested):
+    if steps < train_plan.total_steps and not (callbacks.stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
             trained_tokens=trainer.trained_tokens,
-            metrics=callback.metrics,
+            metrics=callbacks.run.metrics,
         )
 
     layouts.training_ended()
     with events.phase("save"):
-        step, saved = stopping.result(run.adapter, steps, save)
+        step, saved = callbacks.stopping.result(run.adapter, steps, saving.weights)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
@@ -346,21 +302,8 @@ def train(
         directory=run.relative(run.adapter),
         step=step,
         trained_tokens=trainer.trained_tokens,
-        metrics=callback.metrics,
+        metrics=callbacks.run.metrics,
     )
-
-
-def _waited() -> Waited | None:
-    """How long it took from the supervisor's Popen to here; nothing when run by hand."""
-    spawned = SpawnSettings.from_environment().spawned_at
-    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
-
-
-def _tell_spawn(events: EventLog, waited: Waited | None) -> None:
-    if waited is not None:
-        seconds = round(waited.spawn, 3)
-        data: dict[str, JsonValue] = {"phase": "spawn", "seconds": seconds}
-        events.append(EventKind.PHASE, f"spawn took {seconds:.2f} s", data)
 
 
 def _command() -> int:

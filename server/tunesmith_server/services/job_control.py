@@ -20,8 +20,7 @@ from . import events, jobs
 from .jobs import HELD
 
 _RETRY = "POST /v1/fine_tuning/jobs/{id}/retry takes it up again"
-_FORK = "POST /v1/fine_tuning/jobs/{id}/fork goes on from it with a changed recipe"
-_NEW = "it has no resume point to fork from any more: POST /v1/fine_tuning/jobs starts another"
+_DONE = "GET /v1/fine_tuning/jobs/{id} names what it made; POST /v1/fine_tuning/jobs trains anew"
 
 
 def cancel(session: Session, job_id: str) -> Job:
@@ -45,7 +44,7 @@ def cancel(session: Session, job_id: str) -> Job:
 def pause(session: Session, job_id: str) -> Job:
     """Hold a waiting job; have a running one save a resume point and give its device back."""
     job = jobs.lock(session, job_id)
-    _refuse_ended(session, job, ErrorCode.NOT_PAUSABLE, "paused")
+    _refuse_ended(job, ErrorCode.NOT_PAUSABLE, "paused")
     if job.state == JobState.VALIDATING_FILES:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
@@ -56,7 +55,7 @@ def pause(session: Session, job_id: str) -> Job:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
             f"job {job_id!r} was asked to stop and is about to end with what it has made",
-            hint=after_success(session, job),
+            hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it without a result",
         )
     if job.state == JobState.QUEUED:
         job = _moved(session, job, JobState.PAUSED, "paused before a worker had it")
@@ -68,7 +67,7 @@ def pause(session: Session, job_id: str) -> Job:
 def resume(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
     """Queue a paused job; call off a pause that is under way. Whatever goes on anyway goes on."""
     job = jobs.lock(session, job_id)
-    _refuse_ended(session, job, ErrorCode.NOT_RESUMABLE, "resumed")
+    _refuse_ended(job, ErrorCode.NOT_RESUMABLE, "resumed")
     if job.state == JobState.PAUSED:
         _requeue(session, wake_ups, job, "resumed: queued again")
     elif job.state == JobState.PAUSING:
@@ -80,7 +79,7 @@ def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
     """End the training at its next step and keep what it has made. A job that no worker holds is
     taken up once more for that, from its newest resume point."""
     job = jobs.lock(session, job_id)
-    _refuse_ended(session, job, ErrorCode.NOT_STOPPABLE, "stopped")
+    _refuse_ended(job, ErrorCode.NOT_STOPPABLE, "stopped")
     if job.stop_requested:
         return jobs.to_wire(job)
     if job.state not in HELD and not has_resume_point(session, job):
@@ -134,15 +133,15 @@ def let_go(
     return jobs.move(session, job.id, to, message, fence=job.fence, level=level, values=idle)
 
 
-def _refuse_ended(session: Session, job: JobRow, code: ErrorCode, verb: str) -> None:
+def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
     if job.state in TERMINAL:
-        succeeded = job.state == JobState.SUCCEEDED
+        again = _DONE if job.state == JobState.SUCCEEDED else _RETRY
         raise BadRequest(
             code,
             f"job {job.id!r} has already {job.state} and cannot be {verb}"
             if job.state != JobState.CANCELLED
             else f"job {job.id!r} was cancelled and cannot be {verb}",
-            hint=after_success(session, job) if succeeded else _RETRY.format(id=job.id),
+            hint=again.format(id=job.id),
         )
     if job.cancel_requested:
         raise BadRequest(
@@ -150,11 +149,6 @@ def _refuse_ended(session: Session, job: JobRow, code: ErrorCode, verb: str) -> 
             f"job {job.id!r} is being cancelled and cannot be {verb}",
             hint=f"once it is cancelled, {_RETRY.format(id=job.id)}",
         )
-
-
-def after_success(session: Session, job: JobRow) -> str:
-    """The hint on how to train more. The janitor drops a succeeded job's resume points."""
-    return _FORK.format(id=job.id) if has_resume_point(session, job) else _NEW
 
 
 def _moved(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:

@@ -20,7 +20,7 @@ from ..errors import BadRequest, validation_body
 from ..models import CheckpointRow, JobRow, ResumePointRow
 from ..queue import WakeUps
 from ..settings import Settings
-from . import events, job_control, job_create, jobs
+from . import events, job_create, jobs
 from .job_create import Caller, Origin
 
 
@@ -58,10 +58,9 @@ def retry(
             ErrorCode.NOT_RETRYABLE,
             f"job {job_id!r} {'has succeeded' if ended else f'is {old.state}'}: only one that "
             "failed or was cancelled can be retried",
-            hint=job_control.after_success(session, old)
+            hint="POST /v1/fine_tuning/jobs trains anew"
             if ended
-            else f"POST /v1/fine_tuning/jobs/{job_id}/fork goes on from one of its steps, "
-            "with a changed recipe or the same",
+            else f"POST /v1/fine_tuning/jobs/{job_id}/fork goes on from one of its resume points",
         )
     body, origin = _validated(_body_of(old)), _origin_of_retry(session, old)
     by, digest = Caller(owner=owner), _digest("retry", job_id)
@@ -107,8 +106,7 @@ def _resume_step(session: Session, parent: JobRow, asked: int | None) -> int:
         raise BadRequest(
             ErrorCode.NOT_FORKABLE,
             f"job {parent.id!r} has no resume point to fork from",
-            hint="a job stores them while it trains; once it has succeeded they are removed: "
-            "POST /v1/fine_tuning/jobs starts another",
+            hint="a job stores them while it trains, and keeps none once it has succeeded",
         )
     there = ", ".join(str(step) for step in reversed(steps))
     reached = max(steps[0], parent.step or 0)

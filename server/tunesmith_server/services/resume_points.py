@@ -15,7 +15,7 @@ from tunesmith_schema import ErrorCode, JobState, ResumePoint, RunEvent, StoredF
 
 from ..errors import BadRequest
 from ..models import JobRow, ResumePointRow
-from . import events
+from . import events, job_fork
 
 KEEP = 2
 """The newest, and the one before in case that is damaged."""
@@ -57,7 +57,7 @@ def resumed(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def of_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """What the run can go on from, newest first, and whether that is another job's."""
+    """What the run can go on from, newest first, and whether that was made with something else."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)
@@ -66,7 +66,7 @@ def of_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
     if own or job.forked_from is None:
         return [_to_wire(row) for row in own], False
     parents = session.get(ResumePointRow, (job.forked_from, job.forked_step))
-    return [_to_wire(parents)] if parents else [], True
+    return [_to_wire(parents)] if parents else [], job_fork.has_changed(session, job)
 
 
 def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:

@@ -185,6 +185,20 @@ def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Pat
     uploads.close()
 
 
+def test_one_that_the_trainer_is_removing_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    log, feed = EventLog(run.events), EventFeed(run.events)
+    uploads = PointUploads(run, feed, lambda folder: pytest.fail("part of one was sent"))
+    (make_point(tmp_path, 10) / "trained.safetensors").unlink()
+    log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
+    feed.read()
+    uploads.look()
+    while uploads.busy:
+        uploads.look()
+    assert feed.batch() == []
+    uploads.close()
+
+
 def verify_name(folder: Path) -> str:
     return (folder / "trained.safetensors").read_text()
 

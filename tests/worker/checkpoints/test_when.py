@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", (lambda: clock[0],))
+    times = (lambda: clock[0], lambda: 0.0)
+    monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", times)
+    without_cpu(monkeypatch)
     taken = state.take
 
     def slow(*given: Any) -> Any:
@@ -68,6 +71,43 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
     run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
     assert main(run) == 0
     assert steps_told(run) == [1, 5], "after 31 s, then not before 100 s have passed"
+
+
+def test_a_host_that_gives_training_few_cpu_seconds_takes_fewer(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step has 31 s by the clock, in which the process gets 1 CPU-second."""
+    clock, cpu = [0.0], [0.0]
+    times = (lambda: clock[0], lambda: cpu[0])
+    monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", times)
+    without_cpu(monkeypatch, but=0.025)
+    taken, on_step_end = state.take, saver.ResumePoints.on_step_end
+
+    def slow(*given: Any) -> Any:
+        cpu[0] += 0.01
+        return taken(*given)
+
+    def after_step(self: Any, *given: Any, **_: Any) -> None:
+        clock[0] += 31.0
+        cpu[0] += 1.0
+        self._tell(self._writer.taken(wait=True))  # the thread is quicker than 31 s
+        on_step_end(self, *given)
+
+    monkeypatch.setattr(saver, "take", slow)
+    monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
+    run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
+    assert main(run) == 0
+    assert steps_told(run) == [1, 5], "0.035 CPU-seconds each: 3.5 have to pass"
+
+
+def without_cpu(monkeypatch: pytest.MonkeyPatch, *, but: float = 0.0) -> None:
+    """What the writing thread says it cost, in CPU-seconds."""
+    write_point = write.Writer._write
+
+    def written(*given: Any) -> Any:
+        return replace(write_point(*given), cpu_seconds=but)
+
+    monkeypatch.setattr(write.Writer, "_write", written)
 
 
 def test_a_state_too_large_to_copy_is_written_as_it_lies(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,20 +11,21 @@ import torch
 import transformers
 from trl.trainer.utils import add_fused_lm_head
 
-from tunesmith_schema import PROJECTIONS
+from tunesmith_schema import PROJECTIONS, PatchName, Precision
 from tunesmith_worker.patches import patch
+from tunesmith_worker.patches.patch import MECHANISMS
 from tunesmith_worker.patches.recompute import LayerModes
 from tunesmith_worker.plan.memory import Policy
 from tunesmith_worker.plan.probe import Probe, run_probe
 from tunesmith_worker.plan.reading import read_tuning
 from tunesmith_worker.plan.shapes import Engine, MicroBatch, ModelShape, Tuning, shape_of
+from tunesmith_worker.trainers.memory_plan import mechanisms_of
 from tunesmith_worker.trainers.step_memory import describe
 
 Untyped = Any  # Any: transformers is not typed
-OURS = frozenset({"attention_block", "mlp_block", "loss"})
 
 
-def llama() -> Untyped:
+def llama(*, tied: bool = True) -> Untyped:
     config = transformers.LlamaConfig(
         vocab_size=2048,
         hidden_size=192,
@@ -31,7 +33,7 @@ def llama() -> Untyped:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     return transformers.LlamaForCausalLM(config)
 
@@ -45,27 +47,34 @@ class Measured:
         *,
         full: bool = False,
         bf16: bool = False,
-        ours: bool = True,
+        ours: bool | set[PatchName] = True,
         keep: int | None = None,
         dropout: float = 0.0,
         rows: int = 3,
         length: int = 128,
+        tokens: list[int] | None = None,
+        whole: bool = False,
+        quantized: bool = False,
+        precision: Precision | None = None,
     ) -> None:
+        """`tokens`: rows of the embedding that train; `whole`: it trains as a whole."""
         self.shape: ModelShape = shape_of(model.config)
         if not full:
             model = peft.get_peft_model(
-                model.to(torch.bfloat16) if bf16 else model,
+                model.to(torch.bfloat16) if bf16 and not quantized else model,
                 peft.LoraConfig(
                     task_type="CAUSAL_LM",
                     r=8,
                     lora_dropout=dropout,
                     target_modules=[n for n in PROJECTIONS if _has(model, n)] or "all-linear",
+                    trainable_token_indices=tokens,
+                    modules_to_save=["embed_tokens", "lm_head"] if whole else None,
                 ),
             )
         causal = model.get_base_model() if not full else model
         add_fused_lm_head(causal)
-        if ours:
-            patch(model)
+        names: Collection[str] = MECHANISMS if ours is True else ours or ()
+        patched = patch(model, names).report if names else None
         modes = LayerModes(model)
         layers = self.shape.layers
         self.policy = Policy(keep=layers if keep is None else keep)
@@ -81,10 +90,10 @@ class Measured:
 
         self.probe: Probe = run_probe(model, modes.layers, loss)
         self.tuning: Tuning = read_tuning(
-            model, self.shape, full=full, precision="bf16" if bf16 else "fp32"
+            model, self.shape, full=full, precision=precision or ("bf16" if bf16 else "fp32")
         )
         self.batch: MicroBatch = describe(batch, count_labels=True)
-        self.engine = Engine(ours=OURS if ours else frozenset(), on_gpu=False, passes=1)
+        self.engine = Engine(ours=mechanisms_of(patched, self.shape.layers), on_gpu=False, passes=1)
 
 
 def _has(model: Untyped, name: str) -> bool:

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from tunesmith_schema import Precision
+from tunesmith_worker.optimizers.choose import optimizer_for
+from tunesmith_worker.optimizers.fresh_state import state_bytes
 from tunesmith_worker.plan import shapes
 from tunesmith_worker.plan.memory import Correction, Policy, layer_kept, predict
+from tunesmith_worker.plan.reading import read_tuning
 
 from ..patches.models import FAMILIES, make_model
 from .models import Measured, llama
@@ -22,16 +26,26 @@ SETTINGS: dict[str, dict[str, Any]] = {  # Any: arguments of Measured
     "full": {"full": True},
     "full-recompute": {"full": True, "keep": 0},
     "full-bf16": {"full": True, "bf16": True},
+    "token-rows": {"tokens": [5, 9]},
+    "token-rows-untied": {"tokens": [5, 9], "tied": False},
+    "whole-embedding": {"whole": True, "tied": False},
+    "stock-layers-recompute": {"ours": {"attention", "loss"}, "keep": 0},
+    "stock-layers-bf16": {"ours": {"attention", "loss"}, "keep": 0, "bf16": True},
     "stock-lora": {"ours": False},
     "stock-full-recompute": {"ours": False, "full": True, "keep": 0},
 }
+
+
+def measured(setting: str, *, rows: int = 3, length: int = 128) -> Measured:
+    given = dict(SETTINGS[setting])
+    return Measured(llama(tied=given.pop("tied", True)), rows=rows, length=length, **given)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_peak_is_within_ten_percent_of_what_is_held(setting: str) -> None:
     """Without any correction."""
     torch.manual_seed(0)
-    m = Measured(llama(), rows=4, length=256, **SETTINGS[setting])
+    m = measured(setting, rows=4, length=256)
     predicted = predict(m.shape, m.tuning, m.batch, m.engine, m.policy)
     # The probe has no optimiser, and counts what comes on top of what is resident.
     assert predicted.peak - predicted.resident == pytest.approx(m.probe.peak, rel=0.10)
@@ -40,7 +54,7 @@ def test_the_peak_is_within_ten_percent_of_what_is_held(setting: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_a_layer_keeps_is_known_to_the_percent(setting: str) -> None:
     torch.manual_seed(0)
-    m = Measured(llama(), **SETTINGS[setting])
+    m = measured(setting)
     whole = layer_kept(m.shape, m.tuning, m.batch, m.engine)
     one_input = m.batch.tokens * m.shape.hidden * m.tuning.stream_bytes
     # The first layer of a stock model with adapters: less, as its input needs no gradient.
@@ -62,6 +76,22 @@ def test_a_configuration_tells_how_many_parameters_there_are(family: str) -> Non
     model = make_model(family)
     counted = sum(p.numel() for p in model.parameters())
     assert shapes.shape_of(model.config).parameters == pytest.approx(counted, rel=0.04)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_error_word", "bf16_sr8", "bf16"])
+def test_the_optimisers_state_is_known_to_the_percent(precision: Precision) -> None:
+    model = llama() if precision == "fp32" else llama().to(torch.bfloat16)
+    tuning = read_tuning(model, shapes.shape_of(model.config), full=True, precision=precision)
+    kind, given = optimizer_for(precision, full=True, learning_rate=1e-3, seed=0) or (
+        torch.optim.AdamW,
+        {"lr": 1e-3, "fused": True},
+    )
+    optimizer = kind(model.parameters(), **given)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    predicted = tuning.optimizer_bytes * tuning.trained
+    assert predicted == pytest.approx(state_bytes(optimizer), rel=0.01)
 
 
 def test_a_plan_from_numbers_alone_equals_one_from_the_model() -> None:

@@ -8,6 +8,7 @@ from tunesmith_schema import (
     Advice,
     Bound,
     BoundBy,
+    Choice,
     PeakMemory,
     RunReport,
     Saturation,
@@ -17,6 +18,17 @@ from tunesmith_schema import (
 
 NOT_MEASURED = Saturation(state="not_measured", text="not measured")
 GPU = PeakMemory(allocated=20 * 2**30, reserved=30 * 2**30, device_total=140 * 2**30)
+
+
+def planned(*, fits: bool, reason: str = "as the recipe says") -> list[Choice]:
+    """All layers recompute; to keep them takes 10 GiB and 3 / 4 of the time."""
+    keep = {"name": "keep", "predicted_peak_bytes": 10 * 2**30, "predicted_cost": 1.0, "fits": fits}
+    figures: dict[str, Any] = {
+        "predicted_cost": 4 / 3,
+        "budget_bytes": (12 if fits else 9) * 2**30,
+        "alternatives": [keep],
+    }
+    return [Choice(name="memory_plan", value=None, reason=reason, figures=figures)]
 
 
 def report(**changes: Any) -> RunReport:

@@ -10,7 +10,7 @@ import pytest
 from tunesmith_schema import Choice, PhaseName, Saturation
 from tunesmith_worker.report.advice import RULES, advice_of
 
-from .reports import GPU, report
+from .reports import GPU, planned, report
 
 UNSATURATED = Saturation(state="not_saturated", text="half is fixed", doubling_gain=0.25)
 MEASURED = Choice(
@@ -41,9 +41,10 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
         0.8 * 90 / 2 / 98,
     ),
     "recompute": (
-        {"peak_memory": GPU, "settings": {"gradient_checkpointing": True}},
-        "recipe.gradient_checkpointing=false",
-        30 / 98,
+        {"choices": planned(fits=True), "settings": {"gradient_checkpointing": True}},
+        "recipe.gradient_checkpointing='auto': to keep all activations is predicted to take "
+        "10.00 GiB of 12.00 GiB",
+        90 / 4 / 98,
     ),
 }
 

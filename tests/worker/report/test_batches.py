@@ -49,3 +49,31 @@ def test_times_go_to_the_micro_batches_in_their_order_and_the_first_are_left_out
     fixed, error = counts.fit.fixed_seconds()
     assert max(abs(fixed), error) < 1e-6
     assert counts.fit.mean_seconds == pytest.approx(3 * counts.fit.mean_slots)
+
+
+@pytest.mark.parametrize("in_forward", [True, False])
+def test_a_step_that_begins_again_is_counted_once(in_forward: bool) -> None:
+    """Memory ran out in the second micro-batch of a step; times still go to their sizes."""
+    counts = BatchCounts([])
+
+    def computed(size: int) -> None:
+        counts.computed(PhaseName.FORWARD, size * 1.0)
+        counts.computed(PhaseName.BACKWARD, size * 2.0)
+
+    for _ in range(WARM_UP):
+        counts.micro_batch(10, settled=True)
+        computed(10)
+    counts.step([100, 50])
+    counts.micro_batch(100, settled=True)
+    computed(100)
+    counts.micro_batch(50, settled=True)
+    if not in_forward:
+        computed(50)
+    counts.step_again(in_forward=in_forward)
+    if in_forward:
+        counts.computed(PhaseName.FORWARD, 77.0)  # the one that failed
+    for size in (70, 30, 40, 10):
+        counts.micro_batch(size, settled=True)
+        computed(size)
+    assert (counts.slots, counts.micro_batches) == (10 * WARM_UP + 150, WARM_UP + 4)
+    assert counts.fit.mean_seconds == pytest.approx(3 * counts.fit.mean_slots)

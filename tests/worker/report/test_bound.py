@@ -12,7 +12,7 @@ from tunesmith_worker.report.batches import Fit
 from tunesmith_worker.report.bound import PARTS, bound_of
 from tunesmith_worker.report.saturation import saturation_of
 
-from .reports import GPU, report
+from .reports import GPU, planned, report
 
 FULL = GPU.model_copy(update={"reserved": 135 * 2**30})
 PLANTED: dict[BoundBy, dict[str, Any]] = {
@@ -22,7 +22,7 @@ PLANTED: dict[BoundBy, dict[str, Any]] = {
     BoundBy.EVALUATION: {"phases": {"evaluation": 200.0}},
     BoundBy.CHECKPOINTING: {"phases": {"checkpointing": 60.0, "upload": 60.0}},
     BoundBy.HOST: {"device_waits_share": 0.9, "peak_memory": GPU},
-    BoundBy.MEMORY: {"peak_memory": FULL, "settings": {"gradient_checkpointing": True}},
+    BoundBy.MEMORY: {"choices": planned(fits=False), "settings": {"gradient_checkpointing": True}},
     BoundBy.UNKNOWN: {"phases": {"other": 200.0}},
 }
 
@@ -36,9 +36,10 @@ def test_the_trainer_s_own_loop_is_the_host_s() -> None:
     assert bound_of(report(phases={"train": 200.0})).by is BoundBy.HOST
 
 
-def test_a_full_gpu_with_whole_batches_computes() -> None:
-    plain = {"gradient_accumulation_steps": 1}
-    assert bound_of(report(peak_memory=FULL, settings=plain)).by is BoundBy.DEVICE_COMPUTE
+def test_a_full_gpu_whose_plan_keeps_all_computes() -> None:
+    """Much of what is reserved may be free: what was planned counts."""
+    full = report(peak_memory=FULL, choices=planned(fits=True))
+    assert bound_of(full).by is BoundBy.DEVICE_COMPUTE
 
 
 def test_the_words_carry_the_figures() -> None:

@@ -70,7 +70,20 @@ def test_a_tied_head_counts_and_the_lookup_does_not() -> None:
     assert shape_of(tied, full=True).base == shape_of(apart, full=True).base
 
 
+def test_a_head_that_trains_beside_an_adapter_counts_once() -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    plain, whole = llama(), peft.get_peft_model(llama(), lora)
+    head = plain.lm_head.weight.numel()
+    found = shape_of(whole, full=False)
+    adapter = sum(p.numel() for n, p in whole.named_parameters() if ".lora_" in n)
+    assert found.base == shape_of(plain, full=True).base - head
+    assert found.adapter == adapter + head
+
+
 def test_what_cannot_be_counted_says_why() -> None:
+    small = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
+    gpt2 = transformers.GPT2LMHeadModel(small)
+    assert "not torch's linear layers" in str(model_shape(gpt2, full=True))
     experts = transformers.MixtralConfig(
         hidden_size=16,
         intermediate_size=16,

@@ -6,6 +6,7 @@ folder without one, or with another file than it names, is no resume point. Does
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -84,3 +85,8 @@ def found_in(checkpoints: Path) -> list[Path]:
         return []
     named = {step: one for one in checkpoints.iterdir() if (step := step_of(one)) is not None}
     return [named[step] for step in sorted(named, reverse=True)]
+
+
+def forget_all(checkpoints: Path) -> None:
+    for folder in found_in(checkpoints):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,8 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Between two that no step number asked for."""
 COST_FACTOR = 100.0
-"""They are so many times as far apart as the last one cost."""
+"""They are so many times as far apart as the last one cost, by the clock and, on a CPU, in this
+process's CPU-seconds: on a host that is short of CPUs the clock runs on without training."""
 _ROOM = 0.5
 """A copy may take this share of the host's free memory; a larger state is written as it lies."""
 
@@ -46,18 +47,22 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         layouts: Layouts,
         control: StopControl,
         now: Callable[[], float] = time.monotonic,
+        cpu_now: Callable[[], float] = time.process_time,
     ) -> None:
         save_steps = spec.recipe.save_steps
         self._named = None if save_steps == "auto" else save_steps
         self._writer = Writer(run.checkpoints, made_for(run, spec), made_with())
         self._run, self._events, self._plan = run, events, plan
         self._layouts, self._control = layouts, control
-        self._now = now
+        self._now, self._cpu_now = now, cpu_now
         self._due = self._waits = False
         self._last = -1
         self._blocked = 0.0
         """Seconds that training waited for the last one, which was until `_ended`."""
         self._ended = self._next = 0.0
+        self._cpu_spent = 0.0
+        """CPU-seconds that taking the last one cost, which was until `_cpu_ended`."""
+        self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._last, self._next = state.global_step, self._now() + LEAST_SECONDS
@@ -69,7 +74,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._waits = self._control.stop_requested
         # A run that ends here needs none: taken up again it would do one step too many.
         goes_on = not (last or control.should_training_stop)
-        self._due = (self._waits and not last) or (goes_on and (named or self._now() >= self._next))
+        self._due = (self._waits and not last) or (goes_on and (named or self._in_time()))
         if self._due:
             control.should_save = True  # once metrics are told, and validation is over
 
@@ -92,9 +97,13 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._due = False
         began = self._now()
         self._tell(self._writer.taken(wait=True))
+        cpu_began = self._cpu_now()
         state = take(trainer, self._layouts.state())
         copied = state.bytes <= _ROOM * host_free()
-        self._writer.begin(step, state.copied() if copied else state, self._plan.text())
+        state = state.copied() if copied else state
+        self._cpu_ended = self._cpu_now()
+        self._cpu_spent = self._cpu_ended - cpu_began
+        self._writer.begin(step, state, self._plan.text())
         self._last = step
         if self._waits or not copied:
             self._tell(self._writer.taken(wait=True))
@@ -102,12 +111,19 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._blocked = self._ended - began
         self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
 
+    def _in_time(self) -> bool:
+        """Whether one that no step number asks for costs little enough; none waits for another."""
+        late = self._now() >= self._next and self._cpu_now() >= self._cpu_next
+        return late and not self._writer.busy
+
     def _tell(self, written: Written | None) -> None:
         if written is None:
             return
         if not torch.cuda.is_available():  # there the thread takes from what trains
             cost = self._blocked + written.cpu_seconds
             self._next = max(self._next, self._ended + COST_FACTOR * cost)
+            spent = self._cpu_spent + written.cpu_seconds
+            self._cpu_next = self._cpu_ended + COST_FACTOR * spent
         self._events.append(
             EventKind.RESUME_POINT,
             f"Step {written.step}: resume point saved, {written.bytes:,} bytes",

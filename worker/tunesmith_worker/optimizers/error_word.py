@@ -65,7 +65,7 @@ class ErrorWordAdamW(torch.optim.Optimizer):
                 continue
             state = self.state[parameter]
             if not state:
-                state |= {"step": 0, **self._fresh(parameter)}
+                state |= self.fresh(parameter)
             state["step"] += 1
             beta1, beta2 = group["betas"]
             spec = AdamW(
@@ -122,6 +122,10 @@ class ErrorWordAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter
+
+    def fresh(self, parameter: torch.Tensor) -> State:
+        """What it has of a parameter before the first update."""
+        return {"step": 0, **self._fresh(parameter)}
 
     def _fresh(self, parameter: torch.Tensor) -> State:
         size, device = parameter.numel(), parameter.device

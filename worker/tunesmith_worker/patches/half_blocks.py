@@ -26,7 +26,7 @@ from .projections import Projections, Unsupported
 
 Untyped = Any  # Any: transformers is not typed
 
-_ACTIVATIONS: dict[type, Activation] = {
+ACTIVATIONS: dict[type, Activation] = {
     torch.nn.SiLU: "silu",
     activations.SiLUActivation: "silu",
     activations.GELUActivation: "gelu",
@@ -38,20 +38,20 @@ class AttentionHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         attention = layer.self_attn
-        _check_own(layer, attention)
-        _check_dropout(layer, "resid_attn_dropout")
+        check_own(layer, attention)
+        check_dropout(layer, "resid_attn_dropout")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
             raise Unsupported("attention that is not causal")
         self._out = Projections([attention.o_proj])
-        self._before = _norm(layer, family.before_attention)
-        self._after = _norm(layer, family.after_attention)
-        self._q_norm, self._k_norm = (_norm(layer, name, attention) for name in _QK_NORMS)
+        self._before = norm_of(layer, family.before_attention)
+        self._after = norm_of(layer, family.after_attention)
+        self._q_norm, self._k_norm = (norm_of(layer, name, attention) for name in QK_NORMS)
         self._kind = family.norm
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
-        self._shape = _shape(attention)
+        self._shape = attention_shape(attention)
         # Last, because it moves weights, which a refusal after it would leave so.
         self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
@@ -71,7 +71,7 @@ class AttentionHalf:
         )
         if self._q_norm is not None and self._k_norm is not None:
             weights = self._q_norm.weight, self._k_norm.weight
-            qkv = qk_norm(qkv, *weights, _eps(self._q_norm), self._kind, self._shape)
+            qkv = qk_norm(qkv, *weights, norm_eps(self._q_norm), self._kind, self._shape)
         cos, sin = rope_table(*position_embeddings) if self._rope else (None, None)
         out = segment_attention(qkv, cos, sin, segments, self._shape)
         return _add(x, out.unsqueeze(0), self._out, self._after, self._kind, self._multiplier)
@@ -84,15 +84,15 @@ class MLPHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         mlp = layer.mlp
-        _check_own(layer, mlp)
-        _check_dropout(layer, "resid_mlp_dropout")
+        check_own(layer, mlp)
+        check_dropout(layer, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
-        if activation not in _ACTIVATIONS:
+        if activation not in ACTIVATIONS:
             raise Unsupported(f"activation {activation.__name__}")
-        self._activation: Activation = _ACTIVATIONS[activation]
+        self._activation: Activation = ACTIVATIONS[activation]
         self._down = Projections([mlp.down_proj])
-        self._before = _norm(layer, family.before_mlp)
-        self._after = _norm(layer, family.after_mlp)
+        self._before = norm_of(layer, family.before_mlp)
+        self._after = norm_of(layer, family.after_mlp)
         self._kind = family.norm
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])  # last: above
@@ -126,11 +126,11 @@ def _add(
             inner, parts, activation=activation, residual=x, residual_scale=multiplier
         )
     y = lora_linear(inner, parts, activation=activation)
-    y = rms_norm(y, after.weight, _eps(after), kind)
+    y = rms_norm(y, after.weight, norm_eps(after), kind)
     return x + (y if multiplier == 1.0 else y * multiplier)
 
 
-def _shape(attention: Untyped) -> AttentionShape:
+def attention_shape(attention: Untyped) -> AttentionShape:
     config, head_dim = attention.config, int(attention.head_dim)
     name = type(attention).__name__
     # Mistral and Phi-3 keep the window in their configuration, the others on the module.
@@ -151,27 +151,27 @@ def _shape(attention: Untyped) -> AttentionShape:
 
 _WINDOW_IN_CONFIG = ("MistralAttention", "Phi3Attention")
 _SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
-_QK_NORMS = ("q_norm", "k_norm")
+QK_NORMS = ("q_norm", "k_norm")
 
 
-def _norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
+def norm_of(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
     """The norm of that name in `parent`, by default the layer itself; None where there is none."""
     module = getattr(parent or layer, name, None) if name else None
     if module is not None:
-        _check_own(layer, module)
+        check_own(layer, module)
     return module
 
 
 def _as_norm(module: Untyped, kind: NormKind) -> Norm | None:
-    return None if module is None else Norm(module.weight, _eps(module), kind)
+    return None if module is None else Norm(module.weight, norm_eps(module), kind)
 
 
-def _eps(module: Untyped) -> float:
+def norm_eps(module: Untyped) -> float:
     eps = getattr(module, "variance_epsilon", None)
     return float(module.eps if eps is None else eps)
 
 
-def _check_own(layer: Untyped, module: Untyped) -> None:
+def check_own(layer: Untyped, module: Untyped) -> None:
     """`module` is what the layer's architecture has there, with nothing hung on it or below it:
     it would be passed by."""
     if type(module).__module__ != type(layer).__module__:
@@ -183,6 +183,6 @@ def _check_own(layer: Untyped, module: Untyped) -> None:
             raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
 
 
-def _check_dropout(layer: Untyped, name: str) -> None:
+def check_dropout(layer: Untyped, name: str) -> None:
     if getattr(getattr(layer, name, None), "p", 0.0):
         raise Unsupported("dropout on the residual stream")

@@ -39,7 +39,7 @@ class Projections:
     def now(self) -> tuple[list[Projection], torch.Tensor | None]:
         """The projections as they stand, and their weights as one tensor."""
         fused = self._fused.get() if self._fused is not None else None
-        return [_read(module) for module in self._modules], fused
+        return [read(module) for module in self._modules], fused
 
     def release(self) -> None:
         if self._fused is not None:
@@ -74,7 +74,7 @@ def _base(module: Untyped) -> Untyped:
     return module.base_layer if isinstance(module, peft.tuners.lora.LoraLayer) else module
 
 
-def _read(module: Untyped) -> Projection:
+def read(module: Untyped) -> Projection:
     base = _base(module)
     weight = nf4_weight(base) if is_nf4(base) else base.weight
     if module is base:

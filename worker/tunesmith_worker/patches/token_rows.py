@@ -39,7 +39,7 @@ class TokenRowsPatch:
             if this is not layer:
                 raise RuntimeError("a copy of a patched model: undo its patches before copying it")
             rows = trained_rows(layer)
-            return stock(x, *args, **kwargs) if rows is None else _look_up(layer, base, x, rows)
+            return stock(x, *args, **kwargs) if rows is None else look_up(layer, base, x, rows)
 
         layer.forward = types.MethodType(forward, layer)
 
@@ -76,7 +76,7 @@ _SENT: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = Weak
 """A layer's token ids as PEFT has them and as a tensor."""
 
 
-def _look_up(
+def look_up(
     layer: TrainableTokensLayer, base: torch.nn.Embedding, x: torch.Tensor, rows: TrainedRows
 ) -> torch.Tensor:
     """x: [...] token ids. Returns [..., H]."""

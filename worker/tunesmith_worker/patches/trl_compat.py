@@ -38,13 +38,14 @@ def logit_scale(config: Untyped) -> float:
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
 
 
-def metrics_so_far(trainer: Untyped) -> Untyped:
-    """What TRL's SFTTrainer has gathered of training since it last logged, and all its tokens."""
-    lists = {name: list(values) for name, values in trainer._metrics["train"].items()}
+def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:
+    """What TRL's SFTTrainer has gathered since it last logged, and all its tokens. `mode`: `train`
+    or `eval`."""
+    lists = {name: list(values) for name, values in trainer._metrics[mode].items()}
     return lists, trainer._total_train_tokens
 
 
-def restore_metrics(trainer: Untyped, metrics: Untyped) -> None:
+def restore_metrics(trainer: Untyped, metrics: Untyped, mode: str = "train") -> None:
     lists, trainer._total_train_tokens = metrics
-    trainer._metrics["train"].clear()
-    trainer._metrics["train"].update(lists)
+    trainer._metrics[mode].clear()
+    trainer._metrics[mode].update(lists)

@@ -5,7 +5,9 @@ attention.py say what they save), with elements of e bytes and a residual stream
 
     s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
 
-a recomputed layer keeps its input, s H; an offloaded one keeps that in the host's memory. The peak
+a recomputed layer keeps its input, s H; an offloaded one keeps that in the host's memory. (Layers
+in 8 bits keep their projections' inputs as well: bitsandbytes holds them where recomputation cannot
+let them go.) The peak
 is the largest of four kinds of moments: the head, the backward of each layer (the layers below
 still hold theirs), the embedding's gradient and the optimiser's step. Knows no device and no
 torch: what is measured corrects it through `Correction`.
@@ -57,6 +59,8 @@ class Correction:
     """Of what a kept layer keeps."""
     workspace: float = 1.0
     """Of all that is neither resident nor kept by layers."""
+    allocator: int = 0
+    """Bytes that a host's allocator holds beyond live tensors: freed, and not given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,8 @@ class Prediction:
     """`head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
     """weights, adapter, gradients, optimizer, batch, activations, layer_inputs, workspace,
-    attention_workspace, logits: what each holds at the peak."""
+    attention_workspace, logits: what each holds at the peak. allocator: what was freed and is
+    still resident, where it was measured."""
     by_layer: tuple[int, ...] = ()
     """What each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
@@ -75,6 +80,11 @@ class Prediction:
     @property
     def peak(self) -> int:
         return sum(self.items.values())
+
+    @property
+    def tensors(self) -> int:
+        """What live tensors hold of the peak."""
+        return self.peak - self.items.get("allocator", 0)
 
     @property
     def resident(self) -> int:
@@ -96,9 +106,11 @@ def predict(
     full_layer = round(layer_kept(shape, tuning, batch, engine) * correction.kept)
     one_input = batch.tokens * shape.hidden * tuning.stream_bytes
     modes = [policy.of(layer, shape.layers) for layer in range(shape.layers)]
-    held = [{"keep": full_layer, "recompute": one_input, "offload": 0}[mode] for mode in modes]
+    stuck = _eight_bit_inputs(shape, tuning) * batch.tokens
+    recomputed = {"keep": full_layer, "recompute": one_input + stuck, "offload": stuck}
+    held = [recomputed[mode] for mode in modes]
     if "offload" in modes:
-        held[modes.index("offload")] = 2 * one_input  # the two staging buffers on the device
+        held[modes.index("offload")] += 2 * one_input  # the two staging buffers on the device
     inputs = [0 if mode == "keep" else one for mode, one in zip(modes, held, strict=True)]
     kept = [one if mode == "keep" else 0 for mode, one in zip(modes, held, strict=True)]
     base = {
@@ -116,6 +128,8 @@ def predict(
         work = {"workspace": workspace, "gradients": gradients.at_head}
         moments.append(("head", base | items | work))
     mlp_work, attention_work = _layer_workspaces(shape, tuning, batch, engine)
+    mlp_wide, attention_wide = _widened(shape, tuning, engine)
+    mlp_work, attention_work = mlp_work + mlp_wide, attention_work + attention_wide
     mlp_kept = _mlp_kept(shape, tuning, batch, engine) * correction.kept
     for layer in range(shape.layers):
         activations = sum(kept[:layer]) + full_layer
@@ -133,6 +147,7 @@ def predict(
 
     corrected = [(name, _corrected(items, correction)) for name, items in moments]
     moment, items = max(corrected, key=lambda one: sum(one[1].values()))
+    items = items | {"allocator": correction.allocator}
     return Prediction(
         moment=moment,
         items={name: size for name, size in items.items() if size},
@@ -258,6 +273,13 @@ def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -
     return tuning.compute_bytes * sum(rank * sum(shape.widths(name)) for name, rank in ranks)
 
 
+def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
+    """Of a token, in a layer: what q, k and v read, the output projection, gate and up, down."""
+    if not tuning.eight_bits:
+        return 0
+    return tuning.compute_bytes * (2 * shape.hidden + shape.q + shape.intermediate)
+
+
 def _layer_workspaces(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[int, int]:
@@ -268,15 +290,30 @@ def _layer_workspaces(
     cast = e * h if e != s else 0
     weight = e * h * i if tuning.full else 0
     masked = e * i if tuning.dropout and tuning.adapts("down_proj") else 0
-    mlp = batch.tokens * (s * h + cast + 3 * e * i + masked + e * rank) + weight
+    ours = "mlp_block" in engine.ours
+    wide = 4 * i if not ours and e != 4 and not tuning.full else 0  # adapters' gradients in fp32
+    mlp = batch.tokens * (s * h + cast + (3 if ours else 2) * e * i + wide + masked + e * rank)
+    mlp += weight
     q, kv = shape.q, shape.kv
     attention = batch.tokens * (s * h + e * q + e * (q + 2 * kv) + 8 * kv)
     block = 512 if engine.on_gpu else (64 if e == 4 else 128)
     tiles = not engine.on_gpu or e == 4 or shape.softcap
     if tiles:
         attention += 3 * e * shape.heads * min(block, batch.longest) * batch.longest
-    scratch = 0 if engine.on_gpu else 3 * 4 * min(_TILE, batch.tokens * i)
+    scratch = 3 * 4 * min(_TILE, batch.tokens * i) if ours and not engine.on_gpu else 0
     return mlp + scratch, attention + scratch
+
+
+def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
+    """What a group of 4-bit weights is in the compute dtype, for its product: of a layer's MLP
+    (gate and up together) and of its attention (q, k and v). Stock layers take them one by one."""
+    if not tuning.packed:
+        return 0, 0
+    one, h = tuning.compute_bytes, shape.hidden
+    ours = {"mlp_block", "attention_block"} & engine.ours
+    gate_up = one * h * shape.intermediate * (2 if "mlp_block" in ours else 1)
+    qkv = one * h * (shape.q + 2 * shape.kv if "attention_block" in ours else shape.q)
+    return gate_up, qkv
 
 
 def _head(
@@ -291,17 +328,18 @@ def _head(
         logits = rows * _STOCK_HEAD[1] * e
         if not engine.on_gpu:
             logits += rows * columns * _STOCK_TEMPORARIES
-        table = 4 * v * h if tuning.full else 0
+        table = 4 * v * h if tuning.whole_head else 0
         return (logits + table, norm + 3 * stream), (0, norm + 3 * stream)
     scored = batch.labelled * h * s
-    scratch = 0 if engine.on_gpu else 4 * 4 * _TILE
+    tile = min(_TILE, max(batch.tokens * h, batch.labelled * v))
+    scratch = 0 if engine.on_gpu else 4 * 4 * tile
     rows = max(
         1, min(batch.labelled, _HEAD_ROWS[engine.on_gpu], _HEAD_BYTES[engine.on_gpu] // (v * e))
     )
     logits = rows * v * e + 4 * rows * h * e
-    cast = v * h * e if tuning.full and e != s else 0
-    gradient = 4 * v * h if tuning.full else 0
-    block = min(v, _HEAD_BLOCK) * h * e if tuning.full and e != 4 else 0
+    cast = v * h * e if tuning.whole_head and (e != s or (e != 4 and not tuning.full)) else 0
+    gradient = 4 * v * h if tuning.whole_head else 0
+    block = min(v, _HEAD_BLOCK) * h * e if tuning.whole_head and e != 4 else 0
     forward = (logits + cast + gradient + block, norm + 2 * scored + scratch)
     backward = (2 * gradient, norm + 3 * scored + 2 * stream)
     return forward, backward
@@ -327,8 +365,9 @@ class _Gradients:
         """When backward is at `layer`: those of the layers after it, and of the head."""
         if self.accumulated:
             return self.all
-        head = self.shape.embedding_parameters if self.tuning.full else 0
-        layers = self.tuning.trained - (head if self.shape.tied else 2 * head)
+        table = self.shape.embedding_parameters
+        head = table if self.tuning.whole_head else 0
+        layers = self.tuning.trained - self.tuning.tables * table
         done = (self.shape.layers - 1 - layer) * layers / self.shape.layers
         return round(self.tuning.gradient_bytes * (head + done))
 

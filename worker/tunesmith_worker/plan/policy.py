@@ -17,8 +17,9 @@ Given = bool | Literal["offload", "auto"]
 """recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Of free memory, by whether it is a GPU's. On a host, what glibc keeps makes resident memory up to
-1.6 times the tensors (docs/log.md), other programs grow, and who takes too much is killed."""
+"""Of free memory, by whether it is a GPU's. On a host the trial adds what glibc keeps beyond
+tensors and fell short by up to 23 % (docs/benchmarks.md), other programs grow, and who takes too
+much is killed."""
 LEAST_OFFLOADED = 512
 """Tokens; below them a GPU waits for its host anyway (patches/offload.py)."""
 _FIXED_TOKENS = {False: 32, True: 1024}

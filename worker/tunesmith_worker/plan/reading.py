@@ -8,20 +8,19 @@ import torch
 
 from tunesmith_schema import Precision
 
+from ..optimizers.choose import optimizer_for
+from ..optimizers.fresh_state import make_state, state_bytes
+from ..quantization import is_nf4, scales
 from .shapes import ModelShape, Tuning
 
 Untyped = Any  # Any: transformers and PEFT are not typed
-
-
-OPTIMIZER_BYTES = {"fp32": 8.0, "bf16_error_word": 10.0, "bf16_sr8": 2.03, "bf16": 4.0}
-"""What AdamW keeps for a parameter of full tuning (docs/engine.md); an adapter's is fp32's."""
 
 
 def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
     """Bytes are those of the tensors that are there."""
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    held = storage_bytes([*model.parameters(), *model.buffers()])
+    held = storage_bytes([*model.parameters(), *model.buffers(), *scales(model)])
     adapter = 0 if full else storage_bytes(trained)
     return Tuning(
         full=full,
@@ -33,8 +32,35 @@ def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Pre
         ranks=_ranks(model),
         dropout=_has_dropout(model),
         gradient_bytes=_main_bytes(trained),
-        optimizer_bytes=OPTIMIZER_BYTES[precision if full else "fp32"],
+        optimizer_bytes=optimizer_bytes(trained, full=full, precision=precision),
+        tables=sum(p.shape == (shape.vocabulary, shape.hidden) for p in trained),
+        whole_head=any(p is _head_weight(model) for p in trained),
+        packed=any(map(is_nf4, model.modules())),
+        eight_bits=any(p.dtype == torch.int8 for p in model.parameters()),
     )
+
+
+def optimizer_bytes(
+    trained: list[torch.nn.Parameter], *, full: bool, precision: Precision
+) -> float:
+    """For a trained parameter on average: of the state that the run's optimiser makes for tensors
+    of these shapes, on the meta device."""
+    twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
+    kind, given = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
+        torch.optim.AdamW,
+        {"lr": 0.0},
+    )
+    optimizer = kind(twins, **given)
+    make_state(optimizer)
+    return state_bytes(optimizer) / max(1, sum(p.numel() for p in trained))
+
+
+def _head_weight(model: Untyped) -> torch.Tensor | None:
+    head = model.get_output_embeddings()
+    saved = getattr(head, "modules_to_save", None)  # PEFT's: the copy that trains
+    if saved:
+        head = next(iter(saved.values()))
+    return getattr(head, "weight", None)
 
 
 def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:

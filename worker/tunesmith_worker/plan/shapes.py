@@ -127,6 +127,14 @@ class Tuning:
     """Of one trained parameter's gradient."""
     optimizer_bytes: float = 8.0
     """What the optimiser keeps for one trained parameter: 8 for AdamW's two moments in fp32."""
+    tables: int = 0
+    """Of the embedding and the head, how many train as a whole; tied ones are one."""
+    whole_head: bool = False
+    """Whether the head's matrix is one of them."""
+    packed: bool = False
+    """The base's linear weights are in 4 bits: ours widen a group of them at a time."""
+    eight_bits: bool = False
+    """They are in 8 bits: bitsandbytes' layers, which hold on to their inputs."""
 
     def rank_of(self, *modules: str) -> int:
         return sum(rank for name, rank in self.ranks if name in modules)
@@ -162,6 +170,8 @@ def full(shape: ModelShape, *, bf16: bool) -> Tuning:
         stream_bytes=4,
         weights=4 * shape.parameters,
         trained=shape.parameters,
+        tables=1 if shape.tied else 2,
+        whole_head=True,
     )
 
 

@@ -14,6 +14,7 @@ from typing import cast
 from tunesmith_schema import STARTUP, TRAINING, Advice, PhaseName, RunReport, TrainingSettings
 
 from .bound import seconds_in
+from .planned import gib, keeping_all
 
 LEAST_GAIN = 0.03
 """Share of the wall time below which a change is not worth a word."""
@@ -178,24 +179,20 @@ def _twice(settings: TrainingSettings) -> str:
 
 
 def _recompute(report: RunReport, settings: TrainingSettings) -> Finding | None:
-    if not settings.gradient_checkpointing:
+    planned = keeping_all(report)
+    if planned is None or not settings.gradient_checkpointing:
         return None
-    # Forward, gradients of the inputs (and of the weights), and the forward once more.
-    part = 1 / 3 if settings.tuning == "lora" else 1 / 4
-    free = _free_memory(report, settings) or 0.0
     passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return (
-        f"recipe.gradient_checkpointing=false: {free:.0%} of the GPU's memory stayed free while "
-        "activations were computed twice (that they fit was not measured)",
-        passes * part,
+        "recipe.gradient_checkpointing='auto': to keep all activations is predicted to take "
+        f"{gib(planned.peak_bytes)} of {gib(planned.budget_bytes)} that may be used",
+        passes * planned.saved,
     )
 
 
-def _free_memory(report: RunReport, settings: TrainingSettings) -> float | None:
-    memory = report.peak_memory
-    if memory.allocated is None or not memory.device_total:
-        return None
-    return 1 - memory.allocated / memory.device_total
+def _saved_by_keeping(report: RunReport, settings: TrainingSettings) -> float | None:
+    planned = keeping_all(report)
+    return planned.saved if planned is not None and planned.fits else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -206,7 +203,8 @@ RULES: tuple[Rule, ...] = (
     Rule("logging", _of_wall(PhaseName.LOGGING), 0.05, _logging),
     Rule("small_batches", lambda report, _: report.saturation.doubling_gain, 0.05, _small_batches),
     Rule("host", lambda report, _: report.device_waits_share, 0.50, _host),
-    Rule("recompute", _free_memory, 0.75, _recompute),
+    Rule("recompute", _saved_by_keeping, 0.0, _recompute),
 )
 """Name, figure, threshold, and what to do. Shares are of the wall time but for data_wait (of
-training), padding (of the slots), host (of the steps) and recompute (of the GPU's memory)."""
+training), padding (of the slots), host (of the steps) and recompute (of a step, as
+the planner predicts)."""

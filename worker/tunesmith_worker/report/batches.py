@@ -70,15 +70,23 @@ class BatchCounts:
         self.fit = Fit()
         self._sizes: deque[int] = deque()
         self._forward = 0.0
+        self._before = (0, 0)
 
     def step(self, lengths: Sequence[int]) -> None:
         """An optimiser step on rows of so many tokens begins."""
+        self._before = self.slots, self.micro_batches
         self.tokens += sum(lengths)
         self.pairs += sum(
             layers * (n * n if window is None or n <= window else window * (2 * n - window))
             for window, layers in self._windows.items()
             for n in lengths
         )
+
+    def step_again(self, *, in_forward: bool) -> None:
+        """The step begins anew, as memory ran out in a micro-batch's forward, or after it."""
+        self.slots, self.micro_batches = self._before
+        if in_forward:  # its backward will never be told of
+            self._sizes.pop()
 
     def micro_batch(self, slots: int, *, settled: bool) -> None:
         """One of its micro-batches begins. `settled`: in the layout that all later ones have."""

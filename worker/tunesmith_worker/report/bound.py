@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from tunesmith_schema import COMPUTE, STARTUP, Bound, BoundBy, PhaseName, RunReport
 
+from .planned import gib, keeping_all
+
 PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
     (BoundBy.DEVICE_COMPUTE, COMPUTE, "forward, backward and optimiser"),
     (BoundBy.STARTUP, (*STARTUP, PhaseName.EXIT), "starting and ending"),
@@ -24,8 +26,6 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
 
 HOST_WAITS = 0.5
 """Compute on a GPU is the host's when the GPU had run out of work at the end of more steps."""
-MEMORY_FULL = 0.9
-"""Memory bounds when more of the GPU's was reserved and batches are split or recomputed for it."""
 
 
 def seconds_in(report: RunReport, *phases: PhaseName) -> float:
@@ -44,20 +44,17 @@ def bound_of(report: RunReport) -> Bound:
 
 
 def _of_compute(report: RunReport, share: str) -> Bound:
-    waits, memory, settings = report.device_waits_share, report.peak_memory, report.settings
+    waits, planned, settings = report.device_waits_share, keeping_all(report), report.settings
     if waits is not None and waits > HOST_WAITS:
         return Bound(
             by=BoundBy.HOST,
             text=f"{share}; at the end of {waits:.0%} of the steps the GPU had nothing left to do",
         )
-    full = (memory.reserved or 0) / (memory.device_total or 1)
-    split = settings is not None and (
-        settings.gradient_checkpointing or settings.gradient_accumulation_steps > 1
-    )
-    if full > MEMORY_FULL and split:
+    less = settings is not None and settings.gradient_checkpointing
+    if planned is not None and not planned.fits and (less or planned.saved > 0):
         return Bound(
             by=BoundBy.MEMORY,
-            text=f"{share}, with {full:.0%} of the GPU's memory reserved and batches that are "
-            "recomputed or split to fit",
+            text=f"{share}, with activations recomputed or batches split to fit: to keep all of "
+            f"whole ones would take {gib(planned.peak_bytes)} of {gib(planned.budget_bytes)}",
         )
     return Bound(by=BoundBy.DEVICE_COMPUTE, text=f"{share}, more than any other part")

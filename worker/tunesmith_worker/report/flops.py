@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 Untyped = Any  # Any: transformers is untyped
 
@@ -47,7 +48,11 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
 )
 """Dense bf16 tensor TFLOP/s (fp32 accumulation) by the GPU's name, from NVIDIA's data sheets and,
 for the GeForce cards, the architecture white papers (Ada, Ampere GA102). Where a sheet gives the
-figure with sparsity, half of it."""
+figure with sparsity, half of it.
+
+Looked up again on 2026-11-20, in second-hand tables, as no data sheet could be had: B200, H200,
+H100 (SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX
+cards were not found and are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
@@ -67,7 +72,7 @@ class ModelShape:
     base: int
     """Weights of the linear layers, adapters left out."""
     adapter: int
-    """Weights of the adapters' matrices."""
+    """Weights of the adapters' matrices, and of a head that trains as a whole beside them."""
     full: bool
     """Whether all weights are trained."""
     heads_x_size: int
@@ -91,7 +96,8 @@ class ModelShape:
 def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
     """The shape, or why it cannot be told."""
     config = model.config.get_text_config()
-    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    if any(getattr(config, name, None) for name in experts):
         return "a mixture of experts: how many weights a token meets is not counted"
     heads, layers = (
         getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers")
@@ -104,9 +110,11 @@ def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
         return f"{config.model_type}: not every layer has softmax attention"
     base = adapter = 0
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, Conv1D):  # GPT-2's
+            return f"{config.model_type}: its layers are not torch's linear layers"
+        if isinstance(module, torch.nn.Linear) and ".original_module" not in name:
             weights = module.in_features * module.out_features
-            if ".lora_" in name:
+            if ".lora_" in name or ".modules_to_save." in name:
                 adapter += weights
             else:
                 base += weights

@@ -58,6 +58,7 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
     there, then backward; after the last one the optimiser, until the trainer looks whether to
     log."""
     training_step, compute_loss = trainer.training_step, trainer.compute_loss
+    restore_counters = trainer.restore_counters
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
         counts.step(inputs["lengths"])
@@ -76,4 +77,9 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         clock.switch(PhaseName.BACKWARD)
         return loss
 
+    def step_again(counters: Untyped) -> None:
+        counts.step_again(in_forward=clock.phase == PhaseName.FORWARD)
+        restore_counters(counters)
+
     trainer.training_step, trainer.compute_loss = timed_step, timed_loss
+    trainer.restore_counters = step_again

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from tunesmith_schema import ErrorCategory
@@ -24,7 +25,9 @@ SAMPLE = 256
 TEXTS = 8
 """Examples whose labels are read as text, from the start of the file."""
 FILE_ROWS = 64
-"""Rows of the file among which an example's own is looked for: some rows give none."""
+"""Rows of the file among which an example's own is looked for, beside those that gave none."""
+MOST_ROWS = 1024
+"""That are read for it: half a second."""
 ENOUGH = 0.7
 """Share of the assistant's text that must be found again: templates trim and rewrite."""
 WRAPPING = 40
@@ -83,26 +86,33 @@ def check_labels(subject: Subject) -> Outcome:
 
 def check_answers(subject: Subject) -> Outcome:
     """`answers`: labels read as text are what the assistant says in the data file."""
-    tokenizer = subject.base.tokenizer
-    sources = [
-        answers
-        for row in islice(_file_rows(subject), FILE_ROWS)
-        if (answers := _answers(row, has_template=tokenizer.chat_template is not None))
-    ]
-    dataset = subject.training.dataset
+    tokenizer, only = subject.base.tokenizer, subject.data_plan.assistant_only_loss
     texts = [
-        tokenizer.decode([t for t in labels if t != IGNORED], skip_special_tokens=True)
-        for labels in dataset[:TEXTS]["labels"]
+        text
+        for labels in subject.training.dataset[:TEXTS]["labels"]
+        if _plain(text := tokenizer.decode(_kept(labels), skip_special_tokens=True))
     ]
-    if not sources:
+    if not texts:
+        return not_applicable("answers", "the labels are special tokens only")
+    scores, any_said = [0.0] * len(texts), False
+    for number, row in enumerate(islice(_file_rows(subject), _rows_to_read(subject))):
+        if number >= FILE_ROWS and min(scores) >= ENOUGH:
+            break
+        said = _said(row, has_template=tokenizer.chat_template is not None)
+        if said.parts:
+            any_said = True
+            scores = [
+                max(score, _score(text, said, only))
+                for score, text in zip(scores, texts, strict=True)
+            ]
+    if not any_said:
         return not_applicable("answers", "the assistant's turns have no text")
-    scores = [
-        max(_score(text, answers, subject.data_plan.assistant_only_loss) for answers in sources)
-        for text in texts
-    ]
     foreign = [text for text, score in zip(texts, scores, strict=True) if score < ENOUGH]
     findings = []
     if 2 * len(foreign) > len(texts):
+        if _passed_over(subject) > MOST_ROWS - FILE_ROWS:
+            why = f"{_passed_over(subject):,} rows of the file gave no example"
+            return not_applicable("answers", f"{why}: which row is whose was not looked for")
         findings.append(
             _wrong(
                 "answers",
@@ -200,12 +210,45 @@ def _file_rows(subject: Subject) -> Iterator[Row]:
         yield from chunk_rows(chunk, file.name)
 
 
-def _answers(row: Row, *, has_template: bool) -> list[str]:
-    """What the row wants the model to say, turn by turn."""
-    if row.messages is not None and has_template:
-        turns = [m.content for m in row.messages if m.role == "assistant" and m.trained]
-        return [text for turn in turns if turn and (text := _plain(turn))]
-    return [text] if row.text and (text := _plain(row.text)) else []
+def _kept(labels: list[int]) -> list[int]:
+    return [one for one in labels if one != IGNORED]
+
+
+def _passed_over(subject: Subject) -> int:
+    """Rows of the file that gave no example."""
+    return subject.training.counts.rows - subject.training.counts.kept
+
+
+def _rows_to_read(subject: Subject) -> int:
+    """So many that the first examples' own are among them, whichever rows were dropped."""
+    return min(MOST_ROWS, FILE_ROWS + _passed_over(subject))
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a row wants the model to say, without white space."""
+
+    parts: tuple[str, ...]
+    """Turn by turn; of a tool call the tool's name."""
+    alone: bool
+    """Whether that is all: tool calls and the like are put into the template's own words."""
+
+
+def _said(row: Row, *, has_template: bool) -> _Said:
+    if row.messages is None or not has_template:
+        text = _plain(row.text or "")
+        return _Said((text,) if text else (), alone=True)
+    turns = [m for m in row.messages if m.role == "assistant" and m.trained]
+    parts = [
+        part
+        for turn in turns
+        for part in (
+            turn.content or "",
+            *(str(call["function"].get("name", "")) for call in turn.extra.get("tool_calls", ())),
+        )
+    ]
+    plain = tuple(text for part in parts if (text := _plain(part)))
+    return _Said(plain, alone=not any(turn.extra for turn in turns))
 
 
 def _plain(text: str) -> str:
@@ -213,20 +256,23 @@ def _plain(text: str) -> str:
     return "".join(re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).split())
 
 
-def _score(labels: str, answers: list[str], assistant_only: bool) -> float:
-    """0..1: how much of some answer is in the labels; and, when only answers carry loss, how much
-    of the labels is in the answers. By groups of three characters, in any language."""
-    said, whole = _groups(_plain(labels)), _groups("".join(answers))
-    if not said:
-        return 0.0
-    found = 0.0
-    for answer in answers:
-        groups = _groups(answer)
-        both = (groups & said).total()
-        found = max(found, both / min(groups.total(), said.total()))
-    if not assistant_only:
+def _score(labels: str, said: _Said, assistant_only: bool) -> float:
+    """0..1: how much of some part is in the labels; and, when only answers carry loss, how much
+    of the labels is in the parts. By groups of three characters, in any language."""
+    text = _plain(labels)
+    groups = _groups(text)
+    found = max(_overlap(text, groups, part) for part in said.parts)
+    if not assistant_only or not said.alone:
         return found
-    return min(found, (said & whole).total() / max(1, said.total() - WRAPPING))
+    strange = groups.total() - (groups & _groups("".join(said.parts))).total()
+    return min(found, 1.0 - max(0, strange - WRAPPING) / groups.total())
+
+
+def _overlap(text: str, groups: Counter[str], part: str) -> float:
+    if part in text or text in part:  # either may be shorter than a group
+        return 1.0
+    theirs = _groups(part)
+    return (theirs & groups).total() / min(theirs.total(), groups.total())
 
 
 def _groups(text: str) -> Counter[str]:

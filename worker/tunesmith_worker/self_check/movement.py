@@ -53,6 +53,8 @@ class Movement:
         self._sums = [0.0] * len(optimizer.param_groups)
         self._highest = list(self._sums)
         self._steps = 0
+        self._arrived: set[int] = set()
+        """Parameters, by id, that an update reached: in 16 bits they may come back to the start."""
         self._kept = [
             self._keep(unit.name, parameter, of.get(id(parameter)))
             for unit, parameter in moving(list(units))
@@ -86,9 +88,11 @@ class Movement:
         still, slow = [], []
         for one, (must, moved, most) in zip(kept, figures, strict=True):
             assert one.group is not None, "left out above"
-            if must and not moved:
+            if moved:
+                self._arrived.add(id(one.parameter))
+            elif must and id(one.parameter) not in self._arrived:
                 still.append(one.unit)
-            elif must and fresh and most < SHARE * self._sums[one.group]:
+            if must and moved and fresh and most < SHARE * self._sums[one.group]:
                 slow.append((one.unit, most, self._sums[one.group]))
         if still:
             rate = max(self._sums)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import nullcontext
 
 import peft
 import torch
 
+from ..errors import is_out_of_memory
 from .adapter import acts, is_fresh, starts_from_base
 from .parity import (
     COARSE,
@@ -40,7 +42,7 @@ adapter and of rows come first."""
 LAYERS = 8
 """Kernels are compared over so many: the kinds of layers take turns, at most every sixth."""
 FP32_SHARE = 0.5
-"""Of the free memory, which fp32 weights and gradients may take meanwhile."""
+"""Of what the weights leave free, which fp32 weights and gradients may take meanwhile."""
 _LEAST_CHANGE = {True: 1e-5, False: 1e-3}
 _FRESH = {True: 1e-4, False: 0.1}
 """By whether it computes in fp32."""
@@ -62,7 +64,7 @@ class Numerics:
         with undisturbed(subject.trainer):
             found = [] if subject.full else self._adapter()
             with adapter_moved(subject.model):
-                return found + self._rows_and_kernels()
+                return found + self._compared()
 
     def _adapter(self) -> list[Outcome]:
         model = self.subject.model
@@ -77,6 +79,8 @@ class Numerics:
         with adapter_moved(model):
             moved = self._run(backward=True)
         trained = [n for n, p in model.named_parameters() if p.requires_grad and ".lora_" in n]
+        if not self.piece.attends:
+            trained = [n for n in trained if ".q_proj." not in n and ".k_proj." not in n]
         least = _LEAST_CHANGE[self._exactly]
         return [acts(moved, base, least, trained, experts=self.experts), *found]
 
@@ -85,13 +89,21 @@ class Numerics:
         """Whether rounding is fp32's: int8 products round to 8 bits, by what else is there."""
         return self.fp32 and self.subject.recipe.quantization != "int8"
 
-    def _rows_and_kernels(self) -> list[Outcome]:
+    def _compared(self) -> list[Outcome]:
         if self._late:
-            why = f"{SECONDS:.0f} s were used up"
-            return [
-                Outcome(check=name, state="skipped", detail=why)
-                for name in ("rows_apart", "patched_equals_stock")
-            ]
+            return _skipped(f"{SECONDS:.0f} s were used up")
+        try:
+            return self._rows_and_kernels()
+        except Exception as error:  # out of memory comes as many types; others go on
+            if not is_out_of_memory(error):
+                raise
+        # The exception is gone, and with it all that its frames held. Training needs less.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return _skipped("memory ran out")
+
+    def _rows_and_kernels(self) -> list[Outcome]:
         count = self._layers()
         with first_layers(self.subject.model, count) if count else nullcontext():
             if self._exactly or not count:
@@ -145,7 +157,8 @@ class Numerics:
 
     def _layers(self) -> int:
         """How many layers to compare over; 0: all as they are, as fp32 cannot be had."""
-        model, room = self.subject.model, self.subject.memory.planner.room
+        model, planner = self.subject.model, self.subject.memory.planner
+        free = planner.room.free - planner.tuning.weights - planner.tuning.adapter
         layers = getattr(backbone_of(model), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):
             return 0
@@ -154,7 +167,7 @@ class Numerics:
         if self.subject.recipe.quantization != "none" or _has_whole_matrices(model):
             return 0
         count = min(LAYERS, len(layers))
-        while count and _fp32_bytes(model, layers, count) > FP32_SHARE * room.free:
+        while count and _fp32_bytes(model, layers, count) > FP32_SHARE * free:
             count //= 2
         return count
 
@@ -164,6 +177,11 @@ def _fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
     left_out = {id(p) for layer in layers[count:] for p in layer.parameters()}
     taken = [p for p in model.parameters() if id(p) not in left_out]
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in taken)
+
+
+def _skipped(why: str) -> list[Outcome]:
+    names = ("rows_apart", "patched_equals_stock")
+    return [Outcome(check=name, state="skipped", detail=why) for name in names]
 
 
 def _has_whole_matrices(model: Untyped) -> bool:

@@ -34,6 +34,12 @@ class Piece:
     padded_in_use: bool
 
     @property
+    def attends(self) -> bool:
+        """Whether a label is predicted from where attention has a choice: not in rows of two
+        tokens, whose queries and keys have no gradient."""
+        return any(bool((one["labels"][0, 2:] != IGNORED).any()) for one in self.alone)
+
+    @property
     def tokens(self) -> int:
         return sum(one["input_ids"].numel() for one in self.alone)
 

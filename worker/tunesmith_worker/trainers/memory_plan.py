@@ -33,6 +33,7 @@ from ..plan.shapes import Engine, MicroBatch, shape_of
 from ..plan.telling import NAME, as_choice, difference, policy_json, policy_of, sentence, size
 from ..report.watch import LayerCounters
 from .batches import Batch
+from .evaluation_memory import EvaluationMemory
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device
 from .step_memory import StepMemory, describe, first_line
@@ -78,7 +79,7 @@ class MemoryPlan:
             )
         tuning = read_tuning(model, shape, full=full, precision=precision)
         self._step = _longest_step(trainer)
-        self._ours = _ours(patched, shape.layers)
+        self._ours = mechanisms_of(patched, shape.layers)
         on_gpu = self._device.type == "cuda"
         batch, engine = self._of(layouts.settled, on_gpu=on_gpu)
         self.planner = Planner(
@@ -102,6 +103,9 @@ class MemoryPlan:
         first = policy or self.planner.choose().policy
         self.steps = StepMemory(self._trainer, self._modes, first, self._replan)
         self._trainer.memory = self.steps
+        self._trainer.evaluation_memory = EvaluationMemory(
+            partial(self._events.message, level="warn")
+        )
         probe = self._probe()
         self.planner = replace(self.planner, correction=self._corrected(probe))
         option = self.planner.option(self.steps.policy)
@@ -115,6 +119,9 @@ class MemoryPlan:
                 "gradient_checkpointing='offload' on a CPU: its memory is the host's, so layers "
                 "recompute and nothing is offloaded."
             )
+
+    def training_begins(self) -> None:
+        """The peak counts from here: what was tried and checked before is over."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -229,7 +236,7 @@ class MemoryPlan:
         for _ in range(24):
             middle = (low + high) / 2
             low, high = (middle, high) if peak(middle) < probe.peak else (low, middle)
-        return Correction(kept=kept, workspace=(low + high) / 2)
+        return Correction(kept=kept, workspace=(low + high) / 2, allocator=probe.allocator)
 
     def _choose_again(self, tried: Option) -> Option:
         """By what was measured. What has failed is not gone back to."""
@@ -298,7 +305,7 @@ def _longest_step(trainer: Untyped) -> Batch:
     return step
 
 
-def _ours(patched: PatchReport | None, layers: int) -> frozenset[str]:
+def mechanisms_of(patched: PatchReport | None, layers: int) -> frozenset[str]:
     """Mechanisms that are in every layer."""
     if patched is None:
         return frozenset()

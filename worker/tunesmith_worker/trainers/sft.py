@@ -23,6 +23,7 @@ from ..plan import Layout, LoadPlan, TrainPlan
 from ..self_check.nan_guard import NanGuard, TakenStep
 from ..self_check.nan_rows import RowName, why_not_finite
 from .batches import Batch, collate, slots, split
+from .evaluation_memory import EvaluationMemory
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
 from .random_state import random_state
@@ -51,6 +52,7 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
+        self.evaluation_memory = EvaluationMemory(lambda text: None)
         self.step_loss = torch.zeros((), device=self.args.device)
         """Of the last step."""
         self.name_row: RowName | None = None
@@ -143,15 +145,18 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         parts = 1 if self.memory is None else self.memory.policy.parts
         return self._split(step, layout.narrowed(parts))
 
-    def counters(self) -> Untyped:
+    def counters(self, mode: str = "train") -> Untyped:
         """What has been counted so far: a step may have to be repeated."""
-        sums = self._sums["train"].values.clone()
-        return metrics_so_far(self), sums, self._trained.clone()
+        sums = self._sums[mode].values.clone()
+        return metrics_so_far(self, mode), sums, self._trained.clone()
 
     def restore_counters(self, counters: Untyped) -> None:
+        self._restore(counters, "train")
+
+    def _restore(self, counters: Untyped, mode: str) -> None:
         metrics, sums, trained = counters
-        restore_metrics(self, metrics)
-        self._sums["train"].values.copy_(sums)
+        restore_metrics(self, metrics, mode)
+        self._sums[mode].values.copy_(sums)
         self._trained.copy_(trained)
 
     def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
@@ -169,9 +174,20 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
     ) -> tuple[Untyped, None, None]:
-        loss = None
-        for batch in self._split(inputs, self._layouts.of_evaluation()):
-            loss, _, _ = super().prediction_step(model, batch, prediction_loss_only=True)
+        counters, layout = self.counters("eval"), self._layouts.of_evaluation()
+
+        def whole(parts: int) -> Untyped:
+            loss = None
+            for batch in self._split(inputs, layout.narrowed(parts)):
+                loss, _, _ = super(SFTTrainer, self).prediction_step(
+                    model, batch, prediction_loss_only=True
+                )
+            return loss
+
+        rows = max(layout.rows or 1, sum(inputs["rows_of_examples"]))
+        # Not `restore_counters`: the report counts a training step that is repeated by that.
+        undo = partial(self._restore, counters, "eval")
+        loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
         return loss, None, None  # `log` gives the file's loss
 
     def compute_loss(

@@ -5,17 +5,23 @@ far is dropped, the plan takes less, and the step runs again from its start, wit
 numbers. So it does when a layer cannot be compiled, or a layout that is only tried runs out of
 memory: the step then takes another layout. Micro-batches may get smaller and more; the loss is
 normalised over the whole step, so the step stays what it was.
+
+The optimiser's state is made before the first step: what does not fit beside it shows in that
+step, and an update finds all it needs, so that none stops halfway.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ..errors import is_out_of_memory
+from tunesmith_schema import ErrorCategory, ErrorCode
+
+from ..errors import RunError, is_out_of_memory
+from ..optimizers.fresh_state import make_state
 from ..patches import is_compile_error
 from ..patches.recompute import LayerModes
 from ..plan.memory import Mode, Policy
@@ -24,6 +30,7 @@ from .batches import Batch
 from .random_state import random_state, restore_random_state
 
 Untyped = Any  # Any: transformers and TRL are not typed
+T = TypeVar("T")
 
 
 class StepMemory:
@@ -38,6 +45,7 @@ class StepMemory:
         """Of each layer; the same list when the plan changes."""
         self.largest: MicroBatch | None = None
         """The largest micro-batch so far."""
+        self._has_state = False
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
@@ -48,11 +56,13 @@ class StepMemory:
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Forward and backward of an optimiser step, from its start if need be; its loss."""
+        if not self._has_state:
+            self._make_optimizer_state()
         state = random_state()
         while True:
             counters = self._trainer.counters()
             found = self._tried(step)
-            if isinstance(found, torch.Tensor):
+            if not isinstance(found, str):
                 return found
             # The exception is gone, and with it all that its frames held.
             self.recover(found)
@@ -62,10 +72,27 @@ class StepMemory:
     def recover(self, failure: str) -> None:
         """Drop what a failed pass has left, and plan anew."""
         self._trainer.model.zero_grad(set_to_none=True)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
         self.apply(self._replan(failure))
+
+    def _make_optimizer_state(self) -> None:
+        """Once more after a failure, with all that is free given back: there is nothing yet that
+        could take less. Raises RunError where that does not do."""
+        for last in (False, True):
+            failure = self._tried(lambda: make_state(self._trainer.optimizer))
+            if not isinstance(failure, str):
+                self._has_state = True
+                return
+            if last:
+                break
+            free_memory()
+        raise RunError(
+            ErrorCode.OUT_OF_MEMORY,
+            f"Out of memory for the optimiser's state, before the first update: {failure}",
+            category=ErrorCategory.OUT_OF_MEMORY,
+            hint="No batch is small enough for that. Use a smaller model, LoRA instead of full "
+            "tuning, or for full tuning recipe.precision='bf16_sr8'.",
+        )
 
     def comes(self, batch: Batch) -> None:
         """A micro-batch, before it is computed."""
@@ -74,14 +101,21 @@ class StepMemory:
             self.largest = size
 
     @staticmethod
-    def _tried(step: Callable[[], torch.Tensor]) -> torch.Tensor | str:
-        """The step's loss, or what the failure says."""
+    def _tried(step: Callable[[], T]) -> T | str:
+        """What it gives, or what the failure says."""
         try:
             return step()
         except Exception as error:  # torch raises these two kinds as many types; others go on
             if not is_out_of_memory(error) and not is_compile_error(error):
                 raise
             return first_line(error)
+
+
+def free_memory() -> None:
+    """Of what nothing refers to any more, and of what torch keeps for later."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def first_line(error: Exception) -> str:

@@ -1,0 +1,220 @@
+"""Part `memory`: what the planner says of a card against what the card holds (ENGINE.md: D1, D6,
+E5).
+
+MODEL/ROWSxLENGTH/MODE   a micro-batch's peak, predicted in closed form and held; pinned host memory
+MODEL/offload            the time of offloading every input but the last, over recomputing alone
+MODEL/long               one row of 80,000 tokens within 80 GB: the planner's answer before anything
+                         is loaded, item by item, and where it is yes, the pass itself
+
+Models are of random weights, LoRA r 16 on all linear layers, in bf16, with our kernels.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import partial
+from typing import Any
+
+from tunesmith_worker.process import quick_imports
+
+with quick_imports():
+    import torch
+
+    from tunesmith_schema import PROJECTIONS, LoraRecipe
+    from tunesmith_worker.patches import patch
+    from tunesmith_worker.patches.recompute import LayerModes
+    from tunesmith_worker.plan import shapes
+    from tunesmith_worker.plan.memory import Policy, predict
+    from tunesmith_worker.plan.policy import Planner, Room
+    from tunesmith_worker.plan.probe import run_probe
+    from tunesmith_worker.plan.reading import read_tuning
+    from tunesmith_worker.plan.room import host_free, measure_speed
+    from tunesmith_worker.trainers.memory_plan import mechanisms_of
+    from tunesmith_worker.trainers.step_memory import describe
+
+    from .models import CONFIGS
+    from .parity import packed_batch, prepared
+    from .serving import Case, serve
+    from .timing import median_seconds
+
+Untyped = Any  # Any: transformers is not typed
+Result = dict[str, Any]  # Any: JSON
+
+GRID = ((1, 4096), (4, 1024), (2, 8192))
+MODELS = ("qwen2.5-1.5b", "llama-3.1-8b")
+TINY, TINY_GRID = ("tiny-llama",), ((3, 64), (2, 128))
+CARD = 80 * 10**9
+LONG = {"tiny-llama": 256}
+OFFLOADED = {"tiny-llama": (2, 64)}
+
+
+class Made:
+    """A patched model, and a batch of equal rows for it."""
+
+    def __init__(self, name: str, device: torch.device, rows: int, length: int) -> None:
+        self.model, _ = prepared(name, device, torch.bfloat16)
+        report = patch(self.model).report
+        self.modes = LayerModes(self.model)
+        self.batch = packed_batch((length,) * rows, self.model.config.vocab_size, device)
+        self.shape = shapes.shape_of(self.model.config)
+        self.tuning = read_tuning(self.model, self.shape, full=False, precision="bf16")
+        ours = mechanisms_of(report, self.shape.layers)
+        self.engine = shapes.Engine(ours=ours, on_gpu=device.type == "cuda", passes=1)
+        self.size = describe(self.batch, count_labels=True)
+
+    def apply(self, policy: Policy) -> None:
+        layers = self.shape.layers
+        self.modes.set([policy.of(layer, layers) for layer in range(layers)])
+
+    def loss(self) -> torch.Tensor:
+        found: torch.Tensor = self.model(**self.batch, fused_lm_head=True, use_cache=False).loss
+        return found
+
+    def step(self) -> object:
+        self.loss().backward()
+        self.model.zero_grad(set_to_none=True)
+        return None
+
+
+def policies(layers: int) -> dict[str, Policy]:
+    return {
+        "keep": Policy(keep=layers),
+        "half": Policy(keep=layers // 2),
+        "recompute": Policy(keep=0),
+        "offload": Policy(keep=0, offload=layers - 1),
+    }
+
+
+def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> Result:
+    """`error`: predicted on held, less one. On a CPU the pinned memory is what went to the host."""
+    made = Made(name, device, rows, length)
+    policy = policies(made.shape.layers)[mode]
+    made.apply(policy)
+    found = predict(made.shape, made.tuning, made.size, made.engine, policy)
+    probe = run_probe(made.model, made.modes.layers, made.loss)
+    resident = made.tuning.weights + made.tuning.adapter
+    held, predicted = resident + probe.peak, found.peak - found.items.get("optimizer", 0)
+    return {
+        "predicted_bytes": predicted,
+        "held_bytes": held,
+        "error": predicted / held - 1,
+        "moment": found.moment,
+        "items": found.items,
+        "pinned_predicted_bytes": found.pinned_host,
+        "pinned_bytes": _pinned_peak(),
+        "recomputes": sum(counts.recomputes for counts in made.modes.counts),
+        "offloads": sum(counts.offloads for counts in made.modes.counts),
+    }
+
+
+def offload(name: str, device: torch.device) -> Result:
+    """`overhead`: of offloading over recomputing alone. `passed`: what was to be offloaded was, and
+    where the planner would not call it free it is off by itself."""
+    rows, length = OFFLOADED.get(name, (1, 4096))
+    made = Made(name, device, rows, length)
+    made.modes = LayerModes(made.model, least_offloaded=1)
+    both = policies(made.shape.layers)
+
+    def run(mode: str) -> object:
+        made.apply(both[mode])
+        return made.step()
+
+    runs = {mode: partial(run, mode) for mode in ("recompute", "offload")}
+    seconds = median_seconds(runs, device, 10 if device.type == "cuda" else 1)
+    run("offload")
+    planner = Planner(
+        shape=made.shape,
+        tuning=made.tuning,
+        batch=made.size,
+        engine=made.engine,
+        room=Room(free=1 << 50, host_free=host_free(), on_gpu=made.engine.on_gpu),
+        speed=measure_speed(device) if device.type == "cuda" else None,
+    )
+    free = planner.offload_is_free()
+    overhead = seconds["offload"] / seconds["recompute"] - 1
+    offloads = [counts.offloads for counts in made.modes.counts]
+    return {
+        "hidden": made.shape.hidden,
+        "tokens": made.size.tokens,
+        "seconds": seconds,
+        "overhead": overhead,
+        "planner_calls_it_free": free,
+        "offloads": offloads,
+        "passed": sum(offloads) >= made.shape.layers - 1,
+    }
+
+
+def long(name: str, device: torch.device) -> Result:
+    """`passed`: the pass ran where the planner had said yes."""
+    tokens = LONG.get(name, 80_000)
+    config = CONFIGS[name]()
+    config.max_position_embeddings = max(config.max_position_embeddings, tokens)
+    shape = shapes.shape_of(config)
+    planner = Planner(
+        shape=shape,
+        tuning=shapes.lora(shape, LoraRecipe(r=16), list(PROJECTIONS), bf16=True),
+        batch=shapes.MicroBatch(
+            rows=1, longest=tokens, tokens=tokens, labelled=tokens, padded=False
+        ),
+        engine=shapes.Engine(
+            ours=frozenset({"attention_block", "mlp_block", "loss"}),
+            on_gpu=device.type == "cuda",
+            passes=1,
+        ),
+        room=Room(free=CARD, host_free=host_free(), on_gpu=device.type == "cuda"),
+    )
+    option = planner.choose()
+    answer: Result = {
+        "fits": option.fits,
+        "budget_bytes": planner.room.budget,
+        "predicted_bytes": option.prediction.peak,
+        "items": option.prediction.items,
+        "keep": option.policy.keep,
+        "offload": option.policy.offload,
+    }
+    if not option.fits:
+        return answer | {"passed": True}
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, CARD / total), device)
+    made = Made(name, device, 1, tokens)
+    made.apply(option.policy)
+    probe = run_probe(made.model, made.modes.layers, made.loss)
+    held = made.tuning.weights + made.tuning.adapter + probe.peak
+    return answer | {"held_bytes": held, "passed": held <= CARD}
+
+
+def _pinned_peak() -> int | None:
+    """Since this process began; None where torch does not tell."""
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+        return None
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+
+
+def cases(device: torch.device) -> dict[str, Case]:
+    tiny = device.type != "cuda"
+    found: dict[str, Case] = {}
+    for name in TINY if tiny else MODELS:
+        for rows, length in TINY_GRID if tiny else GRID:
+            for mode in policies(2):
+                run = partial(peak, name, rows, length, mode, device)
+                found[f"{name}/{rows}x{length}/{mode}"] = partial(_alone, run)
+        found[f"{name}/offload"] = partial(_alone, partial(offload, name, device))
+    longest = (TINY if tiny else MODELS)[-1]
+    found[f"{longest}/long"] = partial(_alone, partial(long, longest, device))
+    return found
+
+
+def _alone(run: Case) -> Result:
+    gc.collect()  # the model before this one is full of cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        if hasattr(torch.cuda, "reset_peak_host_memory_stats"):
+            torch.cuda.reset_peak_host_memory_stats()
+    return run()
+
+
+if __name__ == "__main__":
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sys.exit(serve(cases(where)))

@@ -1,0 +1,152 @@
+"""Part `precision`: full tuning in bf16 with error words on a card (ENGINE.md, C2, C3, C4).
+
+MODEL/bytes   of weights and optimiser, a parameter, in every precision
+MODEL/time    of a whole step (forward and backward, clipping, optimiser), error words on plain bf16
+MODEL/loss    on rows that are not trained on, after 500 steps from the same random weights on the
+              same rows in the same order, relative to fp32's. The rows are drawn from one Markov
+              chain: no published weights are here; `benchmarks.precision` trains real ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import partial
+from typing import Any
+
+from tunesmith_worker.process import quick_imports
+
+with quick_imports():
+    import torch
+    from trl.trainer.utils import add_fused_lm_head
+
+    from tunesmith_schema import Precision
+    from tunesmith_worker.optimizers.choose import optimizer_for
+    from tunesmith_worker.optimizers.fresh_state import make_state, state_bytes
+    from tunesmith_worker.patches import patch
+    from tunesmith_worker.plan.reading import storage_bytes
+
+    from .models import random_model
+    from .parity import packed_batch
+    from .serving import Case, serve
+    from .timing import median_seconds
+
+Untyped = Any  # Any: transformers is not typed
+Result = dict[str, Any]  # Any: JSON
+
+BYTES: tuple[Precision, ...] = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
+LOSSES: tuple[Precision, ...] = ("fp32", "bf16_error_word", "bf16")
+RATE = 1e-4
+HELD_OUT = 8
+
+
+class Trained:
+    """A model and its optimiser in one precision."""
+
+    def __init__(self, name: str, precision: Precision, device: torch.device) -> None:
+        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+        self.model = random_model(name, device, torch.float32).to(dtype)
+        add_fused_lm_head(self.model)
+        patch(self.model)
+        kind, given = optimizer_for(precision, full=True, learning_rate=RATE, seed=0) or (
+            torch.optim.AdamW,
+            {"lr": RATE, "fused": True},
+        )
+        self.optimizer: torch.optim.Optimizer = kind(self.model.parameters(), **given)
+
+    def step(self, batch: dict[str, Untyped]) -> object:
+        self.loss(batch).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return None
+
+    def loss(self, batch: dict[str, Untyped]) -> torch.Tensor:
+        found: torch.Tensor = self.model(**batch, fused_lm_head=True, use_cache=False).loss
+        return found
+
+
+def bytes_a_parameter(name: str, device: torch.device) -> Result:
+    found: Result = {}
+    for precision in BYTES:
+        one = Trained(name, precision, device)
+        make_state(one.optimizer)
+        held = storage_bytes(list(one.model.parameters())) + state_bytes(one.optimizer)
+        found[precision] = held / sum(p.numel() for p in one.model.parameters())
+        del one
+        _clean()
+    return found
+
+
+def step_time(name: str, device: torch.device) -> Result:
+    lengths = (4096,) if device.type == "cuda" else (48, 16)
+    both = {one: Trained(name, one, device) for one in ("bf16_error_word", "bf16")}
+    vocabulary = both["bf16"].model.config.vocab_size
+    batch = _batch(packed_batch(lengths, vocabulary, device), sum(lengths))
+    runs = {one: partial(trained.step, batch) for one, trained in both.items()}
+    seconds = median_seconds(runs, device, 10 if device.type == "cuda" else 1)
+    return {"seconds": seconds, "ratio": seconds["bf16_error_word"] / seconds["bf16"]}
+
+
+def final_loss(name: str, device: torch.device) -> Result:
+    on_gpu = device.type == "cuda"
+    steps, lengths = (500, (512,) * 8) if on_gpu else (4, (24, 24))
+    losses = {}
+    for precision in LOSSES:
+        trained = Trained(name, precision, device)
+        for step in range(steps):
+            trained.step(_chain(step, trained, lengths, device))
+        with torch.no_grad():
+            held_out = [_chain(-1 - i, trained, lengths, device) for i in range(HELD_OUT)]
+            losses[precision] = sum(float(trained.loss(one)) for one in held_out) / HELD_OUT
+        del trained
+        _clean()
+    exact = losses["fp32"]
+    return {
+        "steps": steps,
+        "losses": losses,
+        "relative": {one: loss / exact - 1 for one, loss in losses.items()},
+    }
+
+
+def _chain(
+    seed: int, trained: Trained, lengths: tuple[int, ...], device: torch.device
+) -> dict[str, Untyped]:
+    """Rows of a chain over 256 tokens in which each has four successors, the first likeliest."""
+    batch = packed_batch(lengths, 256, device)
+    draw = torch.Generator().manual_seed(seed + 1000)
+    successors = torch.randint(256, (256, 4), generator=torch.Generator().manual_seed(7))
+    weights = torch.tensor([0.7, 0.15, 0.1, 0.05])
+    steps = torch.multinomial(weights, max(lengths) * len(lengths), True, generator=draw)
+    steps = steps.view(len(lengths), -1)
+    tokens = [torch.randint(256, (len(lengths),), generator=draw)]
+    for at in range(max(lengths) - 1):
+        tokens.append(successors[tokens[-1], steps[:, at]])
+    ids = torch.stack(tokens, dim=1).reshape(1, -1).to(device)
+    return _batch(batch | {"input_ids": ids, "labels": ids.clone()}, ids.numel())
+
+
+def _batch(batch: dict[str, Untyped], tokens: int) -> dict[str, Untyped]:
+    count = torch.tensor(tokens, device=batch["input_ids"].device)
+    return batch | {"num_items_in_batch": count}
+
+
+def _clean() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def cases(device: torch.device) -> dict[str, Case]:
+    on_gpu = device.type == "cuda"
+    large, small = ("llama-3.2-1b", "qwen2.5-0.5b") if on_gpu else ("tiny-llama", "tiny-llama")
+    return {
+        f"{large}/bytes": partial(bytes_a_parameter, large, device),
+        f"{large}/time": partial(step_time, large, device),
+        f"{small}/loss": partial(final_loss, small, device),
+    }
+
+
+if __name__ == "__main__":
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sys.exit(serve(cases(where)))

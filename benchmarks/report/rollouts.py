@@ -1,0 +1,39 @@
+"""The rollout engine against transformers' `generate`."""
+
+from __future__ import annotations
+
+import statistics
+
+from .tables import Result, against_bar, date, table
+
+
+def rollouts(results: list[Result]) -> str:
+    words = (
+        "## Rollouts\n\n"
+        "Generation alone, taking over the weights included: a 12.4 M Llama with a LoRA adapter of "
+        "rank 32, 2 prompts x 8 completions, CPU-seconds of one thread "
+        "(`python -m benchmarks.rollout`; `rollout.json`). Ragged: completions of 16 to 128 "
+        "tokens, else 128. Sync: taking over the weights, of our time.\n"
+    )
+    if not results:
+        return words + "\nNo measurement yet: `rollout.json`.\n"
+    rows = (
+        (
+            f"{one['dtype']}, {one['prompt_tokens']}-token prompts"
+            + (", ragged" if one["ragged"] else "")
+            + (", folded in place" if one["layout"] == "in-place" else ""),
+            one["against"],
+            against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
+            f"{one['memory_ratio']:.2f}x",
+            f"{one['sync_share']:.1%}",
+            f"{statistics.median(run['tokens_per_cpu_second'] for run in one['ours']):,.0f}",
+            one["load_average"],
+            date(one),
+        )
+        for one in results
+    )
+    head = (
+        *("case", "against", "speed", "memory", "sync", "our tokens a CPU-second"),
+        *("load of the 2 cores", "date"),
+    )
+    return f"{words}\n{table(head, rows)}"

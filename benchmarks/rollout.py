@@ -1,0 +1,108 @@
+"""Generation alone, our rollout engine against transformers: `python -m benchmarks.rollout`.
+
+Both sides run alternately, each run in a process of its own on one thread (benchmarks/
+rollout_side.py): the 12.4 M Llama of benchmarks/sft.py with a LoRA adapter of rank 32 that is not
+zero, 2 prompts x 8 completions x 128 tokens at temperature 1; taking over the weights counts. A
+run's figure is its fastest rollout after the first: others on the machine only make it slower.
+One JSON line:
+
+speed_ratio   median over the rounds of theirs / ours, CPU-seconds of a rollout
+memory_ratio  ours / theirs, peak resident memory above what was there before the first rollout
+sync_share    of our CPU-seconds, what taking over the weights takes
+
+`--ragged`: completions of 16 to 128 tokens, log-uniform; transformers' batch runs until the longest
+ends. `--their-allocator` gives our malloc options to the other side as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .service_parts.machine import cpu_model
+from .sft import ALLOCATOR
+
+SIDE = Path(__file__).with_name("rollout_side.py")
+BARS = {"float32": 2.4, "bfloat16": 2.6}
+"""Least speed_ratio with 70-token prompts and completions of equal length, over `generate`."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", choices=BARS, default="float32")
+    parser.add_argument("--prompt-tokens", type=int, default=70)
+    parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--layout", choices=["merged", "in-place"], default="merged")
+    parser.add_argument(
+        "--against",
+        choices=["generate", "generate-merged"],
+        default="generate",
+        help="merged: with merge_adapter before and unmerge_adapter after, which TRL does not",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
+    parser.add_argument("--their-allocator", action="store_true")
+    given = parser.parse_args()
+    shared = ["--dtype", given.dtype, "--prompt-tokens", str(given.prompt_tokens)]
+    shared += ["--ragged"] if given.ragged else []
+    own = "ours" if given.layout == "merged" else "ours-in-place"
+    ours, theirs = [], []
+    for _ in range(given.rounds):
+        theirs.append(run(given.against, shared, ALLOCATOR if given.their_allocator else {}))
+        ours.append(run(own, shared, {}))
+    print(json.dumps(summary(given, ours, theirs)))
+    return 0
+
+
+def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
+    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
+    command = [sys.executable, "-P", str(SIDE), "--side", side, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True)
+    if done.returncode:
+        sys.exit(done.stderr.decode(errors="replace"))
+    result: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    print(f"{side}: {result['cpu_seconds']:.3f} CPU-s a rollout", file=sys.stderr)
+    return result
+
+
+def summary(
+    given: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    ratios = [b["cpu_seconds"] / a["cpu_seconds"] for a, b in zip(ours, theirs, strict=True)]
+    has_bar = given.prompt_tokens == 70 and not given.ragged and given.against == "generate"
+    memory = [
+        statistics.median(one["peak_above_idle_mib"] for one in side) for side in (ours, theirs)
+    ]
+    return {
+        "benchmark": "rollout",
+        "against": given.against,
+        "layout": given.layout,
+        "dtype": given.dtype,
+        "prompt_tokens": given.prompt_tokens,
+        "ragged": given.ragged,
+        "speed_ratio": round(statistics.median(ratios), 3),
+        "speed_ratios": [round(ratio, 3) for ratio in ratios],
+        "speed_bar": BARS[given.dtype] if has_bar else None,
+        "memory_ratio": round(memory[0] / memory[1], 3),
+        "sync_share": round(
+            statistics.median(one["sync_cpu_seconds"] / one["cpu_seconds"] for one in ours), 4
+        ),
+        "their_allocator": given.their_allocator,
+        "load_average": round(os.getloadavg()[0], 1),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "torch": ours[0]["torch"],
+        "ours": ours,
+        "theirs": theirs,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Paused, cancelled and taken up, branched, ended early: what comes of a real run in each case."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tunesmith
+from tunesmith_schema import EventKind
+
+from .service import LONG, Service, until
+
+pytestmark = pytest.mark.slow
+
+RECIPE = LONG | {"max_steps": 150, "learning_rate": 1e-3}
+
+
+class Runs:
+    """Jobs on one file with one seed: what differs between two of them was asked of them."""
+
+    def __init__(self, client: tunesmith.Client, rows: Path, folder: Path) -> None:
+        self.jobs = client.fine_tuning.jobs
+        self._adapters, self._folder = client.adapters, folder
+        self._file = client.files.create(file=rows).id
+
+    def start(self, **recipe: Any) -> tunesmith.Job:
+        return self.jobs.create(
+            model="tiny", training_file=self._file, seed=5, recipe=RECIPE | recipe
+        )
+
+    def trained(self, **recipe: Any) -> tunesmith.Job:
+        """One that has done a few steps."""
+        job = self.start(**recipe)
+        until(lambda: job.refresh().step >= 5)
+        return job
+
+    def result(self, job: tunesmith.Job) -> str:
+        """sha256 of the weights it ended with."""
+        folder = self._adapters.download(job.id, self._folder / job.id)
+        return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+    def resumed_at(self, job: tunesmith.Job) -> list[int]:
+        return [event.data["step"] for event in job.stream() if event.kind == EventKind.RESUMED]  # type: ignore[misc]  # steps are integers
+
+
+@pytest.fixture
+def runs(client: tunesmith.Client, rows: Path, tmp_path: Path) -> Runs:
+    return Runs(client, rows, tmp_path)
+
+
+def pause(job: tunesmith.Job) -> None:
+    job.pause()
+    until(lambda: job.refresh().state == "paused", 20)
+
+
+def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_alone(
+    runs: Runs, service: Service
+) -> None:
+    held = runs.trained()
+    pause(held)
+    first = held.step
+    assert service.trainers() == []
+    held.resume()
+    until(lambda: held.refresh().step > first)
+    pause(held)
+    held.cancel()
+    retried = runs.jobs.retry(held.id)
+    assert runs.jobs.retry(held.id).id == retried.id
+    fork = runs.jobs.fork(held.id, recipe={"learning_rate": 1e-5})
+    whole = runs.start()
+    for job in (retried, fork, whole):
+        job.wait(timeout=120)
+    assert runs.resumed_at(held) == [first]
+    for job in (retried, fork):
+        step = job.forked_step
+        assert step == held.step > first
+        assert runs.resumed_at(job) == [step]
+        steps = [point.step for point in job.metrics()]
+        assert steps == list(range(step + 1, RECIPE["max_steps"] + 1))
+    assert runs.result(retried) == runs.result(whole)
+    assert runs.result(fork) != runs.result(whole)
+
+
+def test_a_stopped_job_succeeds_with_what_it_has_made(runs: Runs) -> None:
+    running = runs.trained(max_steps=100_000)
+    running.stop().wait(timeout=60)
+    last = max(point.step for point in running.metrics())
+    assert 5 <= last < 100_000
+    assert running.stop_requested
+    assert runs.result(running)
+
+    paused = runs.trained(max_steps=100_000)
+    pause(paused)
+    paused.stop().wait(timeout=60)
+    [step] = runs.resumed_at(paused)
+    assert paused.step == step + 1
+    assert runs.result(paused)

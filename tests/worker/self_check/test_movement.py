@@ -1,0 +1,36 @@
+"""What counts as an update that arrived."""
+
+from __future__ import annotations
+
+import torch
+
+from tunesmith_worker.self_check.movement import Movement
+from tunesmith_worker.self_check.trained_units import Unit
+
+
+def test_a_bf16_weight_that_went_and_came_back_did_move() -> None:
+    """One bf16 step up at the first step, one down later: to and fro, as around a minimum."""
+    weight = torch.nn.Parameter(torch.full((4, 4), 1e-4, dtype=torch.bfloat16))
+    before = weight.detach().clone()
+    optimizer = torch.optim.AdamW([weight], lr=1e-5)
+    weight.grad = torch.ones_like(weight)
+    movement = Movement([Unit(name="layer", parameters={"layer.weight": weight})], optimizer)
+    movement.steps_with()
+    optimizer.step()
+    assert not torch.equal(weight, before)
+    assert not list(movement.judged(fresh=True))
+    with torch.no_grad():
+        weight.copy_(before)
+    movement.steps_with()
+    assert not list(movement.judged(fresh=False))
+
+
+def test_a_weight_that_never_moves_is_named() -> None:
+    weight = torch.nn.Parameter(torch.full((4, 4), 1e-4, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([weight], lr=1e-5)
+    weight.grad = torch.ones_like(weight)
+    movement = Movement([Unit(name="layer", parameters={"layer.weight": weight})], optimizer)
+    for fresh in (True, False):
+        movement.steps_with()
+        (finding,) = movement.judged(fresh=fresh)
+        assert "layer did not move" in finding.message

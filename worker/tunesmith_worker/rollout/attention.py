@@ -1,0 +1,99 @@
+"""One new token of each row attends to its prompt and to what the row has drawn.
+
+    o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]
+
+Kp and Vp are the prompt's, one product for all rows of a prompt; Ko and Vo the row's own. Columns
+of the scores are the prompt's tokens, then the row's own. Shapes as in cache.py; H heads,
+G = H / KV, P the longest prompt, T the most tokens that a row sees of its own.
+
+A layer's operations are small and many, and on a CPU launching one takes about as long as running
+it: so buffers, and the views of them, are made once a step for all layers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tunesmith_kernels.attention import AttentionShape
+
+from .cache import RowCache
+
+
+class StepAttention:
+    """Of one step; its layers differ in window, scale and soft cap alone."""
+
+    def __init__(self, cache: RowCache, shape: AttentionShape) -> None:
+        """`cache`: with room for a token that each row has not counted yet, and sees."""
+        self._cache = cache
+        self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
+        self._own = max(cache.lengths) + 1
+        kv, d, rows = shape.kv_heads, shape.head_dim, cache.rows
+        group = shape.heads // kv
+        new = cache.layer(0).new_empty
+        self._q = new(kv, rows, group, d)
+        self._scores = new(kv, rows, group, self._prompt + self._own)
+        self._weights = torch.empty_like(self._scores)
+        self._out = new(kv, rows, group, d)
+        self._q_rows, self._out_rows = self._q.flatten(0, 1), self._out.flatten(0, 1)
+        self._own_scores = self._scores[..., self._prompt :]
+        self._own_weights = self._weights[..., self._prompt :].flatten(0, 1)
+        self._spans = []
+        for prefix, start, stop in cache.spans:
+            columns = (slice(None), slice(start, stop), slice(None), slice(0, prefix.length))
+            rows_of = (slice(None), slice(start, stop))
+            views = (
+                self._q[rows_of].flatten(1, 2),
+                self._scores[columns].flatten(1, 2),
+                self._weights[columns].flatten(1, 2),
+                self._out[rows_of].flatten(1, 2),
+            )
+            self._spans.append(views)
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def __call__(self, q: torch.Tensor, layer: int, shape: AttentionShape) -> torch.Tensor:
+        """q [B, H, D], rotated; the rows' new keys and values are in the cache.
+        Returns [B, H D]."""
+        kv, rows, group, d = self._q.shape
+        torch.mul(q.view(rows, kv, group, d).transpose(0, 1), shape.scale, out=self._q)
+        keys, values = self._cache.layer(layer)[:, :, :, : self._own].flatten(1, 2)
+        own = torch.bmm(self._q_rows, keys.transpose(1, 2))
+        self._own_scores.copy_(own.view(kv, rows, group, -1))
+        shared = self._cache.shared[layer]
+        for (prompt_keys, _), (q_span, scores, _, _) in zip(shared, self._spans, strict=True):
+            torch.bmm(q_span, prompt_keys, out=scores)
+        if shape.softcap is not None:
+            self._scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+        mask = self._mask(shape.window)
+        if mask is not None:
+            self._scores.masked_fill_(mask, float("-inf"))
+        if self._scores.dtype == torch.float32:
+            torch.softmax(self._scores, -1, out=self._weights)
+        else:
+            self._weights.copy_(torch.softmax(self._scores, -1, dtype=torch.float32))
+        torch.bmm(self._own_weights, values, out=self._out_rows)
+        for (_, prompt_values), (_, _, weights, out) in zip(shared, self._spans, strict=True):
+            out.baddbmm_(weights, prompt_values)
+        return self._out.transpose(0, 1).reshape(rows, kv * group * d)
+
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        """[B, 1, P + T], True for hidden; None where every row sees every column."""
+        if window not in self._masks:
+            self._masks[window] = self._built(window)
+        return self._masks[window]
+
+    def _built(self, window: int | None) -> torch.Tensor | None:
+        spans, lengths = self._cache.spans, self._cache.lengths
+        prompts = [p.length for p, start, stop in spans for _ in range(start, stop)]
+        positions = [p + own for p, own in zip(prompts, lengths, strict=True)]
+        even = min(prompts) == self._prompt and min(lengths) + 1 == self._own
+        if even and (window is None or max(positions) < window):
+            return None
+        prompt = torch.tensor(prompts)[:, None]
+        own = torch.tensor(lengths)[:, None]
+        column = torch.arange(self._prompt + self._own)[None]
+        is_own = column >= self._prompt
+        hidden = torch.where(is_own, column - self._prompt > own, column >= prompt)
+        if window is not None:
+            place = torch.where(is_own, column - self._prompt + prompt, column)
+            hidden |= place <= prompt + own - window
+        return hidden[:, None].to(self._scores.device)

@@ -1,0 +1,182 @@
+"""The forward passes of a rollout: of whole prompts, and of one token of every row.
+
+Computes what the training forward computes, from weights that have the adapter in them. Knows
+nothing of sampling or of when a completion ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from tunesmith_kernels.attention import segment_attention
+from tunesmith_kernels.gated_activation import Activation, gated_forward
+from tunesmith_kernels.rope import rope_
+from tunesmith_kernels.segments import Segments
+
+from .architecture import Architecture
+from .attention import StepAttention
+from .cache import Prefix, RowCache
+from .positions import Positions
+from .weights import DecoderWeights, LayerWeights
+
+
+def cache_dtype(model: Architecture) -> torch.dtype:
+    """On a CPU keys and values of a bf16 model are kept in fp32: thin bf16 products take up to
+    three times as long there."""
+    return torch.float32 if model.device.type == "cpu" else model.dtype
+
+
+class Decoder:
+    def __init__(self, model: Architecture, weights: DecoderWeights, positions: Positions) -> None:
+        self._model, self._weights, self._positions = model, weights, positions
+        self._cache_dtype = cache_dtype(model)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
+        """Several sequences end to end, none seeing another."""
+        lengths = [len(prompt) for prompt in prompts]
+        eras = [self._positions.era(length) for length in lengths]
+        segments = Segments.from_lengths(lengths, device=self._model.device)
+        ids = torch.tensor([one for prompt in prompts for one in prompt], device=self._model.device)
+        tables = {
+            name: self._prompt_table(name, eras, lengths)
+            for name in {layer.layer_type for layer in self._model.layers}
+        }
+        x = self._weights.embed(ids)
+        cached = []
+        for layer in self._weights.layers:
+            shape = layer.spec.shape
+            qkv = self._qkv(layer, x)
+            heads = qkv.unflatten(1, (-1, shape.head_dim))
+            if layer.spec.rope:
+                rope_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
+            # A copy: what the attention is given it may overwrite, and it is far larger than these.
+            kv = heads[:, shape.heads :].to(self._cache_dtype, copy=True)
+            cached.append(kv.unflatten(1, (2, shape.kv_heads)).permute(1, 2, 0, 3))  # [2, KV, T, D]
+            out = segment_attention(qkv, None, None, segments, shape)
+            x = self._mlp(layer, self._add(layer, x, out))
+        ends = torch.tensor(segments.bounds[1:], device=x.device) - 1
+        logits = self._logits(x[ends])
+        whole = torch.stack(cached)  # [L, 2, KV, T, D]
+        bounds = segments.bounds
+        return [
+            Prefix(
+                length=lengths[i],
+                era=eras[i],
+                keys=whole[:, 0, :, bounds[i] : bounds[i + 1]].contiguous(),
+                values=whole[:, 1, :, bounds[i] : bounds[i + 1]].contiguous(),
+                logits=logits[i],
+            )
+            for i in range(len(prompts))
+        ]
+
+    def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
+        """ids [B]: each row's newest token, which is cached here. Returns the logits after it,
+        [B, V] fp32."""
+        cache.make_room()
+        places = cache.places()
+        attend = StepAttention(cache, self._model.layers[0].shape)
+        tables = {
+            name: self._row_table(name, cache)
+            for name in {layer.layer_type for layer in self._model.layers}
+        }
+        x = self._weights.embed(ids)
+        for number, layer in enumerate(self._weights.layers):
+            shape = layer.spec.shape
+            qkv = self._qkv(layer, x)
+            if qkv.dtype != self._cache_dtype:
+                qkv = qkv.to(self._cache_dtype)
+            heads = qkv.unflatten(1, (-1, shape.head_dim))
+            if layer.spec.rope:
+                _rotate_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
+            new = heads[:, shape.heads :].transpose(0, 1).reshape(-1, shape.head_dim)
+            cache.layer(number).view(-1, shape.head_dim).index_copy_(0, places, new)
+            out = attend(heads[:, : shape.heads], number, shape)
+            x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
+        cache.advance()
+        return self._logits(x)
+
+    def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        """[N, (H + 2 KV) D], q and k normed where the family does that."""
+        qkv = layer.qkv(x if layer.before_attention is None else layer.before_attention(x))
+        if layer.q_norm is None or layer.k_norm is None:
+            return qkv
+        shape = layer.spec.shape
+        sizes = [n * shape.head_dim for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
+        q, k, v = qkv.split(sizes, dim=1)
+        norms = (layer.spec.q_norm, layer.q_norm, q), (layer.spec.k_norm, layer.k_norm, k)
+        normed = []
+        for spec, norm, part in norms:
+            width = 0 if spec is None else len(spec.module.weight)  # a head's, or all heads'
+            normed.append(norm(part.unflatten(1, (-1, width))).flatten(1))
+        return torch.cat([*normed, v], dim=1)
+
+    def _add(self, layer: LayerWeights, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """x + multiplier * norm(o_proj(out))"""
+        multiplier = layer.spec.residual_multiplier
+        if layer.after_attention is None and multiplier == 1.0:
+            return layer.out.add_to(x, out)
+        y = layer.out(out)
+        y = y if layer.after_attention is None else layer.after_attention(y)
+        return x + y * multiplier
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        gate_up = layer.gate_up(x if layer.before_mlp is None else layer.before_mlp(x))
+        inner = _gated(gate_up, layer.spec.activation)
+        multiplier = layer.spec.residual_multiplier
+        if layer.after_mlp is None and multiplier == 1.0:
+            return layer.down.add_to(x, inner)
+        y = layer.down(inner)
+        y = y if layer.after_mlp is None else layer.after_mlp(y)
+        return x + y * multiplier
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self._weights.head(self._weights.norm(x))
+        scale, softcap = self._model.logit_scale, self._model.softcap
+        if scale != 1.0:
+            logits = logits * scale
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return logits.float()
+
+    def _prompt_table(
+        self, name: str | None, eras: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, R/2] of sequences end to end."""
+        parts = []
+        for era, length in zip(eras, lengths, strict=True):
+            cos, sin = self._positions.table(name, era, length)
+            parts.append((cos[:length], sin[:length]))
+        return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+
+    def _row_table(self, name: str | None, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """[cos | cos] and [-sin | sin], [B, 1, R], of each row's newest token."""
+        cosines, sines = [], []
+        for prefix, start, stop in cache.spans:
+            places = [prefix.length + own for own in cache.lengths[start:stop]]
+            cos, sin = self._positions.table(name, prefix.era, max(places) + 1)
+            index = torch.tensor(places, device=cos.device)
+            cosines.append(cos[index])
+            sines.append(sin[index])
+        cos, sin = torch.cat(cosines)[:, None], torch.cat(sines)[:, None]
+        pair = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return pair[0].to(self._cache_dtype), pair[1].to(self._cache_dtype)
+
+
+def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """x [B, n, D], in place: tunesmith_kernels.rope in fewer steps. With its first R elements
+    [a | b]: [a | b] [cos | cos] + [b | a] [-sin | sin]."""
+    size = cos.shape[-1]
+    x = x[..., :size]
+    swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
+    x.copy_(swapped.mul_(sin).addcmul_(x, cos))
+
+
+def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """[N, 2 I] -> [N, I]"""
+    if gate_up.is_cuda or activation != "silu" or gate_up.dtype != torch.float32:
+        return gated_forward(gate_up, activation)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)

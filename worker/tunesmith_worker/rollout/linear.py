@@ -1,0 +1,78 @@
+"""Products with the decoder's weights, for the few rows of a decode step.
+
+On a CPU oneDNN keeps a weight in the blocks that its kernels read: at 16 rows 1.2 to 1.9 times as
+fast as torch.nn.functional.linear. torch has no public name for that; this file alone uses the
+private one, and everything works without it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+
+class Linear:
+    """y = x W' + b, weight [out, in], x [N, in]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Keeps the tensors as they are, so changes to them are seen."""
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self._weight, self._bias)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + y"""
+        return residual + linear(x, self._weight, self._bias)
+
+
+class SplitLinear(Linear):
+    """Several weights that read the same input: y is their outputs side by side."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        self._parts = parts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self._parts], -1)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return residual + self(x)
+
+
+class PackedLinear(Linear):
+    """Holds a copy of the weight, in oneDNN's blocks."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
+        """`rows`: N that the blocks are chosen for; any other one works too."""
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        super().__init__(packed, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
+        return result
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x, residual, self._weight, self._bias, "add"
+        )
+        return result
+
+
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether PackedLinear works for such weights here."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def prepared(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Linear:
+    """A linear layer on a copy of ours; packed where that can be."""
+    if packs(weight.dtype, weight.device):
+        return PackedLinear(weight, bias, rows)
+    return Linear(weight, bias)

@@ -1,0 +1,101 @@
+"""Cosines and sines of RoPE, asked of the model's own module, so that they are the training
+forward's to the bit, whatever the scaling.
+
+Two scalings choose frequencies by the length of the sequence: longrope (two sets, by whether the
+original context is exceeded) and dynamic (another set for each length beyond it). A law in which
+tokens already computed change their meaning cannot keep a cache; so a sequence has an *era*, the
+length its frequencies stand for, and who caches keys computes them anew in a new one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+Untyped = Any  # Any: transformers is not typed
+
+_STATIC = 0
+"""The era of sequences whose frequencies do not depend on their length."""
+_BLOCK = 256
+
+
+class Positions:
+    """Tables of one model."""
+
+    def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
+        """`rotary`: transformers' module; `dtype`: of the hidden states, to which it rounds."""
+        kinds = rotary.rope_type
+        by_type = kinds if isinstance(kinds, dict) else {None: kinds}
+        self._rotary = copy.deepcopy(rotary)  # it changes as it is used, and training uses it
+        self._kinds: dict[str | None, str] = by_type
+        self._dtype, self._device = dtype, device
+        self._tables: dict[tuple[str | None, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        limits = [self._limit(name) for name in by_type]
+        self.stable_length: int | None = min((n for n in limits if n is not None), default=None)
+        """Sequences up to here have one law. Longer ones have another law with each length
+        (dynamic), or from here on (longrope): a forward of a whole sequence then scores its
+        tokens otherwise than they were drawn. None: there is no such length."""
+
+    def era(self, length: int) -> int:
+        """Of a sequence of `length` tokens."""
+        if self.stable_length is None or length <= self.stable_length:
+            return _STATIC
+        dynamic = any("dynamic" in kind for kind in self._kinds.values())
+        return length if dynamic else self.stable_length + 1
+
+    def table(
+        self, layer_type: str | None, era: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [P, R/2] fp32 of positions 0 to P - 1, P >= length."""
+        key = (layer_type if layer_type in self._kinds else None, era)
+        found = self._tables.get(key)
+        if found is None or len(found[0]) < length:
+            if len(self._tables) > 64:  # dynamic: an era is left for good
+                self._tables.clear()
+            found = self._tables[key] = self._computed(key[0], era, length)
+        return found
+
+    def _computed(
+        self, layer_type: str | None, era: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        changes = self._limit(layer_type)
+        if changes is None:
+            length = -(-length // _BLOCK) * _BLOCK
+        elif era == _STATIC:
+            length = changes
+        elif "dynamic" in self._kinds[layer_type]:
+            length = era  # the module reads the sequence's length off the positions
+        else:
+            length = max(era, -(-length // _BLOCK) * _BLOCK)
+        rotary = copy.deepcopy(self._rotary)
+        _forget(rotary, layer_type)
+        positions = torch.arange(length, device=self._device)[None]
+        x = torch.empty(1, 0, dtype=self._dtype, device=self._device)
+        given = () if layer_type is None else (layer_type,)
+        cos, sin = rotary(x, positions, *given)
+        half = cos.shape[-1] // 2
+        cos, sin = (one[0, :, :half].float().contiguous() for one in (cos, sin))
+        return cos, sin
+
+    def _limit(self, layer_type: str | None) -> int | None:
+        """Beyond how many tokens frequencies change with the length."""
+        kind = self._kinds[layer_type]
+        if "dynamic" in kind:
+            return int(self._rotary.original_max_seq_len)
+        if kind == "longrope":
+            parameters = self._rotary.config.rope_parameters
+            if layer_type is not None:
+                parameters = parameters[layer_type]
+            return int(parameters["original_max_position_embeddings"])
+        return None
+
+
+def _forget(rotary: Untyped, layer_type: str | None) -> None:
+    """What a module with changing frequencies remembers of sequences it has seen."""
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    original = getattr(rotary, f"{prefix}original_inv_freq", None)
+    if original is not None:
+        setattr(rotary, f"{prefix}inv_freq", original.clone())
+        setattr(rotary, f"{prefix}max_seq_len_cached", rotary.original_max_seq_len)
