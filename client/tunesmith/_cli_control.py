@@ -22,7 +22,9 @@ def cancel(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     done = job.state is JobState.CANCELLED
     _say(
         job,
-        f"cancelled {job.id}" if done else f"asked {job.id} to stop; it is still {job.state}",
+        f"cancelled {job.id}"
+        if done
+        else f"asked {job.id} to end and keep nothing; it is still {job.state}",
         as_json,
     )
 

@@ -75,7 +75,7 @@ def test_a_fork_from_two_places_is_refused_before_anything_is_sent() -> None:
         (
             "cancel",
             job("running", cancel_requested=True),
-            "asked ftjob-1 to stop; it is still running",
+            "asked ftjob-1 to end and keep nothing; it is still running",
         ),
         ("cancel", job("cancelled"), "cancelled ftjob-1"),
         ("pause", job("paused", status="queued"), "paused ftjob-1"),

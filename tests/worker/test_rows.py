@@ -111,6 +111,7 @@ def test_only_the_completion_of_conversational_rows_is_trained(tmp_path: Path) -
         ('{"messages": [}', "not valid JSON at column 15: Expecting value"),
         ("[1]", "is a list, must be an object with named columns"),
         ({"foo": 1}, "has the columns 'foo': needs one of 'messages'; 'conversations'; "),
+        ({"question": "a", "answer": None}, "answer is null"),
         ({"messages": []}, "messages must be a list with at least one message"),
         ({"messages": "Hi"}, "messages must be a list with at least one message"),
         ({"messages": ["Hi"]}, "messages[0] is a str, must be an object with role and content"),

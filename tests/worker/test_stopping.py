@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tunesmith_schema import EXIT_STOPPED, EventKind
 from tunesmith_worker.checkpoints.verify import verify
 
@@ -39,11 +41,14 @@ def has_trained(run: Path) -> bool:
     return (run / "events.jsonl").exists() and b'"metrics"' in (run / "events.jsonl").read_bytes()
 
 
-def test_sigterm_in_training_saves_a_resume_point(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_sigterm_and_ctrl_c_in_training_save_a_resume_point(
+    make_run: MakeRun, sent: signal.Signals
+) -> None:
     run = make_run(QUESTIONS, recipe=LONG)
     process = start(run)
     wait_until(lambda: has_trained(run), process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sent)
     assert process.wait(30) == EXIT_STOPPED
     result = read_result(run)
     assert result.outcome == "stopped"

@@ -54,7 +54,7 @@ for its answer no longer than the rest, so that the pause comes in time even if 
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Parts of the work whose end is told at once: somebody is watching."""
 MAX_FAULTS = 6
-"""Answers of 5xx in a row after which a transfer counts as impossible."""
+"""Answers of 5xx, or of damaged content, in a row after which a transfer counts as impossible."""
 MAX_DELAY_SECONDS = 30.0
 LEAVING_SECONDS, STORING_SECONDS = 15.0, 600.0
 """How long a job that ends early may wait until its newest resume point is stored: while the worker

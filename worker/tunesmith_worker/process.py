@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +79,18 @@ def die_with_supervisor() -> None:
         os._exit(1)
 
 
+def ctrl_c_is_sigterm() -> None:
+    """Save and leave, as when a supervisor asks for it; the second one ends the process."""
+
+    def leave_cleanly(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.write(2, b"saving what the run needs to go on; Ctrl-C again: end at once\n")
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, leave_cleanly)
+
+
 def default_environment(env: MutableMapping[str, str]) -> None:
     """Threads that suit a CPU, unless the operator has said otherwise, and one GPU.
 
@@ -86,6 +99,7 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
+    env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr that it starts
     # With several cards in sight the Trainer would spread each batch over all of them, and batch
     # size and number of epochs would no longer mean what the recipe says: one worker, one card.
     env["CUDA_VISIBLE_DEVICES"] = trainers_card(env)

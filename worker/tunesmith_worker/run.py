@@ -34,6 +34,7 @@ from .plan_file import PlanFile
 from .process import (
     SpawnSettings,
     Waited,
+    ctrl_c_is_sigterm,
     default_environment,
     die_with_supervisor,
     keep_freed_memory,
@@ -53,8 +54,7 @@ EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
 def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: None) -> int:
-    """`waited`: what a spare trainer knows of the job's waiting; else it is found out. `show`: gets
-    the run's story, line by line."""
+    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story."""
     run = RunDirectory(folder.resolve())
     recorder, terminal = RunRecorder(run), Terminal(show)
     control = StopControl(run, before_leaving=recorder.leave)
@@ -322,6 +322,7 @@ def _command() -> int:
         if arguments.compare_stock < 1:
             parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
+    ctrl_c_is_sigterm()
     by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
     status = main(arguments.run_dir, show=show_on_stdout) if by_hand else main(arguments.run_dir)
     if arguments.json and (arguments.run_dir / "result.json").exists():

@@ -35,7 +35,8 @@ class ServerUnreachable(Exception):
 
 
 class ServerFault(ServerUnreachable):
-    """The server answered that it could not (5xx). Asking for ever does not help."""
+    """The server answered that it could not (5xx), or with other content than what was stored.
+    Asking for ever does not help."""
 
     def __init__(self, said: str, code: str | None = None) -> None:
         super().__init__(said)
@@ -153,7 +154,7 @@ class ServerApi:
         except httpx.TransportError as error:
             raise ServerUnreachable(f"GET {url}: {error!r}") from error
         if digest.hexdigest() != sha256:
-            raise ServerUnreachable(f"GET {url}: the content was damaged on the way")
+            raise ServerFault(f"GET {url}: the content is not what was stored")
         part.replace(target)
 
     def _send(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's own

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
+import httpx
 import pytest
+from pydantic import SecretStr
 
 from tunesmith_schema import (
     Claim,
@@ -23,7 +26,8 @@ from tunesmith_worker.events import EventLog
 from tunesmith_worker.folders import RunDirectory, file_hash
 from tunesmith_worker.gather import gather_resume_points, keep_what_is_needed
 from tunesmith_worker.point_uploads import PointUploads
-from tunesmith_worker.server_api import ServerApi, ServerRefused, ServerUnreachable
+from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
+from tunesmith_worker.settings import WorkerSettings
 
 MADE_FOR = MadeFor(
     model="m", base_model="b", training_file="t", validation_file=None, seed=0, recipe={},
@@ -217,3 +221,17 @@ def test_one_that_cannot_be_stored_is_a_warning_and_the_run_goes_on(tmp_path: Pa
     assert (said.kind, said.level, said.files) == (EventKind.MESSAGE, "warn", None)
     assert "could not be stored: storage is full" in said.message
     uploads.close()
+
+
+def test_content_that_storage_has_damaged_is_not_asked_for_for_ever(
+    tmp_path: Path, api: Store
+) -> None:
+    """A fault ends a transfer after a few; a server that is away would be waited for."""
+    settings = WorkerSettings(
+        worker_token=SecretStr(secrets.token_hex(16)), data_dir=tmp_path / "data"
+    )
+    damaged = httpx.MockTransport(lambda request: httpx.Response(200, content=b"other"))
+    with pytest.raises(ServerFault, match="not what was stored"):
+        ServerApi(settings, transport=damaged).fetch_resume_file(
+            "j", 1, api.point(20).files[0], tmp_path / "file"
+        )

@@ -80,6 +80,9 @@ def detect(value: Any) -> RowFormat:  # Any: one record of a file
     for format, columns in COLUMNS.items():
         if all(value.get(column) is not None for column in columns):
             return format
+    for columns in COLUMNS.values():
+        if all(column in value for column in columns):
+            raise BadRow(f"{next(name for name in columns if value[name] is None)} is null")
     raise BadRow(
         f"has the columns {', '.join(repr(name[:40]) for name in list(value)[:8]) or '(none)'}: "
         f"needs one of {COLUMN_SETS}"
