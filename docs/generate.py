@@ -12,7 +12,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from tunesmith._settings import ClientSettings
-from tunesmith_schema import Hyperparameters, LoraRecipe, Recipe
+from tunesmith_schema import EarlyStoppingRecipe, Hyperparameters, LoraRecipe, Recipe
 from tunesmith_server.settings import Settings
 from tunesmith_worker.settings import WorkerSettings
 
@@ -33,6 +33,7 @@ def recipe_page() -> str:
         INTRO,
         table("recipe", Recipe),
         table("recipe.lora", LoraRecipe),
+        table("recipe.early_stopping", EarlyStoppingRecipe),
         "OpenAI's own three knobs keep their meaning. Naming the same thing differently in "
         "`recipe` is an error.\n",
         table("hyperparameters", Hyperparameters),

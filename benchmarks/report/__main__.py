@@ -11,7 +11,7 @@ from typing import Any
 from ..gpu.bars import speed
 from ..gpu.speed_plan import REAL
 from .cpu import name_of, newest, service, training
-from .engine import layouts, memory_plan, precisions, run_report
+from .engine import layouts, memory_plan, precisions, resume_points, run_report, self_check
 from .gpu import SIDES, gpus, slug
 from .plots import Bars, draw
 from .tables import Result
@@ -44,6 +44,8 @@ def page(results: Path) -> str:
         memory_plan(recorded(results / "plan.json")),
         precisions(recorded(results / "precision.json") or []),
         run_report(recorded(results / "report_overhead.json")),
+        resume_points(recorded(results / "checkpoint.json")),
+        self_check(recorded(results / "self_check.json")),
         service(load(results / "service.json")),
     ]
     return "\n".join(parts)

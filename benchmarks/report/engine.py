@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from .tables import NOT_MEASURED, Result, date, table, versions
 
 MIB = 2**20
@@ -134,6 +136,59 @@ def run_report(result: Result | None) -> str:
         f"{result['step_cpu_ms']:.0f} ms, {result['pairs']} pairs. "
         f"{_setup(result | {'versions': {'transformers': result['transformers']}})}\n"
     )
+
+
+def resume_points(result: Result | None) -> str:
+    words = (
+        "## Resume points\n\n"
+        "What they cost a run at the default interval, on one thread of a CPU: the share of its "
+        "time that training waits, and of its CPU-seconds with the writing thread's "
+        "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
+    )
+    if result is None:
+        return words + _open("checkpoint")
+    rows = (
+        (
+            one["model"],
+            one["tuning"],
+            f"{one['bytes'] / 2**20:.1f}",
+            one["points"],
+            f"{statistics.median(one['blocked_ms']):.0f}",
+            f"{statistics.median(one['cpu_ms']):.0f}",
+            _share(one["wall"], result["bar"]),
+            _share(one["cpu"], result["bar"]),
+        )
+        for one in result["runs"]
+    )
+    head = ("model", "tuning", "MiB", "points", "waits, ms", "CPU, ms", "of the time", "of the CPU")
+    return f"{words}\n{table(head, rows)}\n{_setup(result)}\n"
+
+
+def _share(value: float, bar: float) -> str:
+    return f"{value:.2%}" + _against(value <= bar, f"{bar:.0%}")
+
+
+def self_check(result: Result | None) -> str:
+    words = (
+        "## The self-check\n\n"
+        "CPU time of the checks before the first step, beside that of 200 steps (`python -m "
+        "benchmarks.self_check`; `self_check.json`). Bar: 3 s or 3 % of 200 steps, whichever is "
+        "more.\n"
+    )
+    if result is None:
+        return words + _open("self_check")
+    rows = (
+        (
+            name,
+            f"{one['self_check']:.2f} s" + _against(one["within"], "3 s or 3 %"),
+            f"{one['step']:.2f} s",
+            f"{one['share_of_200']:.1%}",
+        )
+        for name, one in result["cases"].items()
+    )
+    versions = {name: result[name] for name in ("torch", "transformers")}
+    head = ("run", "self-check", "a step", "of 200 steps")
+    return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
 
 
 def _against(met: bool, bar: str) -> str:

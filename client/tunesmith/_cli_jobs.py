@@ -1,15 +1,14 @@
-"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs."""
+"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs. Control is in _cli_control.py."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tunesmith_schema import Event
+from tunesmith_schema import TERMINAL, Event
 
 from ._cli_output import (
     AsJson,
@@ -22,7 +21,7 @@ from ._cli_output import (
     show_table,
     wire_json,
 )
-from ._cli_recipe import build_recipe
+from ._cli_recipe import RecipeFile, RecipePairs, build_recipe
 from ._cli_report import show_report
 from ._cli_session import connected
 from ._errors import JobNotSucceededError
@@ -41,10 +40,8 @@ def create(
     validation: Annotated[str | None, typer.Option(help="A local file or a file id.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Goes into the tuned model's name.")] = None,
     seed: Annotated[int | None, typer.Option(help="Drawn when not given.")] = None,
-    recipe: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For example lora.r=16.")
-    ] = None,
-    recipe_file: Annotated[Path | None, typer.Option(help="The recipe as a JSON file.")] = None,
+    recipe: RecipePairs = None,
+    recipe_file: RecipeFile = None,
     n_epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows in one step.")] = None,
     learning_rate_multiplier: Annotated[
@@ -105,19 +102,6 @@ def watch(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
         _watch(client.fine_tuning.jobs.retrieve(job_id), as_json)
 
 
-@app.command("cancel")
-def cancel(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Stop a job."""
-    with connected(ctx) as client:
-        job = client.fine_tuning.jobs.cancel(job_id)
-        if as_json:
-            show_json(job)
-        elif job.state == "cancelled":
-            typer.echo(f"cancelled {job.id}")
-        else:
-            typer.echo(f"asked {job.id} to stop; it is still {job.state}")
-
-
 @app.command("logs")
 def logs(
     ctx: typer.Context,
@@ -175,6 +159,7 @@ def _show(job: Job, as_json: bool) -> None:
         [
             ("id", job.id),
             ("state", f"{job.state} ({job.phase})" if job.phase else job.state),
+            ("asked to", _asked(job)),
             ("model", job.model),
             ("tuned model", job.fine_tuned_model),
             ("adapter", job.adapter_id),
@@ -184,12 +169,20 @@ def _show(job: Job, as_json: bool) -> None:
             ("validation file", job.validation_file),
             ("seed", job.seed),
             ("attempt", job.attempt or None),
+            ("starts from", job.forked_from and f"step {job.forked_step} of {job.forked_from}"),
+            ("retry of", job.retry_of),
             ("created", moment(job.created_at)),
             ("finished", moment(job.finished_at)),
             ("error", error and error.message),
             ("hint", error and error.hint),
         ]
     )
+
+
+def _asked(job: Job) -> str | None:
+    if job.state in TERMINAL:
+        return None
+    return "cancel" if job.cancel_requested else "stop" if job.stop_requested else None
 
 
 def _step(job: Job) -> str:

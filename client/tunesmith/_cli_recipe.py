@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+RecipePairs = Annotated[
+    list[str] | None, typer.Option("--recipe", metavar="KEY=VALUE", help="For example lora.r=16.")
+]
+RecipeFile = Annotated[Path | None, typer.Option(help="The recipe as a JSON file.")]
 
 _NAME = "--recipe"
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import httpx
 
-from tunesmith_schema import Event
+from tunesmith_schema import Event, EventKind, JobState
 
 from ._backoff import backoff
 from ._errors import APIConnectionError, APIStatusError, TunesmithError, WaitTimeoutError
@@ -64,6 +64,7 @@ class _Follower:
         self._timeout = timeout
         self._deadline = None if timeout is None else http.now() + timeout
         self._down_since: float | None = None
+        self._state = ""
 
     def connection(self) -> Generator[Event | Job, None, None]:
         """What one connection brings."""
@@ -120,11 +121,17 @@ class _Follower:
         if self._seq is not None and event.seq <= self._seq:
             return None
         self._seq = event.seq
+        if event.kind is EventKind.STATE:
+            self._state = str(event.data.get("state", ""))
         return event
 
     def _check_deadline(self) -> None:
         if self._deadline is not None and self._http.now() >= self._deadline:
+            paused = self._state == JobState.PAUSED
             raise WaitTimeoutError(
-                f"job {self._job_id} was not over after {self._timeout:g} s",
-                hint=f"it goes on; wait again, or look with: tunesmith jobs watch {self._job_id}",
+                f"job {self._job_id} was not over after {self._timeout:g} s"
+                + (": it is paused" if paused else ""),
+                hint=f"it goes on after: tunesmith jobs resume {self._job_id}"
+                if paused
+                else f"it goes on; wait again, or look with: tunesmith jobs watch {self._job_id}",
             )

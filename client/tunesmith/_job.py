@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Job(wire.Job):
-    """One fine-tuning job. `refresh`, `cancel` and `wait` bring this very object up to date."""
+    """One fine-tuning job. What is asked of it brings this very object up to date."""
 
     _jobs: Jobs = PrivateAttr()
 
@@ -25,7 +25,7 @@ class Job(wire.Job):
         """Returns when the job has succeeded; `timeout` in seconds, `progress` draws a bar.
 
         Raises JobFailedError, JobCancelledError or WaitTimeoutError. A server that restarts
-        meanwhile is waited for.
+        meanwhile is waited for, and so is a paused job until somebody resumes it.
         """
         if self.state not in TERMINAL:
             self._become(self._jobs.wait_until_over(self.id, timeout, progress))
@@ -45,7 +45,17 @@ class Job(wire.Job):
         return self._jobs.report(self.id, attempt=attempt)
 
     def cancel(self) -> Self:
+        """See `jobs.cancel`, and so on: what each does and refuses is said there."""
         return self._become(self._jobs.cancel(self.id))
+
+    def pause(self) -> Self:
+        return self._become(self._jobs.pause(self.id))
+
+    def resume(self) -> Self:
+        return self._become(self._jobs.resume(self.id))
+
+    def stop(self) -> Self:
+        return self._become(self._jobs.stop(self.id))
 
     def refresh(self) -> Self:
         return self._become(self._jobs.retrieve(self.id))

@@ -1,4 +1,4 @@
-"""`client.fine_tuning.jobs`: create, follow, cancel, and read what came of it."""
+"""`client.fine_tuning.jobs`: create, follow, control, and read what came of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tunesmith_schema import (
     Event,
     Hyperparameters,
     JobCreate,
+    JobFork,
     JobReport,
     Method,
     MetricPoint,
@@ -111,9 +112,90 @@ class Jobs:
         return self._bound(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
 
     def cancel(self, job_id: str) -> Job:
-        """Asks; the job may still be `running` in the answer and stops within seconds."""
-        path = path_of("fine_tuning", "jobs", job_id, "cancel")
-        return self._bound(self._http.post(Job, path))
+        """Asks; the job may still be `running` in the answer and stops within seconds.
+
+        Raises BadRequestError (`code` is `not_cancellable`) for a job that succeeded or failed.
+        """
+        return self._ask(job_id, "cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Has a running job save a resume point and give its device back: its `state` is `pausing`
+        until it has, then `paused`. A queued one is paused at once.
+
+        Raises BadRequestError (`not_pausable`) for a job that has ended or is about to, and for one
+        whose files are still being read.
+        """
+        return self._ask(job_id, "pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queues a paused job again, to go on from where it was; calls off a pause under way.
+
+        Raises BadRequestError (`not_resumable`) for a job that has ended.
+        """
+        return self._ask(job_id, "resume")
+
+    def stop(self, job_id: str) -> Job:
+        """Has a job end at its next step and keep what it has made: it succeeds early. A job that
+        waits is taken up from its resume point for that.
+
+        Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
+        """
+        return self._ask(job_id, "stop")
+
+    def fork(
+        self,
+        job_id: str,
+        *,
+        checkpoint: str | None = None,
+        step: int | None = None,
+        recipe: wire.Recipe | Mapping[str, Any] | None = None,  # Any: JSON
+        hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Starts another job from a resume point of this one: the newest, or the newest at or
+        before `step`, or before that of `checkpoint`. What is given changes, the rest is this
+        job's; of a Recipe or Hyperparameters only the fields that were set.
+
+        Raises BadRequestError: `not_forkable` where there is no resume point, and with `param` for
+        a change that does not fit what has been trained, such as `recipe.lora.r`.
+        """
+        if isinstance(recipe, wire.Recipe):
+            recipe = recipe.model_dump(mode="json", exclude_unset=True)
+        given = {
+            "checkpoint": checkpoint,
+            "step": step,
+            "recipe": recipe and dict(recipe),
+            "hyperparameters": hyperparameters,
+            "suffix": suffix,
+            "seed": seed,
+            "metadata": None if metadata is None else dict(metadata),
+        }
+        try:
+            body = JobFork.model_validate({k: v for k, v in given.items() if v is not None})
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        return self._bound(
+            self._http.post(
+                Job,
+                path_of("fine_tuning", "jobs", job_id, "fork"),
+                json=body.model_dump(mode="json", exclude_unset=True),
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def retry(self, job_id: str) -> Job:
+        """Takes up a job that failed or was cancelled: a new job with the same body, which goes on
+        from the newest resume point. A second call gives the same new job.
+
+        Raises BadRequestError (`not_retryable`) for any other job.
+        """
+        return self._ask(job_id, "retry")
+
+    def _ask(self, job_id: str, verb: str) -> Job:
+        return self._bound(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, verb)))
 
     def list_events(
         self,

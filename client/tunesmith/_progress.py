@@ -45,7 +45,9 @@ class ProgressView:
             state = str(event.data.get("state", ""))
             # A new attempt may begin at an earlier step, at another speed.
             self._started = None
-            self._progress.update(self._task, description=state)
+            waits = state == JobState.PAUSED
+            shown = "paused, until it is resumed" if waits else state
+            self._progress.update(self._task, description=shown)
             if state == JobState.QUEUED:
                 self._known.clear()
                 self._progress.update(self._task, total=None, numbers="")

@@ -53,9 +53,17 @@ def adamw_reference_(
 
 
 def adamw_(
-    x: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, spec: AdamW
+    x: torch.Tensor,
+    grad: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    spec: AdamW,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
-    """The same in one pass, by the operation under torch.optim.AdamW(fused=True)."""
+    """The same in one pass, by the operation under torch.optim.AdamW(fused=True).
+
+    `found_inf`: fp32 scalar on x's device; where it is 1, x, m and v stay as they are, whatever the
+    gradient is."""
     torch._fused_adamw_(
         [x],
         [grad],
@@ -70,4 +78,5 @@ def adamw_(
         eps=spec.eps,
         amsgrad=False,
         maximize=False,
+        found_inf=found_inf,
     )

@@ -69,9 +69,15 @@ def adamw_8bit_reference_(
 
 
 def adamw_8bit_(
-    weight: torch.Tensor, moments: Moments, grad: torch.Tensor, spec: AdamW, seed: int
+    weight: torch.Tensor,
+    moments: Moments,
+    grad: torch.Tensor,
+    spec: AdamW,
+    seed: int,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
-    """One step in place. weight [n] bf16, grad [n] bf16 or fp32, seed 0 to 2^62 - 1.
+    """One step in place. weight [n] bf16, grad [n] bf16 or fp32, seed 0 to 2^62 - 1. `found_inf`:
+    fp32 scalar there; where it is 1, weight and moments stay as they are.
 
     Raises ValueError when a dtype, a shape or the memory's layout is another.
     """
@@ -79,7 +85,9 @@ def adamw_8bit_(
     if uses_triton(weight):
         from .adamw_triton import launch_8bit
 
-        launch_8bit(weight, moments, grad, spec, seed)
+        launch_8bit(weight, moments, grad, spec, seed, found_inf)
+        return
+    if found_inf is not None and bool(found_inf):  # a CPU's: no device is waited for
         return
     size = weight.numel()
     blocks = num_blocks(size)

@@ -50,9 +50,13 @@ def _error_word_kernel(
     beta2,
     v_correction,
     eps,
+    found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """`upper`: the weights' bits as int16."""
+    """`upper`: the weights' bits as int16. `found_inf`: None, or where 1 stands if nothing is to be
+    written."""
+    if found_inf is not None:
+        size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     mask = at < size
     bits = (tl.load(upper + at, mask=mask, other=0).to(tl.int32) << 16) + tl.load(
@@ -94,9 +98,13 @@ def _8bit_kernel(
     beta2,
     v_correction,
     eps,
+    found_inf,
     BLOCKS: tl.constexpr,
 ):
     """BLOCKS blocks of moments a program."""
+    if found_inf is not None:
+        keeps = tl.load(found_inf) == 0.0
+        size, num_blocks = tl.where(keeps, size, 0), tl.where(keeps, num_blocks, 0)
     rows = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     row_mask = rows < num_blocks
     at = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -140,6 +148,7 @@ def launch_error_word(
     m: torch.Tensor,
     v: torch.Tensor,
     spec: AdamW,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     size = weight.numel()
     if size == 0:
@@ -153,13 +162,19 @@ def launch_error_word(
             v,
             size,
             *_numbers(spec),
+            found_inf,
             ELEMENTS=ELEMENTS,
             num_warps=4,
         )
 
 
 def launch_8bit(
-    weight: torch.Tensor, moments: Moments, grad: torch.Tensor, spec: AdamW, seed: int
+    weight: torch.Tensor,
+    moments: Moments,
+    grad: torch.Tensor,
+    spec: AdamW,
+    seed: int,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     size = weight.numel()
     if size == 0:
@@ -177,6 +192,7 @@ def launch_8bit(
             blocks,
             seed | 1 << 62,  # always of 64 bits: one compiled kernel serves every seed
             *_numbers(spec),
+            found_inf,
             BLOCKS=ELEMENTS // BLOCK.value,
             num_warps=4,
         )

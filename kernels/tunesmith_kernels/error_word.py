@@ -75,8 +75,10 @@ def adamw_error_word_(
     m: torch.Tensor,
     v: torch.Tensor,
     spec: AdamW,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     """One step in place. weight bf16, error int16, grad bf16 or fp32, m and v fp32, all [n].
+    `found_inf`: fp32 scalar there; where it is 1, all stay as they are.
 
     Raises ValueError when a dtype, a shape or the memory's layout is another.
     """
@@ -84,7 +86,7 @@ def adamw_error_word_(
     if uses_triton(weight):
         from .adamw_triton import launch_error_word
 
-        launch_error_word(weight, error, grad, m, v, spec)
+        launch_error_word(weight, error, grad, m, v, spec, found_inf)
         return
     size = weight.numel()
     master = torch.empty(rows_per_tile(size, 1), dtype=torch.float32)
@@ -94,7 +96,7 @@ def adamw_error_word_(
         n = len(upper[tile])
         bits[:n].copy_(upper[tile]).bitwise_left_shift_(16).add_(error[tile])
         g = grad[tile] if grad.dtype == torch.float32 else wide_grad[:n].copy_(grad[tile])
-        adamw_(master[:n], g, m[tile], v[tile], spec)
+        adamw_(master[:n], g, m[tile], v[tile], spec, found_inf)
         error[tile].copy_(bits[:n])
         upper[tile].copy_(bits[:n].add_(_HALF).bitwise_right_shift_(16))
 

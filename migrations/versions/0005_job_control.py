@@ -31,11 +31,13 @@ def upgrade() -> None:
         sa.Column("retry_of", sa.String(length=40)),
     ):
         op.add_column("jobs", column)
+    op.add_column("workers", sa.Column("not_ready", sa.String(length=500)))
     op.create_index("ix_jobs_retry_of", "jobs", ["retry_of"], unique=True)
 
 
 def downgrade() -> None:
     op.drop_index("ix_jobs_retry_of", "jobs")
+    op.drop_column("workers", "not_ready")
     # One by one: SQLite's way of rebuilding the table would break the rows that refer to it.
     for column in (
         "retry_of",

@@ -4,9 +4,11 @@ Beside it, as modules of their own: the queues, names of settings, and what is u
 """
 
 from .base import FROM_SERVER, Page, Request, Response
+from .early_stopping import EarlyStoppingRecipe
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .forks import JobFork
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -105,6 +107,7 @@ __all__ = [
     "Control",
     "ControlAction",
     "ControlFile",
+    "EarlyStoppingRecipe",
     "ErrorBody",
     "ErrorCategory",
     "ErrorCode",
@@ -121,6 +124,7 @@ __all__ = [
     "JobCreate",
     "JobError",
     "JobFailure",
+    "JobFork",
     "JobReport",
     "JobState",
     "LayerMemory",

@@ -7,9 +7,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request, Response, Text, with_example
+from .early_stopping import with_validation_file
 from .errors import ErrorCategory
 from .recipe import Auto, Recipe
 
@@ -24,7 +25,7 @@ class JobState(StrEnum):
     RUNNING = "running"
     """A worker holds the lease."""
     PAUSING = "pausing"
-    """Asked to pause; the worker is writing a checkpoint."""
+    """Asked to pause; the worker saves a resume point and lets go."""
     PAUSED = "paused"
     """Holds no worker until resumed."""
     SUCCEEDED = "succeeded"
@@ -39,16 +40,17 @@ _ENDS = frozenset({JobState.FAILED, JobState.CANCELLED})
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
     {
         JobState.VALIDATING_FILES: _ENDS | {JobState.QUEUED},
-        JobState.QUEUED: _ENDS | {JobState.RUNNING},
+        JobState.QUEUED: _ENDS | {JobState.RUNNING, JobState.PAUSED},
         JobState.RUNNING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSING, JobState.QUEUED},
-        JobState.PAUSING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSED, JobState.QUEUED},
+        JobState.PAUSING: _ENDS | {JobState.SUCCEEDED, JobState.PAUSED, JobState.RUNNING},
         JobState.PAUSED: _ENDS | {JobState.QUEUED},
         JobState.SUCCEEDED: frozenset(),
         JobState.FAILED: frozenset(),
         JobState.CANCELLED: frozenset(),
     }
 )
-"""Every legal change of state. `running -> queued` is a lost or released worker."""
+"""Every legal change of state. `running -> queued` is a lost or released worker; `pausing ->
+running` a pause that was called off before the worker had let go."""
 
 _WIRE = {JobState.PAUSING: JobState.RUNNING, JobState.PAUSED: JobState.QUEUED}
 
@@ -118,7 +120,7 @@ class JobCreate(Request):
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
     """The kind of training and its hyperparameters, OpenAI's current form."""
-    recipe: Recipe = Field(default_factory=Recipe)
+    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
     """How to train, in PEFT's and TRL's words; everything has a default."""
 
     @model_validator(mode="after")
@@ -244,8 +246,16 @@ class Job(Response):
     attempt: int = 0
     """How often a worker has claimed it."""
     step: int = 0
-    """Optimiser steps done in this attempt."""
+    """Optimiser steps done in this attempt; once it succeeded, the step whose weights it kept."""
     total_steps: int | None = None
     """Optimiser steps of the whole run, once they are known."""
     cancel_requested: bool = False
     """Whether its worker has been asked to stop."""
+    stop_requested: bool = False
+    """Whether it was asked to end early and keep what it has made."""
+    forked_from: str | None = None
+    """The job from whose resume point it starts."""
+    forked_step: int | None = None
+    """The step of that resume point."""
+    retry_of: str | None = None
+    """The job that failed or was cancelled and that this one takes up."""

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
+from .early_stopping import EarlyStoppingRecipe
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
@@ -118,9 +119,25 @@ class Recipe(Request):
     """Steps between two evaluations of the validation file. `"auto"`: ten in a run."""
     save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, at most ten
-    in a run; none for full tuning."""
+    in a run; none for full tuning. A number also names the steps of resume points."""
+    save_total_limit: Annotated[int, Field(ge=1)] | None = None
+    """Checkpoints kept: the last so many, and always the one with the lowest `valid_loss`. None:
+    all of them."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """Checkpoints of every so many steps stay, whatever `save_total_limit` says."""
+    early_stopping: EarlyStoppingRecipe | None = None
+    """End the training before its last step, once the evaluations gain nothing any more. The
+    learning rate's schedule stays that of the whole run. Needs a validation file."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights are the result: the last, or those of the evaluation with the best
+    `early_stopping.metric` (`valid_loss` without it; the earlier of equals), which needs a
+    validation file, and room for them twice on the worker's disk."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+
+    self_check: bool = True
+    """Prove before the first step that the run learns what it should (docs/self-check.md), and
+    refuse to start, naming the cause, where it would not; look again at steps 1, 10 and 50."""
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -170,6 +187,8 @@ class Recipe(Request):
             )
         if self.tuning == "full" and self.lora is not None:
             raise ValueError("lora is for tuning='lora': remove it, or set tuning='lora'")
+        if self.keep_every is not None and self.save_total_limit is None:
+            raise ValueError("keep_every is for save_total_limit: without it all are kept")
         if self.from_scratch and self.tuning != "full":
             raise ValueError("from_scratch trains all weights: set tuning='full'")
         blank = [token for token in self.add_tokens if not token.strip()]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
 from .base import Request
+from .early_stopping import with_validation_file
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
 from .jobs import Hyperparameters
@@ -37,7 +38,7 @@ class RunSpec(Request):
     """Path, relative to the run directory."""
     validation_file: str | None = None
     """Path, relative to the run directory."""
-    recipe: Recipe = Field(default_factory=Recipe)
+    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
     """How to train."""
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     """OpenAI's knobs; the recipe was checked against them."""
@@ -117,6 +118,7 @@ class RunResult(Request):
     directory: str | None = None
     """Folder with the adapter or weights, relative to the run directory."""
     step: int = 0
+    """The last one; with `succeeded`, the one whose weights the folder holds."""
     trained_tokens: int = 0
     """Tokens that carried loss."""
     metrics: dict[str, float | None] = Field(default_factory=dict)

@@ -30,6 +30,8 @@ _NAMES = (
     "PORT",
     "PRESIGNED_SECONDS",
     "PROJECT",
+    "RELEASE_SECONDS",
+    "RETRY_SECONDS",
     "SERVER_URL",
     "SPARE_TRAINER",
     "SPAWNED_AT",

@@ -33,6 +33,8 @@ class WorkerHello(Request):
         default_factory=list, max_length=1000
     )
     """Folder names of the base models that this host has."""
+    not_ready: str | None = Field(default=None, max_length=500)
+    """Why it takes no job, for people: it is being drained, or its device is not fit."""
 
 
 class WorkerWelcome(Response):
@@ -87,6 +89,8 @@ class Claim(Response):
     hyperparameters: Hyperparameters
     """OpenAI's knobs in force."""
     seed: int
+    step: int = 0
+    """The last step whose metrics the server has."""
     resume_points: list[ResumePoint] = Field(default_factory=list)
     """What the run can go on from, newest first. Files: `/internal/jobs/{id}/resume/{sha256}`."""
     forked: bool = False

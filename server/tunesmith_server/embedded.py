@@ -40,6 +40,8 @@ from .storage import Storage, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
+STOP_SECONDS = 15.0
+"""For a child to stop; the train worker gets what its trainer may take on top."""
 SLOW_SECONDS = 60.0
 """A start that takes longer says where to look."""
 
@@ -181,6 +183,7 @@ def _children(settings: Settings) -> list[Child]:
                 env=env if name == "api" else _without_secrets(env),
                 log_file=logs / f"{name}.log",
                 leaves_first=name != "api",
+                stop_seconds=STOP_SECONDS + (settings.release_seconds if name == "train" else 0),
             )
         )
     return children

@@ -98,7 +98,18 @@ class DiskFull(ServiceError):
     retryable = True
 
 
+class StorageReadOnly(ServiceError):
+    """The store takes no writes, and will not until an operator has mended that."""
+
+    status = 500
+    type = "server_error"
+
+
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_REFUSED = tuple(f"os error {number}" for number in (errno.EROFS, errno.EACCES, errno.EPERM))
+_REFUSED += ("AccessDenied", "403 Forbidden")
+"""How obstore words a read-only file system, a folder of somebody else's, and a bucket's policy."""
 
 _BY_STATUS = {
     401: ErrorCode.INVALID_API_KEY,
@@ -144,6 +155,11 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def is_read_only(error: StorageUnavailable) -> bool:
+    """Whether the store refused, as opposed to not answering."""
+    return any(words in f"{error} {error.__cause__}" for words in _REFUSED)
 
 
 def _disk_full_response(request: Request, error: BaseException) -> JSONResponse:
@@ -242,6 +258,14 @@ def install_error_handlers(app: FastAPI) -> None:
         if is_disk_full(error):
             return _disk_full_response(request, error)
         log.error("storage: %s", error)
+        if is_read_only(error):
+            refused = StorageReadOnly(
+                ErrorCode.STORAGE_READ_ONLY,
+                "the server's storage takes no writes",
+                hint="have the operator look at TUNESMITH_STORAGE_URL: is the file system mounted "
+                "read-only, or may its owner no longer write there? The server's log has the words",
+            )
+            return service_error_response(request, refused)
         refusal = Unavailable(
             ErrorCode.UNAVAILABLE, "the storage did not do what was asked of it",
             hint="the server's log says why; the same request may succeed in a moment",

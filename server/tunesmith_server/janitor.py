@@ -15,15 +15,22 @@ from datetime import timedelta
 from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobState
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .database import Database, epoch_now
-from .models import AdapterRow, FileRow, IdempotencyRow, JobRow, UploadPartRow, WorkerRow
+from .models import (
+    AdapterRow,
+    FileRow,
+    IdempotencyRow,
+    JobRow,
+    ResumePointRow,
+    UploadPartRow,
+    WorkerRow,
+)
 from .queue import WakeUps
-from .services import leases, upload_completion
+from .services import leases, resume_points, upload_completion, waiting, workers
 from .settings import Settings
-from .storage import Storage
+from .storage import BLOB_GRACE, Storage
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +38,6 @@ WAKE_AGAIN_SECONDS = 30.0
 MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
-BLOB_GRACE = timedelta(days=1)
 
 
 class Janitor(threading.Thread):
@@ -61,9 +67,11 @@ class Janitor(threading.Thread):
     def round(self) -> None:
         with self._database.write.begin() as session:
             if self._may_judge_leases(session):
-                leases.take_back_expired(session, self._settings, self._wake_ups)
+                leases.take_back_expired(session, self._settings)
+                waiting.tell(session)
             self._wake_again(session)
             _forget_old(session)
+            resume_points.drop_unneeded(session)
             upload_completion.expire(session)
         self._delete_parts()
         if time.monotonic() >= self._next_sweep:
@@ -93,12 +101,13 @@ class Janitor(threading.Thread):
                 upload_completion.forget_parts(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no file, adapter or upload refers to; gives how many blobs."""
+        """Delete content that no row refers to; gives how many blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
             in_use.update(session.scalars(select(UploadPartRow.id)))
-            for stored in session.scalars(select(AdapterRow.files)):
-                in_use.update(file["sha256"] for file in stored)
+            for files in (AdapterRow.files, ResumePointRow.files):
+                for stored in session.scalars(select(files)):
+                    in_use.update(file["sha256"] for file in stored)
         return self._storage.sweep(in_use, older_than)
 
     def _wake_again(self, session: Session) -> None:
@@ -107,13 +116,13 @@ class Janitor(threading.Thread):
         # One message however many jobs wait: it wakes one worker, which goes on until none waits,
         # and idle workers ask by themselves. Messages must not pile up while all are busy. A
         # wake-up of the future was sent before the clock was set back.
-        waiting = (
-            JobRow.state == JobState.QUEUED,
+        unheard = (
+            workers.may_start(),
             or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
         )
-        job_id = session.scalar(select(JobRow.id).where(*waiting).order_by(JobRow.created_at))
+        job_id = session.scalar(select(JobRow.id).where(*unheard).order_by(JobRow.created_at))
         if job_id is not None:
-            session.execute(update(JobRow).where(*waiting).values(woken_at=now))
+            session.execute(update(JobRow).where(*unheard).values(woken_at=now))
             self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
         unread_files = session.scalars(
             select(FileRow)

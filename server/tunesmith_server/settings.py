@@ -78,7 +78,13 @@ class Settings(BaseSettings):
     janitor_seconds: float = Field(default=5.0, gt=0.0)
     """Time between two rounds of the janitor."""
     max_losses: int = Field(default=3, ge=1)
-    """Lost workers after which a job fails instead of being queued again."""
+    """Attempts that may end badly, by a lost worker or a failure that another attempt may mend,
+    before a job fails instead of being queued again."""
+    release_seconds: float = Field(default=30.0, ge=0.0)
+    """As the worker's: `serve` gives its train worker so long, and a little more, to stop."""
+    retry_seconds: float = Field(default=10.0, ge=0.0)
+    """Wait before the attempt after the first bad one; each further wait is three times as long,
+    up to ten minutes."""
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -31,6 +31,8 @@ _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
 }
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _CHECK = "0" * 64
+BLOB_GRACE = timedelta(days=1)
+"""What is younger is not swept: it may be about to be referred to."""
 
 
 class StorageUnavailable(Exception):
@@ -111,6 +113,15 @@ class Storage:
         except FileNotFoundError:
             return None
         return size
+
+    def has_fresh(self, sha256: str, younger_than: timedelta) -> bool:
+        """Whether the blob is here and was written lately: `sweep` leaves it alone for a while."""
+        try:
+            with self._answering(missing_is_ours=False):
+                written: datetime = self._store.head(_path(sha256))["last_modified"]
+        except FileNotFoundError:
+            return False
+        return written > datetime.now(UTC) - younger_than
 
     def link(self, sha256: str, seconds: int) -> str | None:
         """A presigned URL that gives the blob to whoever has it; None: this store cannot sign."""

@@ -79,7 +79,8 @@ def test_what_has_no_file_yet_is_said_to_be_open(tmp_path: Path) -> None:
     text = page(tmp_path)
     for module in ("layouts", "plan", "precision --only loss", "precision --only cost"):
         assert f"**Open**: nothing is recorded of `python -m benchmarks.{module}` yet" in text
-    assert "**Open**: nothing is recorded of `python -m benchmarks.report_overhead` yet" in text
+    for module in ("report_overhead", "checkpoint"):
+        assert f"**Open**: nothing is recorded of `python -m benchmarks.{module}` yet" in text
 
 
 def test_layouts_and_the_memory_plan_become_tables_with_their_bars(tmp_path: Path) -> None:

@@ -162,10 +162,3 @@ def test_logs_can_be_followed(tunesmith: Tunesmith, server: LocalServer) -> None
     server.answers[f"GET {JOBS}/ftjob-1/events"] = sse(1, 2, done=job("succeeded"))
     assert len(tunesmith("jobs", "logs", "ftjob-1", "--follow").stdout.splitlines()) == 2
     assert server.seen[0].target.endswith("?stream=true")
-
-
-def test_cancel_says_whether_it_has_happened_yet(tunesmith: Tunesmith, server: LocalServer) -> None:
-    server.answers[f"POST {JOBS}/ftjob-1/cancel"] = job("running", cancel_requested=True)
-    assert "still running" in tunesmith("jobs", "cancel", "ftjob-1").stdout
-    server.answers[f"POST {JOBS}/ftjob-1/cancel"] = job("cancelled")
-    assert tunesmith("jobs", "cancel", "ftjob-1").stdout == "cancelled ftjob-1\n"

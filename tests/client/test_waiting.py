@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_a_wait_ends_in_time_though_the_job_goes_on() -> None:
     assert clock.time == 1030
 
 
+def test_a_wait_for_a_paused_job_says_what_it_waits_for() -> None:
+    paused = json.dumps(event(1, kind="state", data={"state": "paused"}))
+    content = f"event: event\ndata: {paused}\n\n".encode()
+    with pytest.raises(WaitTimeoutError, match="after 30 s: it is paused") as caught:
+        waiting(httpx.Response(200, content=content)).wait(timeout=30)
+    assert "tunesmith jobs resume ftjob-1" in str(caught.value)
+
+
 def test_heartbeats_alone_do_not_hold_a_wait_past_its_time() -> None:
     clock = Clock()
 
@@ -117,6 +126,14 @@ def test_a_queued_job_shows_its_state_and_no_old_numbers() -> None:
         view.show(event_of(2, kind="state", data={"state": "queued"}))
     assert out.getvalue().strip().split()[1] == "queued"
     assert "loss" not in out.getvalue()
+
+
+def test_the_bar_says_that_a_job_is_paused() -> None:
+    out = io.StringIO()
+    view = ProgressView(Console(file=out, width=80))
+    with view:
+        view.show(event_of(1, kind="state", data={"state": "paused"}))
+    assert "paused, until it is resumed" in out.getvalue()
 
 
 def event_of(seq: int, **fields: Any) -> Event:

@@ -14,7 +14,6 @@ import pytest
 from tunesmith_server.settings import Settings
 from tunesmith_worker.held_job import REPORT_TIMEOUT_SECONDS
 from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.supervise import RELEASE_GRACE_SECONDS
 
 from .compose_file import ComposeError, Service, read_env, read_files, read_project
 from .dockerfile import ROOT, read_stages
@@ -206,8 +205,9 @@ def test_services_restart_and_have_time_to_stop(tmp_path: Path) -> None:
         assert service.restart == "unless-stopped", name
         assert service.healthcheck is not None, name
         if name.startswith(("train", "light")):
-            # A trainer's checkpoint, its report to an API that hangs, and Celery's own end (3 s).
-            needed = RELEASE_GRACE_SECONDS + REPORT_TIMEOUT_SECONDS + 10
+            # A trainer's resume point, its report to an API that hangs, and Celery's own end (3 s).
+            release = WorkerSettings.model_fields["release_seconds"].default
+            needed = (release if name.startswith("train") else 0) + REPORT_TIMEOUT_SECONDS + 10
             assert service.stop_grace_seconds > needed, name
 
 

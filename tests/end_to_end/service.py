@@ -19,8 +19,12 @@ import tunesmith
 
 T = TypeVar("T")
 
-QUICK = {"TUNESMITH_LEASE_SECONDS": "4", "TUNESMITH_JANITOR_SECONDS": "0.5"}
-"""A lease short enough to wait for its end in a test."""
+QUICK = {
+    "TUNESMITH_LEASE_SECONDS": "4",
+    "TUNESMITH_JANITOR_SECONDS": "0.5",
+    "TUNESMITH_RETRY_SECONDS": "0.5",
+}
+"""A lease, and waits between attempts, short enough for a test."""
 
 
 class Service:

@@ -22,7 +22,7 @@ from .service import LONG, SHORT, Service, until
 
 pytestmark = pytest.mark.slow
 
-NOT_HERE = {PhaseName.PACK, PhaseName.SELF_CHECK, PhaseName.OTHER}
+NOT_HERE = {PhaseName.PACK, PhaseName.OTHER}
 """Phases that a run without packing does not have."""
 
 

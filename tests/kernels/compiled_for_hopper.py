@@ -27,7 +27,7 @@ from tunesmith_kernels import (
 HOPPER = GPUTarget("cuda", 90, 32)
 FP32 = {"rstd", "partial", "cos", "sin", "target_out", "max_out", "sum_out", "mean_out"}
 FP32 |= {"m_state", "v_state", "m_scale", "v_scale"}
-FP32 |= {"code", "scales_code", "scales_absmax", "offset"}
+FP32 |= {"code", "scales_code", "scales_absmax", "offset", "found_inf"}
 WORDS = {
     "upper": "*i16",
     "error": "*i16",

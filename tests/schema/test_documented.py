@@ -42,7 +42,8 @@ def test_every_model_is_described(model: type[BaseModel]) -> None:
 
 
 def test_what_a_user_writes_is_described_without_exception() -> None:
-    for model in (schema.JobCreate, schema.Recipe, schema.LoraRecipe, schema.Hyperparameters):
+    recipe = (schema.Recipe, schema.LoraRecipe, schema.EarlyStoppingRecipe)
+    for model in (schema.JobCreate, *recipe, schema.Hyperparameters):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
 

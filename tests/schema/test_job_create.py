@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tunesmith_schema import Hyperparameters, JobCreate
+from tunesmith_schema.complaints import complaints
 
 
 def create(**body: Any) -> JobCreate:
@@ -131,6 +132,26 @@ def test_hyperparameters_given_twice_must_agree() -> None:
     create(method=method, hyperparameters={"n_epochs": 2})
     with pytest.raises(ValidationError, match="differ: give one"):
         create(method=method, hyperparameters={"n_epochs": 3})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [
+        ({"early_stopping": {}}, "early_stopping"),
+        ({"keep": "best"}, "keep"),
+        ({"early_stopping": {"patience": 1}, "keep": "best"}, "early_stopping"),
+    ],
+)
+def test_what_judges_by_evaluations_needs_a_validation_file(
+    recipe: dict[str, Any], field: str
+) -> None:
+    create(recipe=recipe, validation_file="file-2")
+    create(recipe={"early_stopping": None, "keep": "last"})
+    with pytest.raises(ValidationError) as caught:
+        create(recipe=recipe)
+    (complaint,) = complaints(caught.value.errors())
+    assert complaint.name == f"recipe.{field}"
+    assert f"no validation_file: give one, or leave recipe.{field} out" in complaint.message
 
 
 def test_without_hyperparameters_all_are_automatic() -> None:

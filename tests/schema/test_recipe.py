@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tunesmith_schema import LoraRecipe, Recipe
+from tunesmith_schema import EarlyStoppingRecipe, LoraRecipe, Recipe
 
 BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     # field, accepted, refused
@@ -33,9 +33,12 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("logging_steps", [1, 500], [0, "auto"]),
     ("eval_steps", [1, "auto"], [0]),
     ("save_steps", [1, "auto"], [0]),
+    ("save_total_limit", [1, 100, None], [0, -1, 1.5, "auto"]),
     ("assistant_only_loss", [True, False, "auto"], ["some"]),
+    ("keep", ["last", "best"], ["first", "auto", None, True]),
     ("lr_scheduler_type", ["linear", "cosine", "constant", "auto"], ["polynomial"]),
     ("tuning", ["lora", "full"], ["qlora", "auto"]),
+    ("self_check", [True, False], ["auto", "perhaps"]),
 ]
 
 LORA_BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
@@ -45,6 +48,12 @@ LORA_BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("target_modules", ["auto", "all-linear", ["q_proj"]], [[], "q_proj", [1], ["a\0b"]]),
     ("bias", ["none", "all", "lora_only"], ["some"]),
     ("use_rslora", [True, False], ["perhaps"]),
+]
+
+STOPPING_BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("metric", ["valid_loss", "valid_mean_token_accuracy"], ["train_loss", "loss", None]),
+    ("patience", [1, 1000], [0, 1001, 1.5, "auto"]),
+    ("min_delta", [0, 0.01, 5.0], [-0.1, float("inf"), float("nan"), "auto"]),
 ]
 
 
@@ -72,11 +81,25 @@ def test_a_lora_value_out_of_bounds_is_refused(
             LoraRecipe.model_validate({field: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "accepted", "refused"), STOPPING_BOUNDS, ids=[row[0] for row in STOPPING_BOUNDS]
+)
+def test_an_early_stopping_value_out_of_bounds_is_refused(
+    field: str, accepted: list[Any], refused: list[Any]
+) -> None:
+    for value in accepted:
+        assert getattr(EarlyStoppingRecipe.model_validate({field: value}), field) == value
+    for value in refused:
+        with pytest.raises(ValidationError):
+            EarlyStoppingRecipe.model_validate({field: value})
+
+
 def test_the_tables_cover_every_field() -> None:
     """A new field needs its bounds in the tables above."""
-    apart = {"lora", "from_scratch"}
+    apart = {"lora", "from_scratch", "early_stopping", "keep_every"}
     assert {row[0] for row in BOUNDS} | apart == set(Recipe.model_fields)
     assert {row[0] for row in LORA_BOUNDS} == set(LoraRecipe.model_fields)
+    assert {row[0] for row in STOPPING_BOUNDS} == set(EarlyStoppingRecipe.model_fields)
 
 
 def test_everything_has_a_default() -> None:

@@ -39,7 +39,11 @@ def test_only_a_held_job_succeeds() -> None:
 
 def test_only_a_queued_job_starts() -> None:
     sources = {state for state, after in TRANSITIONS.items() if JobState.RUNNING in after}
-    assert sources == {JobState.QUEUED}
+    assert sources == {JobState.QUEUED, JobState.PAUSING}  # a pause can be called off
+
+
+def test_a_job_that_was_asked_to_pause_is_not_queued_behind_its_owners_back() -> None:
+    assert JobState.QUEUED not in TRANSITIONS[JobState.PAUSING]
 
 
 def test_no_state_follows_itself() -> None:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from tunesmith_server.app import create_app
 from tunesmith_server.database import Database
 from tunesmith_server.janitor import Janitor
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import JobRow, ResumePointRow
 from tunesmith_server.queue import WakeUps
 from tunesmith_server.services import keys, leases
 from tunesmith_server.settings import Settings
@@ -100,6 +100,13 @@ class Server:
     def job(self, job_id: str) -> Any:  # Any: JSON
         return self.user.json(f"/v1/fine_tuning/jobs/{job_id}")
 
+    def ask(self, job_id: str, verb: str, **body: Any) -> Any:  # Any: JSON
+        """Ask something of a job that must be granted; gives the job."""
+        path = f"/v1/fine_tuning/jobs/{job_id}/{verb}"
+        reply = self.user.post(path, **({"json": body} if body else {}))
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
     def messages(self, job_id: str) -> list[str]:
         path = f"/v1/fine_tuning/jobs/{job_id}/events"
         events = self.user.json(path, params={"order": "asc", "limit": 1000})
@@ -109,14 +116,25 @@ class Server:
         """Let time pass for a worker that says nothing."""
         self.change_job(job_id, lease_until=JobRow.lease_until - seconds)
 
+    def end_back_off(self, job_id: str) -> None:
+        """Let the wait before the next attempt pass."""
+        self.change_job(job_id, not_before=JobRow.not_before - 10_000)
+
     def change_job(self, job_id: str, **columns: Any) -> None:  # Any: values or SQL expressions
         with self.database.write.begin() as session:
             session.execute(update(JobRow).where(JobRow.id == job_id).values(**columns))
 
+    def add_resume_points(self, job_id: str, *steps: int) -> None:
+        """As if its trainer had stored them."""
+        with self.database.write.begin() as session:
+            for step in steps:
+                point = ResumePointRow(job_id=job_id, step=step, created_at=1.0, bytes=1, files=[])
+                session.add(point)
+
     def take_back(self) -> int:
         """The part of the janitor's round that lets one lease pass first."""
         with self.database.write.begin() as session:
-            return leases.take_back_expired(session, self.settings, self.wake_ups)
+            return leases.take_back_expired(session, self.settings)
 
     def janitor(self) -> Janitor:
         return Janitor(self.settings, self.database, self.storage, self.wake_ups)

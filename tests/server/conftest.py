@@ -119,15 +119,19 @@ def job_in(server: Server) -> Callable[[JobState], str]:
         job_id = server.create_job(server.good_file())
         if state is JobState.QUEUED:
             return job_id
-        if state is JobState.CANCELLED:
-            server.user.post(f"/v1/fine_tuning/jobs/{job_id}/cancel")
+        if state in (JobState.CANCELLED, JobState.PAUSED):
+            verb = "cancel" if state is JobState.CANCELLED else "pause"
+            server.user.post(f"/v1/fine_tuning/jobs/{job_id}/{verb}")
             return job_id
         claim = worker.claim()
         assert claim["job_id"] == job_id, "only one job may wait at a time here"
         if state is JobState.SUCCEEDED:
             worker.succeed(claim)
         elif state is JobState.FAILED:
-            worker.report(claim, outcome={"state": "failed"})
+            error = {"category": "user", "code": "recipe_invalid", "message": "r"}
+            worker.report(claim, outcome={"state": "failed", "error": error})
+        elif state is JobState.PAUSING:
+            server.user.post(f"/v1/fine_tuning/jobs/{job_id}/pause")
         else:
             assert state is JobState.RUNNING
         return job_id

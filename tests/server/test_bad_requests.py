@@ -111,6 +111,14 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
         create(hyperparameters={"n_epochs": 3}, recipe={"num_train_epochs": 2}), 400,
         "invalid_request", None, "n_epochs=3 and recipe.num_train_epochs=2.0 differ", "/docs",
     ),
+    "early stopping without a validation file": (
+        recipe(early_stopping={"patience": 2}), 400, "invalid_request", "recipe.early_stopping",
+        "there is no validation_file", "docs/recipe.md",
+    ),
+    "the best weights without a validation file": (
+        recipe(keep="best"), 400, "invalid_request", "recipe.keep",
+        "leave recipe.keep out", "docs/recipe.md",
+    ),
     "a wrong key": (
         lambda server: Caller(server.client, "ts-wrong").get("/v1/files"), 401,
         "invalid_api_key", None, "key", "key",

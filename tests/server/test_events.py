@@ -78,15 +78,19 @@ def test_a_step_said_again_overwrites(server: Server, claim: dict[str, Any]) -> 
     assert points_of(server, claim) == {1: {"train_loss": 2.5}}
 
 
-def test_a_second_attempt_leaves_no_metrics_of_the_first(
+def test_an_attempt_that_goes_on_from_a_step_does_the_later_ones_anew(
     server: Server, claim: dict[str, Any]
 ) -> None:
     first = [metrics(number, number, train_loss=9.0) for number in (1, 2, 3)]
     server.worker.report(claim, events=first, outcome={"state": "released"})
     again = server.worker.claim()
-    server.worker.report(again, events=[metrics(1, 1, train_loss=1.0)])
-    assert points_of(server, claim) == {1: {"train_loss": 1.0}}
+    assert again["step"] == 3
+    assert len(points_of(server, claim)) == 3, "until it is known where the attempt begins"
+    server.worker.report(again, events=[event(1, kind="resumed", data={"step": 1})])
     assert server.job(claim["job_id"])["step"] == 1
+    server.worker.report(again, events=[metrics(2, 2, train_loss=1.0)])
+    assert points_of(server, claim) == {1: {"train_loss": 9.0}, 2: {"train_loss": 1.0}}
+    assert server.job(claim["job_id"])["step"] == 2
 
 
 def test_what_is_no_number_is_no_metric(server: Server, claim: dict[str, Any]) -> None:

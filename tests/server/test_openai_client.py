@@ -113,6 +113,26 @@ def test_a_failed_and_a_cancelled_job(client: OpenAI, server: Server) -> None:
         client.fine_tuning.jobs.cancel(failed.id)
 
 
+def test_a_job_is_paused_and_resumed(client: OpenAI, server: Server) -> None:
+    jobs, worker = client.fine_tuning.jobs, server.worker
+    job_id = server.create_job(server.good_file())
+    assert jobs.pause(job_id).status == jobs.resume(job_id).status == "queued"
+    claim = worker.claim()
+    paused = jobs.pause(job_id)
+    assert (paused.status, paused.state) == ("running", "pausing")  # type: ignore[attr-defined]  # our extra field
+    assert worker.report(claim)["control"] == "pause"
+    worker.report(claim, outcome={"state": "released"})
+    paused = jobs.retrieve(job_id)
+    assert (paused.status, paused.state) == ("queued", "paused")  # type: ignore[attr-defined]  # our extra field
+    assert jobs.resume(job_id).id == job_id
+    worker.succeed(worker.claim())
+    with pytest.raises(openai.BadRequestError, match="already succeeded") as refused:
+        jobs.resume(job_id)
+    assert refused.value.code == "not_resumable"
+    with pytest.raises(openai.BadRequestError):
+        jobs.pause(job_id)
+
+
 def test_jobs_are_paged_and_filtered(client: OpenAI, server: Server) -> None:
     file_id = server.good_file()
     made = [server.create_job(file_id, metadata={"odd": str(i % 2)}) for i in range(5)]

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from tunesmith_schema import JobCreate
 from tunesmith_server.database import Database
-from tunesmith_server.services import jobs
+from tunesmith_server.services import job_create
 
 from ..stacks import PostgreSQL
 from .actors import Server
@@ -25,7 +25,8 @@ def while_a_job_is_made(server: Server, file_id: str, act: Callable[[], T]) -> t
     body = JobCreate(model="tiny-llama", training_file=file_id)
     with ThreadPoolExecutor(1) as pool:
         with server.database.write.begin() as session:
-            job, _ = jobs.create(session, server.settings, server.wake_ups, body, owner="key-1")
+            by = job_create.Caller(owner="key-1")
+            job, _ = job_create.create(session, server.settings, server.wake_ups, body, by)
             acting = pool.submit(act)
             time.sleep(0.2)
         return job.id, acting.result(timeout=20)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith_schema import Hyperparameters, LoraRecipe, Recipe
+from tunesmith_schema import EarlyStoppingRecipe, Hyperparameters, LoraRecipe, Recipe
 
 from .actors import Server
 
 PATHS = [
     *(("recipe", name) for name in Recipe.model_fields),
     *(("recipe", "lora", name) for name in LoraRecipe.model_fields),
+    *(("recipe", "early_stopping", name) for name in EarlyStoppingRecipe.model_fields),
     *(("hyperparameters", name) for name in Hyperparameters.model_fields),
 ]
 
@@ -24,12 +25,13 @@ def test_the_error_names_the_field(server: Server, wrong: object) -> None:
             body = {part: body}
         reply = server.create_reply(file_id, **body)
         if reply.status_code == 200:
-            assert path[-1] in {"lora", "target_modules", "add_tokens"} or wrong == "wrong", path
+            optional = {"lora", "early_stopping", "target_modules", "add_tokens"}
+            assert path[-1] in optional or wrong == "wrong", path
             continue
         error = reply.json()["error"]
         assert reply.status_code == 400
         expected = ".".join(path)
-        if path[-1] == "lora" and isinstance(wrong, dict):
+        if path[-1] in ("lora", "early_stopping") and isinstance(wrong, dict):
             expected += ".a"
         if path[-1] == "target_modules" and wrong == []:
             expected = "recipe.lora"  # the rule is one of the whole object

@@ -75,6 +75,7 @@ def test_who_lost_the_lease_is_fenced_out(server: Server, claim: dict[str, Any])
     server.age_lease(claim["job_id"])
     server.take_back()
     assert server.worker.report_reply(claim, events=[event(1, "ghost")]).status_code == 409
+    server.end_back_off(claim["job_id"])
     winner = server.worker.claim("worker-2")
     assert server.worker.report_reply(claim, events=[event(1, "ghost")]).status_code == 409
     assert server.worker.report(winner, events=[event(1, "mine")])["accepted_seq"] == 1
@@ -128,6 +129,7 @@ def test_a_failure_keeps_its_reason(server: Server, claim: dict[str, Any]) -> No
 
 
 def test_a_failure_without_a_reason_still_has_a_code(server: Server, claim: dict[str, Any]) -> None:
+    server.settings.max_losses = 1
     server.worker.report(claim, outcome={"state": "failed"})
     assert server.job(claim["job_id"])["error"]["code"] == "trainer_crashed"
 

@@ -15,6 +15,7 @@ from tunesmith_worker import compare
 from tunesmith_worker.compare import compare_stock
 from tunesmith_worker.patches import half_blocks
 from tunesmith_worker.run import main
+from tunesmith_worker.run_spec import read_spec
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_result
@@ -49,6 +50,15 @@ def test_both_curves_are_printed_and_agree(
     assert "equals the stock one on this data" in printed
     assert "bf16" not in printed
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"
+
+
+def test_what_evaluations_decide_is_left_out_of_the_comparison(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(ROWS, valid=ROWS[:3], recipe={"early_stopping": {}, "keep": "best"})
+    compare._prepare(tmp_path / "side", run, read_spec(run), {}, 3)
+    side = read_spec(tmp_path / "side")
+    assert (side.validation_file, side.recipe.keep, side.recipe.max_steps) == (None, "last", 3)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,24 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_run: MakeRun, tmp_path: Pat
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][:] = float("nan")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    run = make_run(QUESTIONS, recipe={**FAST, "max_steps": 10}, model_path=str(model))
+    recipe = {**FAST, "max_steps": 10, "self_check": False}
+    run = make_run(QUESTIONS, recipe=recipe, model_path=str(model))
+    found = failure(run)
+    assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
+    assert found.message.startswith("Step 1: the gradient is not finite. Each of the step's ")
+    assert "comes out of model.norm, " in found.message
+    assert "model.norm.weight is itself not finite." in found.message
+    assert found.hint == "The base model's own weights are damaged: use another copy of it."
+
+
+def test_a_loss_that_is_not_finite_over_a_finite_gradient_ends_the_run(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunesmith_worker.trainers.sft import SFTTrainer
+
+    compute = SFTTrainer.compute_loss
+    monkeypatch.setattr(SFTTrainer, "compute_loss", lambda *a, **k: compute(*a, **k) + math.inf)
+    run = make_run(QUESTIONS, recipe={**FAST, "max_steps": 10, "self_check": False})
     found = failure(run)
     assert found.code == ErrorCode.LOSS_NONFINITE
     assert "step 3" in found.message

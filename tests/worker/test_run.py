@@ -124,7 +124,7 @@ def test_events_tell_phases_choices_metrics_and_checkpoints(make_run: MakeRun) -
     )
     phases = event_data(run, EventKind.PHASE)
     assert [phase["phase"] for phase in phases] == [
-        *("import", "load", "data", "plan", "train", "save")
+        *("import", "load", "data", "plan", "self_check", "train", "save")
     ]
     metrics = event_data(run, EventKind.METRICS)
     trained = [point for point in metrics if "train_loss" in point]

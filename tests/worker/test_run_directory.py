@@ -58,6 +58,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda run: change(run, recipe={"lora": {"r": 0}}),
         "spec.json: recipe.lora.r: Input should be greater than or equal to 1",
     ),
+    "no validation file": (
+        lambda run: change(run, recipe={"keep": "best"}),
+        "spec.json: recipe.keep: it needs evaluations, and there is no validation_file: give one",
+    ),
     "a field of several types": (
         lambda run: change(run, recipe={"packing": "maybe"}),
         "spec.json: recipe.packing: Input should be a valid boolean, unable to interpret "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunesmith_schema import EXIT_STOPPED, EventKind
+from tunesmith_worker.checkpoints.verify import verify
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, read_result
@@ -38,9 +39,7 @@ def has_trained(run: Path) -> bool:
     return (run / "events.jsonl").exists() and b'"metrics"' in (run / "events.jsonl").read_bytes()
 
 
-def test_sigterm_in_training_saves_a_checkpoint(
-    make_run: MakeRun,
-) -> None:
+def test_sigterm_in_training_saves_a_resume_point(make_run: MakeRun) -> None:
     run = make_run(QUESTIONS, recipe=LONG)
     process = start(run)
     wait_until(lambda: has_trained(run), process)
@@ -48,9 +47,9 @@ def test_sigterm_in_training_saves_a_checkpoint(
     assert process.wait(30) == EXIT_STOPPED
     result = read_result(run)
     assert result.outcome == "stopped"
-    (checkpoint,) = event_data(run, EventKind.CHECKPOINT)
-    assert checkpoint["step"] == result.step > 0
-    assert (run / str(checkpoint["directory"]) / "adapter_model.safetensors").exists()
+    point = event_data(run, EventKind.RESUME_POINT)[-1]
+    assert point["step"] == result.step > 0
+    assert verify(run / str(point["directory"])).step == result.step
     assert not (run / "adapter").exists()
 
 
@@ -61,7 +60,7 @@ def test_a_cancelled_run_leaves_without_saving(make_run: MakeRun) -> None:
     (run / "control.json").write_text('{"action": "cancel"}')  # no signal: seen at a step's end
     assert process.wait(30) == EXIT_STOPPED
     assert read_result(run).outcome == "stopped"
-    assert not event_data(run, EventKind.CHECKPOINT)
+    assert not event_data(run, EventKind.RESUME_POINT)
 
 
 def test_sigterm_before_training_leaves_at_once(make_run: MakeRun) -> None:

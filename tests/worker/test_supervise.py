@@ -21,7 +21,7 @@ from tunesmith_schema import (
     ReportReply,
     StoredFile,
 )
-from tunesmith_worker import held_job
+from tunesmith_worker import held_job, orders
 from tunesmith_worker.inputs import fetch_inputs
 from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
@@ -66,7 +66,8 @@ class FakeApi(ServerApi):
         digest = hashlib.sha256(DATA).hexdigest()
         return Claim(
             job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0, queued_seconds=0.0,
-            model="tiny", base_files=self.base_files, recipe=Recipe(), seed=0,
+            model="ft:tiny" if self.base_files else "acme/tiny", base_files=self.base_files,
+            recipe=Recipe(), seed=0,
             hyperparameters=Hyperparameters(),
             training_file=ClaimedFile(file_id="f", filename="a.jsonl", bytes=1, sha256=digest),
         )  # fmt: skip
@@ -216,6 +217,68 @@ def test_a_cancelled_trainer_is_gone_and_nothing_is_stored(run: Run) -> None:
     run(api, "save('adapter'); time.sleep(30)")
     assert api.outcome.state == "cancelled"
     assert api.puts == 0
+
+
+STARTED = f"say('{EVENT.format(seq=50, kind='message', data='{}')}')"
+SAVES = """
+def leave(*_):
+    for i in range(6):
+        time.sleep(0.2)
+        save(f'checkpoints/.part-{i}')
+    end('stopped')
+    sys.exit(75)
+signal.signal(signal.SIGTERM, leave)
+"""
+HANGS = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def pausing(api: FakeApi) -> FakeApi:
+    """Orders a pause once the trainer has begun."""
+
+    def pause(report: Report) -> None:
+        if any(event.source_seq == 50 for event in report.events):
+            api.control = Control.PAUSE
+
+    api.on_report = pause
+    return api
+
+
+def test_a_trainer_that_pauses_is_let_finish_saving_while_the_lease_is_held(run: Run) -> None:
+    api = run(pausing(FakeApi()), f"{SAVES}\n{STARTED}; time.sleep(30)")
+    assert api.outcome.state == "released"
+    told = next(i for i, r in enumerate(api.reports) if any(e.source_seq == 50 for e in r.events))
+    assert len(api.reports) > told + 10, "one in 0.05 s, over 1.2 s of saving"
+
+
+def test_a_trainer_that_hangs_when_told_to_pause_is_ended_and_the_job_released(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(orders, "LOOK_SECONDS", 0.05)
+    api = run(pausing(FakeApi()), f"{HANGS}\n{STARTED}; time.sleep(60)")
+    assert api.outcome.state == "released"
+    assert any("ended without saving" in message for message in api.messages)
+
+
+def test_a_pause_before_there_is_a_trainer_releases_at_once(run: Run) -> None:
+    api = FakeApi()
+    api.control = Control.PAUSE
+    run(api, "time.sleep(60)")
+    assert api.outcome.state == "released"
+
+
+def test_a_stop_reaches_the_trainer_once_as_a_file(run: Run) -> None:
+    api = FakeApi()
+    api.control = Control.STOP
+    program = (
+        "while not (root / 'control.json').exists(): time.sleep(0.02)\n"
+        "assert json.loads((root / 'control.json').read_text()) == {'action': 'stop'}\n"
+        "(root / 'control.json').unlink(); time.sleep(0.5)\n"
+        "assert not (root / 'control.json').exists()\n"
+        "save('adapter'); end('succeeded')"
+    )
+    run(api, program)
+    assert (api.outcome.state, api.outcome.step) == ("succeeded", 3)
 
 
 def test_a_server_that_is_away_is_asked_at_the_usual_pace(

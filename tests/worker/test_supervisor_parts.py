@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -115,12 +114,6 @@ def test_a_crash_is_reported_with_status_and_the_end_of_the_log(tmp_path: Path) 
     assert failure.code == "trainer_crashed"
     assert "status 3" in failure.message
     assert "the last words" in failure.message
-
-
-def test_a_killed_trainer_counts_as_out_of_memory(tmp_path: Path) -> None:
-    process = stand_in(tmp_path, "import time; time.sleep(60)")
-    os.kill(process.pid, signal.SIGKILL)
-    assert ended(process).why_it_ended().code == "out_of_memory"
 
 
 def test_a_paused_trainer_can_still_be_stopped(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_run_by_hand_shows_its_events_and_its_end(
     told = [one.message for one in read_events(run) if one.kind != EventKind.METRICS]
     assert [line for line in lines if not line.startswith("Step ")] == told
     assert sum(line.startswith("Step 1/3: train_loss=") for line in lines) == 1
-    assert last.startswith("succeeded: 3 steps, loss ")
+    assert last.startswith("succeeded at step 3, loss ")
     assert last.endswith(f", adapter in {run / 'adapter'}")
     assert not [w for w in recwarn if "is_gradient_checkpointing" in str(w.message)]
 
@@ -89,6 +89,6 @@ def test_a_run_that_failed_is_told_once(tmp_path: Path) -> None:
     Terminal(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="failed"))
     assert lines == []
     Terminal(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="stopped", step=7))
-    assert lines == ["stopped: 7 steps"]
+    assert lines == ["stopped at step 7"]
     assert main(tmp_path / "nowhere", show=lines.append) == 2
     assert len(lines) == 1

@@ -156,6 +156,7 @@ PINNED: dict[str, dict[str, str]] = {
     },
     "trainers/sft.py": {
         "accelerate.data_loader:DataLoaderShard.__iter__": "77b896b76f3c",
+        "transformers.trainer:Trainer._get_grad_norm": "913ba6f52f07",
         "transformers.trainer:Trainer.get_batch_samples": "0b3727386f73",
         "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call": "e9f4cd36d5ba",
     },

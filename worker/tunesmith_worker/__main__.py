@@ -1,4 +1,4 @@
-"""`python -m tunesmith_worker worker|demo`: the worker's commands."""
+"""`python -m tunesmith_worker worker [drain]|demo`: the worker's commands."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def main(argv: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     worker = verbs.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
     worker.add_argument("--json", action="store_true", help="say what starts as JSON")
+    worker.add_argument(
+        "action",
+        nargs="?",
+        choices=("drain",),
+        help="drain: tell this host's train workers to take no new job and to let theirs go at a "
+        "resume point; they stay up, idle, until they are stopped",
+    )
+    worker.add_argument("--wait", action="store_true", help="drain: until they hold no job")
     worker.add_argument("--queue", choices=(TRAIN_QUEUE, LIGHT_QUEUE), default=TRAIN_QUEUE)
     verbs.add_parser("demo", help="make and tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
@@ -38,12 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from .celery_app import run_worker
+    from .stopping import drain
 
     os.umask(0o077)  # data and adapters are their owner's alone
     for unknown in unknown_variables():
         log.warning("%s", unknown)
     try:
         settings = WorkerSettings()
+        if arguments.action == "drain":
+            return drain(settings, wait=arguments.wait)
         settings.check()
         for missing in missing_folders(settings.base_model_folders()):
             log.warning("%s", missing)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
+from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCode, EventKind
 
@@ -23,7 +24,7 @@ NONFINITE_LIMIT = 3
 """Logged steps in a row without a finite loss that end the run."""
 
 
-class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     def __init__(
         self,
         events: EventLog,
@@ -31,6 +32,7 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
         *,
         save_steps: int | None,
         trained_tokens: Callable[[], int],
+        input_tokens: Callable[[], int],
         live: Callable[[], dict[str, float | None]],
     ) -> None:
         """`live` gives further figures for the metrics of a step."""
@@ -38,25 +40,35 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
         self._control = control
         self._save_steps = save_steps
         self._trained_tokens, self._live = trained_tokens, live
+        self._all_tokens = input_tokens
         self._nonfinite = 0
         self._warned = False
         self._input_tokens = 0.0
         self.metrics: dict[str, float | None] = {}
         """The last value of each metric."""
 
+    def state(self) -> dict[str, Untyped]:
+        names = ("metrics", "_nonfinite", "_warned")
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
+
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._since = self._step_ended = time.perf_counter()
+        self._input_tokens = self._all_tokens()
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._step_ended = time.perf_counter()
         self._control.step_ended(state.global_step)
-        if state.global_step == state.max_steps and args.eval_strategy != "no":
+        last = state.global_step == state.max_steps
+        if (last or self._control.end_requested) and args.eval_strategy != "no":
             control.should_evaluate = True  # the model that is kept is the one to be judged
-        if self._save_steps and state.global_step % self._save_steps == 0:
+        if self.checkpoint_due(state.global_step):
             control.should_save = True
-        if self._control.stop_requested and state.global_step < state.max_steps:
-            control.should_save = True
+        if self._control.stop_requested and not last:
+            control.should_training_stop = True  # ResumePoints takes one then
+        elif self._control.end_requested and not last:
+            control.should_save = False  # the result itself follows at once
             control.should_training_stop = True
+            self._tell_end(state)
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._leave_out_time()
@@ -96,6 +108,10 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
                 values["embedding_learning_rate"] = logs["embedding_learning_rate"]
             self._tell(state, values, f"train_loss={logs['loss']:.4f}")
             self._check_loss(state.global_step, logs["loss"])
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether one to sample from is."""
+        return self._save_steps is not None and step % self._save_steps == 0
 
     def checkpoint_metrics(self) -> dict[str, float | None]:
         """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
@@ -145,6 +161,13 @@ class RunCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untype
         tokens, seconds = input_tokens - self._input_tokens, now - self._since
         self._since, self._input_tokens = now, input_tokens
         return round(tokens / seconds, 2)
+
+    def _tell_end(self, state: Untyped) -> None:
+        step, total = state.global_step, state.max_steps
+        self._events.message(
+            f"Step {step}/{total}: asked to stop here; what has been trained is kept",
+            data={"step": step, "total_steps": total},
+        )
 
     def _leave_out_time(self) -> None:
         """Evaluating and saving are no training: they do not count for tokens_per_second."""

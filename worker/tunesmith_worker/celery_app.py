@@ -7,11 +7,12 @@ that no message has announced.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import secrets
+import shutil
 import socket
 import threading
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -22,11 +23,15 @@ from tunesmith_schema import WorkerHello
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, TRAIN_TASK, broker_transport
 
 from . import base_models, tasks
+from .claim_record import Watchman
+from .device_guard import DeviceGuard, free_gpu_memory
 from .devices import describe_device
 from .folders import KEEP_SECONDS, forget_unused
 from .launcher import Launcher
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
+from .stopping import DRAINING, Stopping
+from .temporary import new_temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -44,32 +49,46 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         forget_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
-    # Made before the pool forks, so that parent and child share it.
-    stopping = multiprocessing.get_context("fork").Event()
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    launcher = Launcher(settings)
-    tasks.register(app, settings, worker_id, stopping.is_set, launcher)
-    herald = _Herald(app, settings, queue, worker_id)
+    # Made before the pool forks, so that parent and child share them.
+    stopping = Stopping(settings, worker_id)
+    trains = queue == TRAIN_QUEUE
+    guard = DeviceGuard(settings.data_dir, free_gpu_memory if trains else lambda: None)
+    tmp = new_temporary_folder()
+    launcher = Launcher(settings, tmp)
+    tasks.register(app, settings, worker_id, stopping, launcher, guard)
+
+    def why_not_ready() -> str | None:
+        return DRAINING if stopping.draining() else guard.reason
+
+    herald = _Herald(app, settings, queue, worker_id, why_not_ready)
+    watchman = Watchman(settings)
 
     # Strong references: Celery's signals hold their receivers weakly by default.
     signals.worker_ready.connect(lambda **_: herald.start(), weak=False)
-    signals.worker_shutting_down.connect(lambda **_: stopping.set(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: stopping.ask(), weak=False)
     signals.worker_shutdown.connect(lambda **_: herald.stop(), weak=False)
-    if queue == TRAIN_QUEUE:  # in the pool's process: a spare dies with the one that spawned it
+    if trains:  # in the pool's process: a spare dies with the one that spawned it
+        signals.worker_ready.connect(lambda **_: watchman.start(), weak=False)
+        signals.worker_shutdown.connect(lambda **_: watchman.stop(), weak=False)
         signals.worker_process_init.connect(lambda **_: launcher.keep_spare(), weak=False)
         signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
-    app.worker_main(
-        [
-            "worker",
-            *("--pool", "prefork", "--concurrency", "1"),
-            *("--queues", queue),
-            *("--hostname", f"{queue}-{os.getpid()}@%h"),
-            *("--loglevel", "INFO"),
-            "--without-gossip",
-            "--without-mingle",
-            "--without-heartbeat",
-        ]
-    )
+    try:
+        app.worker_main(
+            [
+                "worker",
+                *("--pool", "prefork", "--concurrency", "1"),
+                *("--queues", queue),
+                *("--hostname", f"{queue}-{os.getpid()}@%h"),
+                *("--loglevel", "INFO"),
+                "--without-gossip",
+                "--without-mingle",
+                "--without-heartbeat",
+            ]
+        )
+    finally:
+        stopping.close()
+        shutil.rmtree(tmp, ignore_errors=True)
 
 
 def make_app(broker_url: str) -> Celery:
@@ -94,8 +113,16 @@ def make_app(broker_url: str) -> Celery:
 class _Herald(threading.Thread):
     """Says hello; wakes the pool when it is idle and jobs wait."""
 
-    def __init__(self, app: Celery, settings: WorkerSettings, queue: Queue, worker_id: str) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        settings: WorkerSettings,
+        queue: Queue,
+        worker_id: str,
+        why_not_ready: Callable[[], str | None] = lambda: None,
+    ) -> None:
         super().__init__(name="herald", daemon=True)
+        self._why_not_ready, self._trains = why_not_ready, queue == TRAIN_QUEUE
         self._app, self._settings = app, settings
         self._stop_asked = threading.Event()
         self._hello = WorkerHello(
@@ -114,6 +141,7 @@ class _Herald(threading.Thread):
                 delay = HELLO_SECONDS
                 try:
                     self._hello.models = base_models.names(self._settings)
+                    self._hello.not_ready = self._why_not_ready()
                     welcome = api.hello(self._hello)
                 except ServerUnreachable as error:
                     delay, failures = AGAIN_SECONDS, failures + 1
@@ -125,7 +153,8 @@ class _Herald(threading.Thread):
                     continue
                 failures = 0
                 self._show_health()
-                if welcome.jobs_waiting and self._hello.queue == TRAIN_QUEUE and _idle():
+                unfit = self._hello.not_ready not in (None, DRAINING)  # the pool looks again
+                if (welcome.jobs_waiting or unfit) and self._trains and _idle():
                     self._wake()
             try:
                 api.goodbye(self._hello.worker_id)

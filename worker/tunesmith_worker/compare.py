@@ -95,6 +95,7 @@ def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], 
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
     fixed: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
+    fixed |= {"early_stopping": None, "keep": "last"}  # there is no validation file
     if spec.recipe.packing == "auto":
         fixed["packing"] = (
             False  # a padded batch, which measuring may prefer, proves nothing of ours

@@ -1,4 +1,4 @@
-"""How a run is told to stop: SIGTERM (leave cleanly) and control.json (leave at once).
+"""How a run is told to stop: SIGTERM (leave cleanly) and control.json (leave at once, or end here).
 
 Does not save anything itself: once training has begun, the callback acts on `stop_requested`.
 """
@@ -22,6 +22,9 @@ class StopControl:
         self._run, self._before_leaving = run, before_leaving
         self._step: int | None = None
         self.stop_requested = False
+        """Leave at the step's end; the job is not over."""
+        self.end_requested = False
+        """The step that has just ended is to be the last; SIGTERM goes before."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
@@ -31,22 +34,23 @@ class StopControl:
     def step_ended(self, step: int) -> None:
         """Leave if cancelled. Costs one `stat` while nobody has asked for anything."""
         self._step = step
-        if self._cancelled():
+        asked = self._asked()
+        if asked == ControlAction.CANCEL:
             self._leave()
+        self.end_requested = asked == ControlAction.STOP and not self.stop_requested
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
-        if self._step is None or self._cancelled():
+        if self._step is None or self._asked() == ControlAction.CANCEL:
             self._leave()
 
-    def _cancelled(self) -> bool:
+    def _asked(self) -> ControlAction | None:
         if not self._run.control.exists():
-            return False
+            return None
         try:
-            asked = ControlFile.model_validate_json(self._run.control.read_bytes())
+            return ControlFile.model_validate_json(self._run.control.read_bytes()).action
         except ValidationError:  # half written: the next step looks again
-            return False
-        return asked.action == ControlAction.CANCEL
+            return None
 
     def _leave(self) -> None:
         remove_unfinished(self._run.root)

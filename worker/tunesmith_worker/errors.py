@@ -6,17 +6,23 @@ Does not import torch: a light worker uses the data errors too.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 _MESSAGE_LIMIT = 4000
 EXIT_DISK_FULL = 74
 """Of a trainer that had not even the space to say so (EX_IOERR of sysexits.h)."""
+EXIT_READ_ONLY = 73
+"""Of a trainer that may not write where its result belongs (EX_CANTCREAT of sysexits.h)."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_DEVICE = ("cuda error", "cuda driver error", "[cuda]", "nccl", "cublas_status", "cudnn_status")
+"""As torch, Triton and bitsandbytes begin what a card or its driver said; lower case."""
 _SUPPORT = "The worker's log has the traceback. If it happens again, report it with the job id."
 
 
@@ -51,8 +57,8 @@ class DataError(RunError):
         super().__init__(code, message, category=ErrorCategory.DATA, hint=hint)
 
 
-def failure_of(error: BaseException) -> JobFailure:
-    """What to tell the user about `error`."""
+def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure:
+    """What to tell the user about `error`. `writable`: a folder that ought to be."""
     if isinstance(error, RunError):
         return error.failure
     if is_out_of_memory(error):
@@ -63,6 +69,10 @@ def failure_of(error: BaseException) -> JobFailure:
         return _out_of_memory("before training", error, advice).failure
     if is_disk_full(error):
         return disk_full(str(error))
+    if is_read_only(error, writable):
+        return storage_read_only(str(error))
+    if is_device_error(error):
+        return _device_error(error)
     return RunError(
         ErrorCode.TRAINER_CRASHED,
         f"The trainer crashed: {type(error).__name__}: {error}",
@@ -96,6 +106,64 @@ def disk_full(what: str) -> JobFailure:
         f"The worker's disk is full: {what}",
         category=ErrorCategory.INFRASTRUCTURE,
         hint="Free space in the worker's data directory, then start the job again.",
+    ).failure
+
+
+def is_read_only(error: BaseException | None, writable: Path | None) -> bool:
+    """Whether a write was refused: by a file system that is read-only, or below `writable`."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EROFS:
+            return True
+        if f"os error {errno.EROFS})" in str(error):  # Rust libraries
+            return True
+        if isinstance(error, PermissionError) and writable is not None and error.filename:
+            name = error.filename
+            path = Path(os.fsdecode(name) if isinstance(name, str | bytes) else ".")
+            if path.is_relative_to(writable):
+                return True
+        error = error.__cause__
+    return False
+
+
+def storage_read_only(what: str) -> JobFailure:
+    return RunError(
+        ErrorCode.STORAGE_READ_ONLY,
+        f"Nothing can be written on the worker's host: {what}",
+        category=ErrorCategory.INFRASTRUCTURE,
+        hint="Is the file system of the worker's data directory mounted read-only, after a disk "
+        "error perhaps (`dmesg`), or does the directory belong to another user?",
+    ).failure
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether the card or its driver gave up, and not for want of memory."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _DEVICE)
+
+
+def _device_error(error: BaseException) -> JobFailure:
+    text = str(error).partition("\n")[0]
+    lower = str(error).lower()
+    if "device-side assert" in lower:
+        hint = (
+            "A kernel met an index out of range, mostly a token id or label that the model does "
+            "not have. CUDA_LAUNCH_BLOCKING=1 in the worker's environment names the place."
+        )
+    elif "ecc" in lower:
+        hint = (
+            "The card's memory is damaged: `nvidia-smi -q -d ECC,ROW_REMAPPER` on the worker's "
+            "host; drain the worker (`tunesmith worker drain`) and reset or replace the card."
+        )
+    else:
+        hint = (
+            "The card or its driver gave up: `dmesg | grep -i xid` and `nvidia-smi` on the "
+            "worker's host. If it happens again there, drain the worker and reset the card."
+        )
+    return RunError(
+        ErrorCode.DEVICE_ERROR,
+        f"The device failed: {type(error).__name__}: {text}",
+        category=ErrorCategory.INFRASTRUCTURE,
+        hint=hint,
     ).failure
 
 

@@ -17,6 +17,9 @@ class EventFeed:
         self._path = path
         self._offset = 0
         self._pending: deque[RunEvent] = deque()
+        self._last_line = self._shift = 0
+        self.resume_point: RunEvent | None = None
+        """The newest that is not stored yet: it is no news before, and holds up none."""
         self.phase = "download"
         """The part of the work going on, as the newest PHASE event has it."""
         self.phases: dict[str, float] = {}
@@ -37,11 +40,23 @@ class EventFeed:
         self._offset += len(complete)
         for line in complete.splitlines():
             event = RunEvent.model_validate_json(line)
+            self._last_line = event.source_seq
+            if event.kind is EventKind.RESUME_POINT:
+                self.resume_point = event  # one that still waited is overtaken
+                self._shift -= 1
+                continue
+            event.source_seq += self._shift
             self._pending.append(event)
             if event.kind is EventKind.METRICS and not self._stepped:
                 self._stepped = self.first_step_waits = True
             if event.kind is EventKind.PHASE:
                 self._ended(str(event.data.get("phase")), event.data.get("seconds"))
+
+    def add(self, event: RunEvent) -> None:
+        """One that was held back is news now: it comes after all that were read."""
+        self._shift += 1
+        event.source_seq = self._last_line + self._shift
+        self._pending.append(event)
 
     def _ended(self, phase: str, seconds: JsonValue) -> None:
         self.phase = _NEXT_PHASE.get(phase, self.phase)

@@ -58,8 +58,12 @@ class RunDirectory:
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
     def checkpoint(self, step: int) -> Path:
-        return self.root / "checkpoints" / f"step-{step}"
+        return self.checkpoints / f"step-{step}"
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -87,10 +91,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
     _sync_folder(part)
-    if path.exists():  # an earlier attempt got this far
-        shutil.rmtree(path)
-    part.replace(path)
-    _sync_folder(path.parent)
+    move_folder(part, path)
+
+
+def move_folder(path: Path, to: Path) -> None:
+    """Give a whole folder another name in the same run directory, for good."""
+    if to.exists():  # an earlier attempt got this far
+        shutil.rmtree(to)
+    path.replace(to)
+    _sync_folder(to.parent)
 
 
 def remove_unfinished(root: Path) -> None:

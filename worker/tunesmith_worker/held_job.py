@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from typing import TypeVar
 
 from tunesmith_schema import (
     Claim,
-    Control,
     ControlAction,
     ControlFile,
     ErrorCode,
@@ -32,8 +32,11 @@ from tunesmith_schema import (
 from .event_feed import EventFeed
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
+from .gather import keep_what_is_needed
 from .inputs import fetch_inputs
 from .launcher import Launcher
+from .orders import Orders, Released
+from .point_uploads import PointUploads
 from .report.attempt import AttemptAccount
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
@@ -52,16 +55,11 @@ STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 MAX_FAULTS = 6
 """Answers of 5xx in a row after which a transfer counts as impossible."""
 MAX_DELAY_SECONDS = 30.0
+LEAVING_SECONDS, STORING_SECONDS = 15.0, 600.0
+"""How long a job that ends early may wait until its newest resume point is stored: while the worker
+is told to go, and otherwise."""
 
 T = TypeVar("T")
-
-
-class Cancelled(Exception):
-    """The server wants the job stopped."""
-
-
-class Released(Exception):
-    """This worker is shutting down."""
 
 
 class HeldJob:
@@ -73,12 +71,14 @@ class HeldJob:
         claim: Claim,
         stopping: Callable[[], bool],
         launcher: Launcher,
+        at_once: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._launcher = launcher
+        """`at_once`: whether this worker has no time left for the trainer's step."""
+        self._launcher, self._at_once = launcher, at_once
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
-        root = settings.data_dir / "runs" / claim.job_id / f"attempt-{claim.attempt}"
-        self._run = RunDirectory(root)
+        self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
+        self._orders = Orders(self._run)
         self._feed = EventFeed(self._run.events)
         self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
@@ -87,8 +87,10 @@ class HeldJob:
         self._next_report = 0.0
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
+        self._points = PointUploads(self._run, self._feed, self._store)
         self._answered = True
         self._leaving = self._closed = False
+        self._leave_by = math.inf
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Write spec.json and fetch what it names, holding the lease meanwhile."""
@@ -132,7 +134,7 @@ class HeldJob:
 
     def leave(self, grace_seconds: float) -> Outcome:
         """Stop the trainer at a step's end. What it had finished by then is kept, not released."""
-        self._leaving = True
+        self._leaving, self._leave_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
             return Outcome(state="released")
@@ -141,6 +143,8 @@ class HeldJob:
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
         self._account.trainer_ended()
         if not self._run.result.is_file():
+            if self._orders.ended_by_pause(trainer.poll()):
+                return Outcome(state="released")
             return Outcome(state="failed", error=trainer.why_it_ended())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
         if result.outcome == "failed":
@@ -167,29 +171,62 @@ class HeldJob:
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
         while self._trainer.poll() is None and time.monotonic() < deadline:
+            if self._at_once():
+                break
+            self._hold()
             time.sleep(0.02)
         self._trainer.kill()
         self._account.trainer_ended()
 
-    def finish(self, outcome: Outcome) -> None:
-        """Have the server store every remaining event, then the outcome."""
+    def finish(self, outcome: Outcome) -> bool:
+        """Have the server store every remaining event, then the outcome; whether it has."""
         self._leaving = True
-        if outcome.state in ("cancelled", "released"):
+        if outcome.state == "cancelled":
             self._feed.abandon_uploads()
+        if outcome.state in ("released", "failed"):
+            self._store_newest_point()
+        self._points.close()
         while not self._told(outcome):
+            if time.monotonic() > self._leave_by or self._at_once():
+                self._feed.abandon_uploads()
             if self._stopping() and not self._answered:
-                log.warning("leaving: the lease of %s will lapse", self._claim.job_id)
-                return
+                log.warning("leaving: how %s ended is told later", self._claim.job_id)
+                return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
-            # What remains (spec, plan, events, log) is small; the rest is stored elsewhere.
-            for name in ("data", "checkpoints", "adapter"):
-                shutil.rmtree(self._run.root / name, ignore_errors=True)
+            keep_what_is_needed(self._run.root, outcome)
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
+        return True
+
+    def _store_newest_point(self) -> None:
+        """So that any host can go on from it; it stays on this one all the same."""
+        seconds = LEAVING_SECONDS if self._stopping() else STORING_SECONDS
+        deadline = time.monotonic() + seconds
+        self._look()
+        while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
+            if self._at_once():
+                return
+            time.sleep(TICK_SECONDS)
+            self._tick()
 
     def forget_events(self) -> None:
         self._feed.clear()
+
+    @property
+    def trainer_pid(self) -> int | None:
+        """Of the trainer, which leads its session; None: there was none."""
+        return None if self._trainer is None else self._trainer.pid
+
+    def _hold(self) -> None:
+        """Keep the lease, and store what comes, while the trainer ends."""
+        if self._leaving and time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + REPORT_SECONDS
+            try:
+                self._look()
+                self._report(self._feed.batch(), None)
+            except ServerUnreachable as error:
+                log.warning("report of %s waits: %s", self._claim.job_id, error)
 
     def _told(self, outcome: Outcome) -> bool:
         """One try at the final report; true when there is nothing more to say."""
@@ -208,6 +245,7 @@ class HeldJob:
 
     def close(self) -> None:
         self._closed = True
+        self._points.close()
         if self._trainer is not None and self._trainer.poll() is None:
             self._trainer.kill()
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -233,10 +271,12 @@ class HeldJob:
                 log.warning("report of %s waits: %s", self._claim.job_id, error)
         if self._trainer and time.monotonic() > self._last_answer + self._lease * PAUSE_AT:
             self._trainer.pause()
+        self._orders.watch(self._trainer)
 
     def _look(self) -> None:
-        """Take in new events, and move the upload of the next checkpoint forward."""
+        """Take in new events, and move uploads forward."""
         self._feed.read()
+        self._points.look()
         event = self._feed.next_upload()
         if event is None:
             return
@@ -247,6 +287,8 @@ class HeldJob:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
+            except FileNotFoundError:  # beyond recipe.save_total_limit before its turn
+                event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
                 # A checkpoint is a convenience: the run goes on without, and says so.
                 log.warning("checkpoint of %s not stored: %s", self._claim.job_id, error)
@@ -283,8 +325,8 @@ class HeldJob:
         if self._trainer:
             self._trainer.resume()
             self._account.paused_seconds = self._trainer.paused_seconds
-        if reply.control is Control.CANCEL and not self._leaving:
-            raise Cancelled
+        if not self._leaving:
+            self._orders.obey(reply.control, self._trainer)
 
     def _insist(self, transfer: Callable[[], None]) -> None:
         """Try a transfer until it is through, slower and slower. A server that cannot be reached

@@ -1,4 +1,5 @@
-"""What a claimed job needs on this host: its data files, and the base model's folder.
+"""What a claimed job needs on this host: its data files, the base model's folder, and what it can
+go on from.
 
 Runs in the transfer thread; knows nothing of leases.
 """
@@ -10,20 +11,18 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from tunesmith_schema import Claim, RunSpec, StoredFile
 
 from . import base_models
+from .base_model_files import check_base_model
+from .gather import Insist, gather_resume_points
 from .server_api import ServerApi
 from .settings import WorkerSettings
 
 DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
 """What a data file's name may keep; a file without is recognised by its content."""
-
-Insist = Callable[[Callable[[], None]], None]
-"""Calls a transfer until it is through."""
 
 
 def fetch_inputs(
@@ -38,8 +37,10 @@ def fetch_inputs(
         names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
         target, file_id, sha256 = root / names[role], file.file_id, file.sha256
         insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
+    gather_resume_points(api, claim, root, insist)
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
+        check_base_model(claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch)
     else:
         model_path = str(_cached(settings, api, claim, claim.base_files, insist))
     return RunSpec(
@@ -52,6 +53,7 @@ def fetch_inputs(
         recipe=claim.recipe,
         hyperparameters=claim.hyperparameters,
         seed=claim.seed,
+        forked=claim.forked,
     )
 
 

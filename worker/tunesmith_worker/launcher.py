@@ -12,18 +12,20 @@ from pathlib import Path
 from .settings import WorkerSettings
 from .spare import SpareTrainer
 from .spawn import TrainerProgram
+from .temporary import empty
 from .trainer_process import TrainerProcess
 
 log = logging.getLogger(__name__)
 
 
 class Launcher:
-    def __init__(self, settings: WorkerSettings) -> None:
-        """Starts nothing: a pool forks after this."""
+    def __init__(self, settings: WorkerSettings, tmp: Path | None = None) -> None:
+        """Starts nothing: a pool forks after this. `tmp`: the trainers' own temporary folder."""
         self._program = TrainerProgram(
             python=settings.trainer_python,
             token_cache=settings.token_cache,
             compile_cache=settings.compile_cache,
+            tmp=tmp,
         )
         self._cwd = settings.data_dir
         self._wanted = settings.spare_trainer
@@ -34,9 +36,11 @@ class Launcher:
 
         Without one everything still works.
         """
-        if not self._wanted or (self._spare and self._spare.process.poll() is None):
+        if self._spare and self._spare.process.poll() is None:
             return
         self.close()
+        if not self._wanted:
+            return
         try:
             self._spare = SpareTrainer(self._program, self._cwd)
         except OSError as error:
@@ -47,7 +51,9 @@ class Launcher:
         return TrainerProcess(run_dir, self._program, spare)
 
     def close(self) -> None:
-        """End the spare."""
+        """End the spare; no trainer runs, so what was left in `tmp` is nobody's."""
         if self._spare:
             self._spare.kill()
             self._spare = None
+        if self._program.tmp is not None:
+            empty(self._program.tmp)

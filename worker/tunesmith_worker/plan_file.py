@@ -23,7 +23,15 @@ class PlanFile:
         self.choices = Choices(self._earlier(), tell=self._tell)
 
     def write(self) -> None:
-        write_json(self._path, Plan(made_for=self._made_for, choices=self.choices.made))
+        write_json(self._path, self._plan)
+
+    def text(self) -> str:
+        """plan.json as it would be written now."""
+        return self._plan.model_dump_json(indent=1)
+
+    @property
+    def _plan(self) -> Plan:
+        return Plan(made_for=self._made_for, choices=self.choices.made)
 
     def _earlier(self) -> Plan | None:
         if not self._path.exists():

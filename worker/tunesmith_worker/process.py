@@ -81,7 +81,13 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
     # With several cards in sight the Trainer would spread each batch over all of them, and batch
     # size and number of epochs would no longer mean what the recipe says: one worker, one card.
-    env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env["CUDA_VISIBLE_DEVICES"] = trainers_card(env)
+
+
+def trainers_card(env: Mapping[str, str] | None = None) -> str:
+    """The one card that trainers see, as CUDA names it; of this process's environment if None."""
+    env = os.environ if env is None else env
+    return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,16 @@ from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
 
 from .compare import compare_stock
 from .control import StopControl
-from .errors import EXIT_DISK_FULL, RunError, failure_of, is_disk_full, naming_batch_size, say
+from .errors import (
+    EXIT_DISK_FULL,
+    EXIT_READ_ONLY,
+    RunError,
+    failure_of,
+    is_disk_full,
+    is_read_only,
+    naming_batch_size,
+    say,
+)
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
 from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
@@ -36,6 +45,7 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .report.settings import training_settings
+from .resume import begin_anew_after_success, check_steps_left, find_resume_point, forget_all
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -65,16 +75,20 @@ def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: N
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
-        result = RunResult(outcome="failed", error=failure_of(error))
+        result = RunResult(outcome="failed", error=failure_of(error, run.root))
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
     recorder.end(result.outcome)
     try:
         write_json(run.result, result)
     except OSError as error:
-        if not is_disk_full(error):
-            raise
-        return EXIT_DISK_FULL
+        if is_disk_full(error):
+            return EXIT_DISK_FULL
+        if is_read_only(error, run.root):
+            return EXIT_READ_ONLY
+        raise
+    if result.outcome == "succeeded":
+        forget_all(run)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -87,10 +101,12 @@ def train(
     waited: Waited | None,
 ) -> RunResult:
     spec = read_spec(run.root)
+    begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     _tell_spawn(events, waited)
+    point = find_resume_point(run, spec, events)
     plan = PlanFile(run, spec, events)
     choices = plan.choices
 
@@ -101,14 +117,19 @@ def train(
 
         from .adapter_size import settle_size
         from .adapters import adapter_dtype, attach_lora, check_saving, save_trained
+        from .best_weights import BestWeights
         from .callbacks import RunCallback
+        from .checkpoints.light import LightCheckpoints
+        from .checkpoints.saver import ResumePoints
         from .data.prepare import prepare
+        from .early_stopping import EarlyStopping
         from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
         from .model import find_device, load_base
         from .optimizers.choose import described, optimizer_for, rounded_weights
         from .optimizers.lost_updates import LostUpdatesCallback
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
+        from .self_check import Subject, Tripwires, self_check
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -150,6 +171,7 @@ def train(
         has_validation=valid_set is not None,
         choices=choices,
     )
+    check_steps_left(point, train_plan.total_steps)
     token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
     if not full:
         settle_size(model, adapter_dtype(recipe), choices)
@@ -180,6 +202,10 @@ def train(
                 with_tokenizer=bool(new_tokens.ids),
             )
 
+    def save_best(folder: Path) -> Saved | None:
+        with recorder.clock.during(PhaseName.CHECKPOINTING):
+            return save(folder)
+
     def save_checkpoint(step: int) -> None:
         folder = run.checkpoint(step)
         save(folder)
@@ -192,6 +218,12 @@ def train(
                 "metrics": dict(callback.checkpoint_metrics()),
             },
         )
+        light.add(step, callback.metrics.get("valid_loss"))
+
+    def save_due(step: int) -> None:
+        if callback.checkpoint_due(step):
+            save_checkpoint(step)
+        resume_points.save(trainer)
 
     with adapter_dtype_kept(model):
         trainer = SFTTrainer(
@@ -200,7 +232,7 @@ def train(
             train_dataset=train_set,
             eval_dataset=valid_set,
             processing_class=base.tokenizer,
-            save=save_checkpoint,
+            save=save_due,
             layouts=layouts,
             embedding_rate=token_rate,
             optimizer_cls_and_kwargs=optimizer_for(
@@ -210,6 +242,7 @@ def train(
                 seed=spec.seed,
             ),
         )
+    trainer.name_row = data.row_numbers
     if full and load_plan.precision != "fp32":
         trainer.add_callback(LostUpdatesCallback(events))
     callback = RunCallback(
@@ -217,9 +250,20 @@ def train(
         control,
         save_steps=train_plan.save_steps,
         trained_tokens=lambda: trainer.trained_tokens,
+        input_tokens=lambda: trainer.input_tokens,
         live=recorder.live,
     )
+    stopping = EarlyStopping(
+        recipe, BestWeights(run.checkpoints, save_best), events, lambda: callback.metrics
+    )
+    trainer.add_callback(stopping)  # first: its saving is not to count as training
     trainer.add_callback(callback)
+    if recipe.self_check:
+        trainer.add_callback(Tripwires(trainer, events))
+    resume_points = ResumePoints(run, spec, events, plan, layouts, control)
+    light = LightCheckpoints(run, recipe)
+    trainer.add_callback(light)
+    trainer.add_callback(resume_points)
     trainer.remove_callback(transformers.PrinterCallback)
     patched = patch(model, patches) if patches else None
     events.message(
@@ -241,8 +285,28 @@ def train(
         )
         memory.settle()
         plan.write()
+    self_check(
+        Subject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            layouts=layouts,
+            memory=memory,
+            recipe=recipe,
+            load_plan=load_plan,
+            data_plan=data_plan,
+            train_plan=train_plan,
+            training=training,
+            training_file=run.root / spec.training_file,
+            folder=run.root,
+        ),
+        events,
+    )
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    if point is not None:
+        before = trainer.go_on_from(point.folder, forked=spec.forked)
+        layouts.resume(before.layouts, point.step)
 
     settings = training_settings(
         load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
@@ -257,13 +321,13 @@ def train(
     )
     with events.phase("train"):
         control.training_begins()
-        with naming_batch_size(train_plan.per_device_train_batch_size):
+        with naming_batch_size(train_plan.per_device_train_batch_size), resume_points.writing():
             trainer.train()
-        layouts.training_ended()
+            trainer.guard.check()
         recorder.training_ended()
     memory.report()
-    steps, finished = trainer.state.global_step, trainer.state.global_step >= train_plan.total_steps
-    if not finished:
+    steps = trainer.state.global_step
+    if steps < train_plan.total_steps and not (stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -271,15 +335,16 @@ def train(
             metrics=callback.metrics,
         )
 
+    layouts.training_ended()
     with events.phase("save"):
-        saved = save(run.adapter)
+        step, saved = stopping.result(run.adapter, steps, save)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
         kind="full" if full else "lora",
         directory=run.relative(run.adapter),
-        step=steps,
+        step=step,
         trained_tokens=trainer.trained_tokens,
         metrics=callback.metrics,
     )

@@ -26,6 +26,8 @@ from .folders import file_hash
 from .settings import WorkerSettings
 
 _PIECE = 1024 * 1024
+_ASK_FIRST = 64 * 1024
+"""Bytes from which on it is worth asking whether the server has the content already."""
 
 
 class ServerUnreachable(Exception):
@@ -34,6 +36,10 @@ class ServerUnreachable(Exception):
 
 class ServerFault(ServerUnreachable):
     """The server answered that it could not (5xx). Asking for ever does not help."""
+
+    def __init__(self, said: str, code: str | None = None) -> None:
+        super().__init__(said)
+        self.code = code
 
 
 class FencedOut(Exception):
@@ -87,8 +93,12 @@ class ServerApi:
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        """Store a file by its hash; damaged transfers are refused by the server."""
+        """Store a file by its hash, if it is not there; damaged transfers are refused by the
+        server."""
         sha256 = file_hash(path)
+        stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
+        if stored.bytes >= _ASK_FIRST and self._is_stored(job_id, fence, sha256):
+            return stored
         with path.open("rb") as content:
             self._send(
                 "PUT",
@@ -97,7 +107,11 @@ class ServerApi:
                 content=iter(lambda: content.read(_PIECE), b""),
                 timeout=httpx.Timeout(10.0, read=600.0, write=600.0),
             )
-        return StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
+        return stored
+
+    def _is_stored(self, job_id: str, fence: int, sha256: str) -> bool:
+        reply = self._send("GET", f"/jobs/{job_id}/blobs/{sha256}", params={"fence": fence})
+        return bool(reply.json()["stored"])
 
     def file(self, file_id: str) -> FileObject:
         return FileObject.model_validate_json(self._send("GET", f"/files/{file_id}").content)
@@ -109,6 +123,10 @@ class ServerApi:
     def fetch_base_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
         """One file of the tuned model that a job starts from, verified."""
         self._fetch(f"/jobs/{job_id}/base/{file.name}", {"fence": fence}, file.sha256, target)
+
+    def fetch_resume_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
+        """One file of a resume point, verified."""
+        self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
 
     def begin_reading(self, file_id: str) -> FileObject:
         """Say that the reading begins: a file that ends every worker is not read for ever."""
@@ -160,5 +178,5 @@ def _check(reply: httpx.Response) -> None:
     if reply.status_code in (408, 429, 503, 507):  # busy, or full until somebody frees space
         raise ServerUnreachable(said)
     if reply.status_code >= 500:
-        raise ServerFault(said)
+        raise ServerFault(said, error["code"])
     raise ServerRefused(said)

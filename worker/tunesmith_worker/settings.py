@@ -53,6 +53,9 @@ class WorkerSettings(BaseSettings):
     """Keep one trainer process that has imported everything, so that the next job starts 3-5 s
     sooner. While the worker is idle it holds 350 MB that are its own (540 MB RSS); beside a job
     there is none. `false` on hosts where that is much."""
+    release_seconds: float = Field(default=30.0, ge=0.0)
+    """How long a trainer that is told to go, by SIGTERM or a drain, may take to finish its step,
+    save a resume point and have it stored, before it is killed and the job goes back as it is."""
     hello_file: Path | None = None
     """A file whose time says when the server last answered this worker: a container's health."""
 
@@ -84,6 +87,19 @@ class WorkerSettings(BaseSettings):
     def token_cache(self) -> Path:
         """Where trainers keep tokenised files for the next run."""
         return self.data_dir / "cache" / "tokens"
+
+    @property
+    def workers(self) -> Path:
+        """Where workers of this data directory show that they live."""
+        return self.data_dir / "workers"
+
+    @property
+    def claims(self) -> Path:
+        """Where they note what they hold."""
+        return self.data_dir / "claims"
+
+    def run_dir(self, job_id: str, attempt: int) -> Path:
+        return self.data_dir / "runs" / job_id / f"attempt-{attempt}"
 
     @property
     def compile_cache(self) -> Path:

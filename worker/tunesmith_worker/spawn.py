@@ -26,17 +26,22 @@ class TrainerProgram:
     """Where they keep tokenised files; None: nowhere."""
     compile_cache: Path | None = None
     """Where torch and triton keep what they compiled; None: where they do by themselves."""
+    tmp: Path | None = None
+    """Their folder for temporary files, emptied between two; None: everybody's."""
 
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
     ) -> subprocess.Popen[bytes]:
         """`argument` is a run directory, or what makes it a spare. Call it from the main thread:
         the death signal follows the thread that spawned."""
+        env = trainer_environment(self.token_cache, self.compile_cache)
+        if self.tmp is not None:
+            env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(
             # -P: the working directory, which a spare cannot know yet, is nowhere to import from.
             [self.python, "-P", "-m", "tunesmith_worker.run", argument],
             cwd=cwd,
-            env=trainer_environment(self.token_cache, self.compile_cache),
+            env=env,
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -52,6 +57,7 @@ def trainer_environment(
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
+    env["PYTHONFAULTHANDLER"] = "1"  # a crash of a library shows its Python frames
     if compile_cache is not None:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
         env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))

@@ -11,18 +11,22 @@ from collections.abc import Callable
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 
-from .errors import disk_full, is_disk_full
-from .held_job import Cancelled, HeldJob, Released
+from .claim_record import ClaimRecord
+from .device_guard import DeviceGuard
+from .errors import RunError, disk_full, is_disk_full, is_read_only, storage_read_only
+from .held_job import HeldJob
 from .launcher import Launcher
-from .server_api import FencedOut, ServerApi, ServerRefused
+from .leftovers import end_processes
+from .orders import Cancelled, Released
+from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused
 from .settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 CANCEL_GRACE_SECONDS = 2.0
 """A cancelled trainer saves nothing, so it needs no longer."""
-RELEASE_GRACE_SECONDS = 8.0
-"""A trainer asked to go may finish its step and write a checkpoint."""
+LEFTOVER_SECONDS = 2.0
+"""For what a trainer had started to end, once it is killed. The guard waits for longer."""
 
 
 def supervise(
@@ -31,14 +35,22 @@ def supervise(
     worker_id: str,
     stopping: Callable[[], bool],
     launcher: Launcher,
+    at_once: Callable[[], bool] = lambda: False,
+    guard: DeviceGuard | None = None,
 ) -> bool:
-    """Claim one job and see it through; False when there was none."""
+    """Claim one job and see it through; False when there was none, or the device is not fit."""
+    if guard is not None and not guard.is_clean():
+        return False
     asked = time.perf_counter()
     claim = api.claim(worker_id)
     if claim is None:
         return False
+    if guard is not None:
+        guard.taken()
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
-    job = HeldJob(settings, api, worker_id, claim, stopping, launcher)
+    record = ClaimRecord(settings, worker_id, claim)
+    job = HeldJob(settings, api, worker_id, claim, stopping, launcher, at_once)
+    run_dir, told = settings.run_dir(claim.job_id, claim.attempt), False
     try:
         try:
             job.prepare(claim_seconds=time.perf_counter() - asked)
@@ -48,37 +60,53 @@ def supervise(
             job.stop_trainer(CANCEL_GRACE_SECONDS, cancel=True)
             outcome = Outcome(state="cancelled")
         except Released:
-            outcome = job.leave(RELEASE_GRACE_SECONDS)
-        job.finish(outcome)
+            outcome = job.leave(settings.release_seconds)
+        record.ends(outcome)
+        told = job.finish(outcome)
     except FencedOut as error:
         log.warning("lost the lease: %s", error)
+        told = True
     except Exception as error:  # whatever it is, the user must learn that the job is not running
         log.exception("supervising %s failed", claim.job_id)
-        _fail(job, error)
+        outcome = Outcome(state="failed", error=_failure_of(error, settings))
+        record.ends(outcome)
+        told = _fail(job, error, outcome)
     finally:
         job.close()
-        if not stopping():
+        end_processes(run_dir, job.trainer_pid, LEFTOVER_SECONDS)
+        if guard is not None:
+            guard.watches(run_dir, job.trainer_pid)
+        record.close(told=told)
+        if stopping():
+            launcher.close()
+        else:
             launcher.keep_spare()
     return True
 
 
-def _fail(job: HeldJob, error: Exception) -> None:
-    outcome = Outcome(state="failed", error=_failure_of(error))
+def _fail(job: HeldJob, error: Exception, outcome: Outcome) -> bool:
+    """Whether the server was told."""
     try:
         job.stop_trainer(0.0, cancel=False)
         if isinstance(error, ServerRefused):
             job.forget_events()  # what the server refused once it would refuse again
-        job.finish(outcome)
-    except (ServerRefused, OSError):  # nothing more can be said: the lease will lapse
+        return job.finish(outcome)
+    except (ServerRefused, OSError):  # events stay, and the reason for the log
         log.exception("the failure could not be reported either")
+        return False  # the watchman may say it without the rest
 
 
-def _failure_of(error: Exception) -> JobFailure:
+def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
+    if isinstance(error, RunError):
+        return error.failure
     if is_disk_full(error):
         return disk_full(str(error))
+    if is_read_only(error, settings.data_dir):
+        return storage_read_only(str(error))
+    refused = isinstance(error, ServerFault) and error.code == ErrorCode.STORAGE_READ_ONLY
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
-        code=ErrorCode.INTERNAL,
+        code=ErrorCode.STORAGE_READ_ONLY if refused else ErrorCode.INTERNAL,
         message=f"the worker could not run the job: {type(error).__name__}: {error}"[:4000],
-        hint="see the worker's log",
+        hint="the server's log says why its storage refuses" if refused else "see the worker's log",
     )

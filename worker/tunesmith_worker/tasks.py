@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from celery import Celery
@@ -14,9 +13,11 @@ from tunesmith_schema import FileValidation
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 
 from .data.check import check_upload
+from .device_guard import DeviceGuard
 from .launcher import Launcher
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
+from .stopping import Stopping
 from .supervise import supervise
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,9 @@ def register(
     app: Celery,
     settings: WorkerSettings,
     worker_id: str,
-    stopping: Callable[[], bool],
+    stopping: Stopping,
     launcher: Launcher,
+    guard: DeviceGuard,
 ) -> None:
     """Give `app` the tasks, bound to this worker."""
 
@@ -38,7 +40,9 @@ def register(
         # Whatever job the message speaks of: the server hands out the best one, until none waits.
         with ServerApi(settings) as api:
             try:
-                while not stopping() and supervise(settings, api, worker_id, stopping, launcher):
+                while not stopping() and supervise(
+                    settings, api, worker_id, stopping, launcher, stopping.at_once, guard
+                ):
                     pass
             except ServerUnreachable as error:
                 log.warning("nothing claimed: %s", error)  # the next hello wakes us again

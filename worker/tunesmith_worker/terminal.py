@@ -43,7 +43,7 @@ class Terminal:
         """How it went. Why a run failed is told elsewhere."""
         if result.outcome == "failed":
             return
-        said = [f"{result.outcome}: {result.step} steps"]
+        said = [f"{result.outcome} at step {result.step}"]
         if (loss := result.metrics.get("train_loss")) is not None:
             said.append(f"loss {loss:.4f}")
         if result.directory is not None:

@@ -10,9 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
+from tunesmith_schema import JobFailure
 
-from .errors import EXIT_DISK_FULL, disk_full
+from .endings import Witness, why_it_ended
+from .host_memory import HostMemory
 from .spare import SpareTrainer
 from .spawn import TrainerProgram
 
@@ -22,16 +23,22 @@ TAKE_SECONDS = 5.0
 """A spare that is ready takes a run in 0.05 s."""
 IMPORT_SECONDS = 30.0
 """One that still imports needs no longer than a fresh trainer would from here."""
-_TAIL_BYTES = 1500
+LOOK_SECONDS = 1.0
+"""Between two looks at the memory that it holds."""
 
 
 class TrainerProcess:
     def __init__(
-        self, run_dir: Path, program: TrainerProgram, spare: SpareTrainer | None = None
+        self,
+        run_dir: Path,
+        program: TrainerProgram,
+        spare: SpareTrainer | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         """The run goes to `spare`, and to a fresh process when that does not take it."""
         self._run_dir, self._program, self._spare = run_dir, program, spare
         self._log = run_dir / "trainer.log"
+        self._witness, self._next_look = Witness(host or HostMemory()), 0.0
         self._paused = self._ending = False
         self._paused_at = 0.0
         self.paused_seconds = 0.0
@@ -51,12 +58,19 @@ class TrainerProcess:
         """Exit status, negative for a signal; None while it runs."""
         if self._spare is not None:
             self._look_at(self._spare)
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            self._witness.look(self._process.pid)
         return self._process.poll()
 
     def ask_to_stop(self) -> None:
         self._ending = True
         self.resume()
         self._signal(signal.SIGTERM)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
 
     def pause(self) -> None:
         if not self._paused:
@@ -81,27 +95,8 @@ class TrainerProcess:
             self._spare = None
 
     def why_it_ended(self) -> JobFailure:
-        """For a trainer that left no result: its status and the end of its log."""
-        status = self._process.poll()
-        tail = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-        if status == -signal.SIGKILL:
-            return JobFailure(
-                category=ErrorCategory.OUT_OF_MEMORY,
-                code=ErrorCode.OUT_OF_MEMORY,
-                message="the trainer was killed (SIGKILL), most likely by the kernel's "
-                "out-of-memory killer",
-                hint="lower per_device_train_batch_size or max_seq_length; "
-                "`dmesg` on the worker's host has the kernel's word",
-            )
-        if status == EXIT_DISK_FULL:
-            return disk_full(f"nothing more could be written to {self._log.parent}")
-        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        return JobFailure(
-            category=ErrorCategory.INFRASTRUCTURE,
-            code=ErrorCode.TRAINER_CRASHED,
-            message=f"the trainer ended with {how} and left no result; its log ends:\n{tail}",
-            hint=f"the whole log is {self._log} on the worker's host",
-        )
+        """For a trainer that left no result: its status, its log, the kernel's counters."""
+        return why_it_ended(self._process.poll(), self._log, self._witness.evidence())
 
     def _look_at(self, spare: SpareTrainer) -> None:
         """Whether it has taken the run; a fresh process does when it cannot or does not."""

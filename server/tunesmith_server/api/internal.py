@@ -23,8 +23,8 @@ from tunesmith_schema import (
 
 from ..deps import ReaderDep, SessionDep, StateDep, WorkerRoute
 from ..errors import BadRequest
-from ..services import adapters, files, jobs, leases, workers
-from ..storage import hash_of
+from ..services import adapters, files, jobs, leases, resume_points, workers
+from ..storage import BLOB_GRACE, hash_of
 from .files import send_blob
 
 router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)
@@ -81,6 +81,33 @@ async def put_blob(
             )  # fmt: skip
         await run_in_threadpool(state.storage.put, spool, sha256)
     return StoredFile(name="blob", bytes=size, sha256=sha256)
+
+
+@router.get("/jobs/{job_id}/blobs/{sha256}")
+def is_stored(
+    state: StateDep,
+    session: ReaderDep,
+    job_id: str,
+    sha256: Sha256,
+    fence: Annotated[int, Query(ge=1)],
+) -> dict[str, bool]:
+    """Whether that content need not be sent: it is here, and will not be swept before long."""
+    leases.check_fence(session, job_id, fence)
+    return {"stored": state.storage.has_fresh(sha256, BLOB_GRACE / 2)}
+
+
+@router.get("/jobs/{job_id}/resume/{sha256}")
+def resume_file(
+    state: StateDep,
+    session: ReaderDep,
+    job_id: str,
+    sha256: Sha256,
+    fence: Annotated[int, Query(ge=1)],
+) -> Response:
+    """One file of a resume point that the claim named."""
+    job = leases.check_fence(session, job_id, fence)
+    file = resume_points.find_file(session, job, sha256)
+    return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
 
 
 @router.get("/jobs/{job_id}/base/{name}")

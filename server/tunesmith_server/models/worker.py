@@ -18,5 +18,7 @@ class WorkerRow(Base):
     version: Mapped[str] = mapped_column(String(32))
     models: Mapped[list[str]] = mapped_column(JSON)
     """Base models its host has."""
+    not_ready: Mapped[str | None] = mapped_column(String(500))
+    """Why it takes no job; null: it does."""
     last_seen: Mapped[float] = mapped_column(Double)
     """By the database's clock."""

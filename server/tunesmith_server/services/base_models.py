@@ -91,10 +91,12 @@ def _unknown(name: str, known: list[str], looked_at: list[Path]) -> BadRequest:
 
 def why_it_waits(base: BaseChoice) -> str | None:
     """A warning when no worker that is up could serve a job on `base`."""
-    if not base.on_no_worker:
-        return None
+    return no_worker_has(base.name) if base.on_no_worker else None
+
+
+def no_worker_has(name: str) -> str:
     return (
-        f"no train worker that is up has the base model {base.name!r}, so the job waits: start one "
+        f"no train worker that is up has the base model {name!r}, so the job waits: start one "
         "whose TUNESMITH_MODEL_DIRS has that folder"
     )
 

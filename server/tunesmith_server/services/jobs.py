@@ -1,19 +1,17 @@
 """Job state: the one place that writes it.
 
 `move` is the only way a job changes state: a conditional UPDATE along the table of legal
-transitions, logged as an event in the same transaction. Leases build on it in leases.py.
+transitions, logged as an event in the same transaction. On it build leases.py (workers' doings),
+job_control.py (what users ask of a job), job_create.py and job_fork.py (how jobs come to be).
 """
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import time
 from typing import Any
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, exists, func, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -24,7 +22,6 @@ from tunesmith_schema import (
     EventKind,
     Hyperparameters,
     Job,
-    JobCreate,
     JobError,
     JobFailure,
     JobState,
@@ -34,16 +31,14 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.queue import TRAIN_TASK
 
-from ..database import new_id
-from ..errors import BadRequest, Conflict, NotFound, Unavailable
-from ..models import FileRow, IdempotencyRow, JobRow
+from ..errors import NotFound
+from ..models import FileRow, JobRow
 from ..queue import WakeUps
-from ..settings import Settings
-from . import base_models, events, files
+from . import events
 from .paging import Order, fetch_page, unknown_cursor
 
-REPLAY_SECONDS = 300.0
-"""A client's automatic retry of a create (no key, same body) is recognised for this long."""
+HELD = (JobState.RUNNING, JobState.PAUSING)
+"""A worker has the lease."""
 
 
 def move(
@@ -108,114 +103,7 @@ def fail(
     )
 
 
-def create(
-    session: Session,
-    settings: Settings,
-    wake_ups: WakeUps,
-    body: JobCreate,
-    *,
-    owner: str,
-    idempotency_key: str | None = None,
-    is_retry: bool = False,
-) -> tuple[Job, bool]:
-    """Make a job, or find the one this request already made; also whether it is that one."""
-    digest = hashlib.sha256(body.model_dump_json().encode()).hexdigest()
-    if earlier := _made_before(session, owner, digest, idempotency_key, is_retry):
-        return to_wire(earlier), True
-    base = base_models.choose(session, settings, body.model)
-    row_files = [_usable_file(session, body.training_file, "training_file")]
-    if body.validation_file:
-        row_files.append(_usable_file(session, body.validation_file, "validation_file"))
-    now = time.time()
-    job = JobRow(
-        id=new_id("ftjob"),
-        state=JobState.VALIDATING_FILES,
-        created_at=now,
-        owner=owner,
-        body_sha256=digest,
-        model=base.name,
-        base_adapter_id=base.adapter_id,
-        training_file=body.training_file,
-        validation_file=body.validation_file,
-        suffix=body.suffix,
-        seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
-        labels=body.metadata,
-        recipe=body.recipe.model_dump(mode="json"),
-        hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
-        method=body.method.model_dump(mode="json") if body.method else None,
-        last_seq=0,
-    )
-    session.add(job)
-    session.flush()
-    if idempotency_key:
-        session.add(
-            IdempotencyRow(
-                owner=owner, key=idempotency_key, body_sha256=digest, job_id=job.id, created_at=now
-            )
-        )
-    events.add(session, job, f"created: {base.name} on {row_files[0].filename}")
-    if warning := base_models.why_it_waits(base):
-        events.add(session, job, warning, level="warn")
-    try:
-        session.flush()
-    except IntegrityError as error:  # the same key in another transaction (PostgreSQL only)
-        raise Unavailable(
-            ErrorCode.UNAVAILABLE,
-            f"a request with Idempotency-Key {idempotency_key!r} is being served right now",
-            hint="send it again: the answer is the job that the other one made",
-        ) from error
-    queue_if_validated(session, wake_ups, job, row_files)
-    return to_wire(job), False
-
-
-def _made_before(
-    session: Session, owner: str, digest: str, key: str | None, is_retry: bool
-) -> JobRow | None:
-    if key:
-        known = session.get(IdempotencyRow, (owner, key))
-        if known is None:
-            return None
-        if known.body_sha256 != digest:
-            raise Conflict(
-                ErrorCode.IDEMPOTENCY_CONFLICT,
-                f"Idempotency-Key {key!r} was used for a different request (job {known.job_id})",
-                hint="use a new key for a new job",
-            )
-        return session.get(JobRow, known.job_id)
-    if not is_retry:
-        return None
-    return session.scalar(
-        select(JobRow)
-        .where(
-            JobRow.owner == owner,
-            JobRow.body_sha256 == digest,
-            JobRow.created_at > time.time() - REPLAY_SECONDS,
-        )
-        .order_by(JobRow.created_at.desc())
-        .limit(1)
-    )
-
-
-def _usable_file(session: Session, file_id: str, param: str) -> FileRow:
-    row = files.retrieve(session, file_id, param=param, lock={"read": True})
-    if row.purpose != "fine-tune":
-        raise BadRequest(
-            ErrorCode.INVALID_REQUEST,
-            f"{param}: file {file_id!r} was uploaded for {row.purpose!r}",
-            param=param,
-            hint="upload it with purpose 'fine-tune'",
-        )
-    if row.status == "error":
-        raise BadRequest(
-            _invalid_file_code(param),
-            f"{param}: {row.filename} cannot be trained on: {row.status_details}",
-            param=param,
-            hint=f"GET /v1/files/{file_id} lists the bad rows under validation.problems",
-        )
-    return row
-
-
-def _invalid_file_code(param: str) -> ErrorCode:
+def invalid_file_code(param: str) -> ErrorCode:
     training = param == "training_file"
     return ErrorCode.INVALID_TRAINING_FILE if training else ErrorCode.INVALID_VALIDATION_FILE
 
@@ -228,7 +116,7 @@ def queue_if_validated(
         if file.status == "error":
             failure = JobFailure(
                 category=ErrorCategory.DATA,
-                code=_invalid_file_code(param),
+                code=invalid_file_code(param),
                 message=f"{file.filename} cannot be trained on: {file.status_details}"[:4000],
                 hint="mend the rows and upload the file again",
                 param=param,
@@ -250,9 +138,11 @@ def enqueue(
     level: str = "info",
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """Move a job to `queued` and wake a worker after the commit."""
+    """Move a job to `queued` and wake a worker after the commit. A job that a worker has had goes
+    through `job_control.let_go`."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
+    columns |= {"not_before": None}
     job = move(
         session, job_id, JobState.QUEUED, message, fence=fence, level=level,
         values=columns | (values or {}),
@@ -284,6 +174,15 @@ def retrieve(session: Session, job_id: str) -> JobRow:
             hint="GET /v1/fine_tuning/jobs lists them",
         )  # fmt: skip
     return job
+
+
+def lock(session: Session, job_id: str) -> JobRow:
+    """The job as it is now, and nobody changes it before this transaction ends."""
+    job = session.scalar(
+        select(JobRow).where(JobRow.id == job_id).with_for_update(),
+        execution_options={"populate_existing": True},
+    )
+    return job or retrieve(session, job_id)
 
 
 def list_jobs(
@@ -325,36 +224,6 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
     return exists().where(pair.c.key == key, pair.c.value == value)
 
 
-def cancel(session: Session, job_id: str) -> Job:
-    """Cancel at once where no worker holds the job; else ask its worker, which obeys within 5 s."""
-    idle = {JobState.VALIDATING_FILES, JobState.QUEUED, JobState.PAUSED}
-    for _ in range(2):  # on PostgreSQL a job may change sides between the two statements
-        job = move(session, job_id, JobState.CANCELLED, "cancelled", only_from=idle)
-        if job is not None:
-            return to_wire(job)
-        asked = session.scalar(
-            update(JobRow)
-            .where(
-                JobRow.id == job_id,
-                JobRow.state.in_((JobState.RUNNING, JobState.PAUSING)),
-                JobRow.cancel_requested.is_(False),
-            )
-            .values(cancel_requested=True)
-            .returning(JobRow),
-            execution_options={"populate_existing": True, "synchronize_session": False},
-        )
-        if asked is not None:
-            events.add(session, asked, "cancel requested")
-            return to_wire(asked)
-    known = retrieve(session, job_id)
-    if JobState(known.state) in TERMINAL and known.state != JobState.CANCELLED:
-        raise BadRequest(
-            ErrorCode.NOT_CANCELLABLE, f"job {job_id!r} has already {known.state}",
-            hint="only a job that has not ended can be cancelled",
-        )  # fmt: skip
-    return to_wire(known)
-
-
 def to_wire(row: JobRow) -> Job:
     hyperparameters = Hyperparameters.model_validate(row.hyperparameters)
     state = JobState(row.state)
@@ -387,4 +256,8 @@ def to_wire(row: JobRow) -> Job:
         step=row.step or 0,
         total_steps=row.total_steps,
         cancel_requested=bool(row.cancel_requested),
+        stop_requested=bool(row.stop_requested),
+        forked_from=row.forked_from,
+        forked_step=row.forked_step,
+        retry_of=row.retry_of,
     )

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import (
     Claim,
     ClaimedFile,
-    Control,
     ErrorCategory,
     ErrorCode,
     EventKind,
@@ -36,16 +35,26 @@ from ..models import AdapterRow, FileRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
 from ..storage import Storage
-from . import adapters, base_models, events, jobs, reports, workers
-
-HELD = (JobState.RUNNING, JobState.PAUSING)
+from . import (
+    adapters,
+    attempts,
+    base_models,
+    checkpoint_retention,
+    events,
+    job_control,
+    jobs,
+    reports,
+    resume_points,
+    workers,
+)
+from .jobs import HELD
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     """Lease the oldest queued job that the worker can serve; None when there is none."""
     best = (
         select(JobRow.id)
-        .where(JobRow.state == JobState.QUEUED, workers.can_serve(session, worker_id))
+        .where(workers.may_start(), workers.can_serve(session, worker_id))
         .order_by(JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -56,6 +65,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         best,
         JobState.RUNNING,
         f"claimed by {worker_id}",
+        only_from={JobState.QUEUED},
         data={"worker_id": worker_id},
         values={
             "lease_owner": worker_id,
@@ -63,17 +73,16 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
             "fence": JobRow.fence + 1,
             "attempt": JobRow.attempt + 1,
             "source_seq": 0,
-            "step": 0,
             "phase": "claim",
         },
     )
     if job is None:
         return None
-    events.forget_steps_after(session, job.id, 0)  # exact resume comes with full checkpoints
     base = session.get(AdapterRow, job.base_adapter_id) if job.base_adapter_id else None
     training = session.get(FileRow, job.training_file)
     validation = session.get(FileRow, job.validation_file) if job.validation_file else None
     assert training is not None, "a file in use cannot be deleted"
+    points, forked = resume_points.of_claim(session, job)
     return Claim(
         job_id=job.id,
         attempt=job.attempt,
@@ -87,6 +96,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         recipe=Recipe.model_validate(job.recipe),
         hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
         seed=job.seed,
+        step=job.step,
+        resume_points=points,
+        forked=forked,
     )
 
 
@@ -155,7 +167,7 @@ def report(
 
 def _reply(settings: Settings, job: JobRow) -> ReportReply:
     return ReportReply(
-        control=Control.CANCEL if job.cancel_requested else Control.CONTINUE,
+        control=job_control.order(job),
         accepted_seq=job.source_seq,
         lease_seconds=settings.lease_seconds,
     )
@@ -178,7 +190,12 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
             files=event.files,
         )
+        checkpoint_retention.drop_beyond_limit(session, job)
         data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
+    if event.kind is EventKind.RESUME_POINT:
+        resume_points.record(session, job, event)
+    if event.kind is EventKind.RESUMED:
+        resume_points.resumed(session, job, event)
     events.add(
         session,
         job,
@@ -199,10 +216,7 @@ def _finish(
 ) -> None:
     fence = job.fence
     if outcome.state == "released":
-        if job.cancel_requested:
-            jobs.move(session, job.id, JobState.CANCELLED, "cancelled", fence=fence)
-            return
-        jobs.enqueue(session, wake_ups, job.id, "released by its worker: queued again", fence=fence)
+        job_control.let_go(session, wake_ups, job, "released by its worker")
     elif outcome.state == "cancelled":
         jobs.move(session, job.id, JobState.CANCELLED, "cancelled while training", fence=fence)
     elif outcome.state == "failed":
@@ -211,7 +225,7 @@ def _finish(
             code=ErrorCode.TRAINER_CRASHED,
             message="the worker gave no reason",
         )
-        jobs.fail(session, job.id, failure, fence=fence)
+        attempts.end_badly(session, settings, job, failure)
     else:
         name = _tuned_name(settings, job)
         adapter = adapters.record(
@@ -239,7 +253,7 @@ def _finish(
         )
 
 
-def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -> int:
+def take_back_expired(session: Session, settings: Settings) -> int:
     """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
     expired = session.scalars(
         select(JobRow)
@@ -248,30 +262,13 @@ def take_back_expired(session: Session, settings: Settings, wake_ups: WakeUps) -
     )
     taken = 0
     for job in list(expired):
-        silent = f"worker {job.lease_owner} went silent in attempt {job.attempt}"
+        failure = JobFailure(
+            category=ErrorCategory.INFRASTRUCTURE,
+            code=ErrorCode.WORKER_LOST,
+            message=f"worker {job.lease_owner} went silent in attempt {job.attempt}",
+            hint="look at the workers' logs: does the job exhaust the host's memory?",
+        )
         # A new fence: a final report that comes after all is refused, not taken for a repetition.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
-        if job.cancel_requested:
-            moved = jobs.move(
-                session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence, values=fenced
-            )
-        elif job.losses + 1 >= settings.max_losses:
-            failure = JobFailure(
-                category=ErrorCategory.INFRASTRUCTURE,
-                code=ErrorCode.WORKER_LOST,
-                message=f"{silent}; {job.losses + 1} workers were lost with this job",
-                hint="look at the workers' logs: does the job exhaust the host's memory?",
-            )
-            moved = jobs.fail(session, job.id, failure, fence=job.fence, values=fenced)
-        else:
-            moved = jobs.enqueue(
-                session,
-                wake_ups,
-                job.id,
-                f"{silent}: queued again",
-                fence=job.fence,
-                level="warn",
-                values={"losses": job.losses + 1, **fenced},
-            )
-        taken += moved is not None
+        taken += attempts.end_badly(session, settings, job, failure, fenced) is not None
     return taken

@@ -7,10 +7,11 @@ import time
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, JobState, RunReport
+from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, RunReport
 
 from ..errors import NotFound
 from ..models import JobRow, ReportRow
+from .jobs import HELD
 
 
 def store(session: Session, job: JobRow, report: RunReport) -> None:
@@ -39,7 +40,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
         {
             **row.content,
             "job_id": job.id,
-            "live": job.state == JobState.RUNNING and row.attempt == job.attempt,
+            "live": job.state in HELD and row.attempt == job.attempt,
             "updated_at": int(row.updated_at),
             "earlier_attempts": [_summary(other) for other in rows if other.attempt < row.attempt],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
@@ -18,10 +18,14 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     now = session.execute(select(epoch_now())).scalar_one()
     session.merge(WorkerRow(**body.model_dump(), last_seen=now))
     session.flush()
-    waiting = select(JobRow.id).where(
-        JobRow.state == JobState.QUEUED, can_serve(session, body.worker_id)
-    )
+    waiting = select(JobRow.id).where(may_start(), can_serve(session, body.worker_id))
     return WorkerWelcome(jobs_waiting=session.scalar(waiting.limit(1)) is not None)
+
+
+def may_start() -> ColumnElement[bool]:
+    """Whether a job waits for a worker and not for the end of its back-off."""
+    in_time = or_(JobRow.not_before.is_(None), JobRow.not_before <= epoch_now())
+    return and_(JobRow.state == JobState.QUEUED, in_time)
 
 
 def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
@@ -40,10 +44,20 @@ def goodbye(session: Session, worker_id: str) -> None:
 
 
 def ready(session: Session) -> dict[str, int]:
-    """Live workers by queue."""
+    """Live workers that take work, by queue."""
     rows = session.execute(
         select(WorkerRow.queue, func.count())
-        .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS)
+        .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_(None))
         .group_by(WorkerRow.queue)
     )
     return {queue: count for queue, count in rows}
+
+
+def not_ready(session: Session) -> dict[str, str]:
+    """Why live workers take no job, by their id."""
+    rows = session.execute(
+        select(WorkerRow.worker_id, WorkerRow.not_ready).where(
+            WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)
+        )
+    )
+    return {worker_id: why or "" for worker_id, why in rows}

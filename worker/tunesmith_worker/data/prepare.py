@@ -13,8 +13,9 @@ from ..folders import RunDirectory
 from ..model import Base
 from ..plan import DataPlan
 from ..process import SpawnSettings
+from .row_numbers import RowNumbers
 from .token_cache import TokenCache
-from .token_stream import usable_processes
+from .token_stream import Work, usable_processes
 from .tokens import TokenizedRows, pack, tokenize_file
 
 
@@ -22,6 +23,8 @@ from .tokens import TokenizedRows, pack, tokenize_file
 class Prepared:
     training: TokenizedRows
     validation: TokenizedRows | None
+    row_numbers: RowNumbers
+    """Of the training file."""
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
         """What is trained on and what is evaluated, packed if the plan says so; None: nothing.
@@ -41,9 +44,12 @@ def prepare(
         return _read(run, run.root / file, base, plan, events)
 
     training = read(spec.training_file)
+    path = run.root / spec.training_file
+    work = Work(tokenizer=base.tokenizer, plan=plan, name=path.name, vocabulary=base.vocabulary)
     return Prepared(
         training=training,
         validation=read(spec.validation_file) if spec.validation_file else None,
+        row_numbers=RowNumbers(path, training.dataset, work),
     )
 
 

@@ -67,7 +67,8 @@ class StochasticAdamW(ErrorWordAdamW):
             v_code=state["v_code"],
             v_scale=state["v_scale"],
         )
-        adamw_8bit_(weight, moments, grad, spec, mixed(group["seed"], spec.step, index))
+        seed = mixed(group["seed"], spec.step, index)
+        adamw_8bit_(weight, moments, grad, spec, seed, self.found_inf)
 
 
 def mixed(*numbers: int) -> int:

@@ -21,7 +21,10 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 class ErrorWordAdamW(torch.optim.Optimizer):
-    """Parameters in bf16; those that a model keeps in fp32 get plain AdamW."""
+    """Parameters in bf16; those that a model keeps in fp32 get plain AdamW.
+
+    `found_inf` is what torch's fused optimisers know by that name: an fp32 scalar on the device;
+    where it is 1, a step changes neither weights nor moments. Steps are counted all the same."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class ErrorWordAdamW(torch.optim.Optimizer):
     ) -> None:
         """Raises ValueError for parameters that are neither bf16 nor fp32, or not contiguous."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **more}
+        self.found_inf: torch.Tensor | None = None
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: State) -> None:
@@ -141,6 +145,6 @@ class ErrorWordAdamW(torch.optim.Optimizer):
         """weight and grad [n], of the parameter that comes `index`-th."""
         m, v = state["exp_avg"], state["exp_avg_sq"]
         if "error" in state:
-            adamw_error_word_(weight, state["error"], grad, m, v, spec)
+            adamw_error_word_(weight, state["error"], grad, m, v, spec, self.found_inf)
         else:
-            adamw_(weight, grad, m, v, spec)
+            adamw_(weight, grad, m, v, spec, self.found_inf)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.trainer_callback import ExportableState
 
 from ..events import EventLog
 
@@ -35,12 +36,13 @@ class _Sample:
 
 
 class LostUpdates:
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watches the steps of `optimizer`, bf16 parameters alone, until `close`."""
+    def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int = 0) -> None:
+        """Watches the steps of `optimizer`, bf16 parameters alone, until `close`; `steps` were done
+        before."""
         self.fraction: float | None = None
         """Of the last step counted; None as long as no step meant to move anything."""
         self._optimizer = optimizer
-        self._steps = 0
+        self._steps = steps
         self._samples: list[_Sample] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -97,14 +99,19 @@ class LostUpdates:
         return (stays & moves).sum(), moves.sum()
 
 
-class LostUpdatesCallback(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Puts the fraction among the metrics, and warns above 20 %. Comes before the callback that
     tells the metrics."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._warned = False
+        self._fraction: float | None = None
         self._lost: LostUpdates | None = None
+
+    def state(self) -> dict[str, Untyped]:
+        fraction = self._lost.fraction if self._lost is not None else None
+        return {"args": {}, "attributes": {"_warned": self._warned, "_fraction": fraction}}
 
     def on_train_begin(
         self,
@@ -115,7 +122,8 @@ class LostUpdatesCallback(transformers.TrainerCallback):  # type: ignore[misc]  
         **_: Untyped,
     ) -> None:
         inner: Untyped = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
-        self._lost = LostUpdates(inner)
+        self._lost = LostUpdates(inner, steps=state.global_step)
+        self._lost.fraction = self._fraction
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         if self._lost is not None:

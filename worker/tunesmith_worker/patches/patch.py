@@ -27,16 +27,27 @@ class Patched:
     """A model with our kernels in it."""
 
     def __init__(
-        self, report: PatchReport, undo: list[Untyped], layers: list[DecoderLayerPatch]
+        self,
+        model: Untyped,
+        wanted: frozenset[str],
+        report: PatchReport,
+        undo: list[Untyped],
+        layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
         """`layers`: those with a half block of ours."""
-        self._undo = undo
+        self._model, self._wanted, self._undo = model, wanted, undo
 
     def undo(self) -> None:
         """The model as it was, bit for bit; safe to call twice."""
         while self._undo:
             self._undo.pop()()
+
+    def redo(self) -> None:
+        """After `undo`: our kernels in the model as it is now. The report stays the first one."""
+        assert not self._undo, "the model is patched"
+        again = patch(self._model, self._wanted)
+        self._undo, self.layers[:] = again._undo, again.layers
 
 
 def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
@@ -59,9 +70,9 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
             undo.append(HeadPatch(causal).undo)
             report.replaced("loss")
     except BaseException:
-        Patched(report, undo, layers).undo()
+        Patched(model, wanted, report, undo, layers).undo()
         raise
-    return Patched(report, undo, layers)
+    return Patched(model, wanted, report, undo, layers)
 
 
 def _patch_token_rows(causal: Untyped, report: PatchReport, undo: list[Untyped]) -> None:

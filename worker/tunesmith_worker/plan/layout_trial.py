@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any, Self  # Any: JSON
 
 WORTH_ANOTHER_LOOK = (1.3, 1.15, 1.15, 1.08, 1.08)
 """Candidates within this factor of the best are measured again, after each round."""
@@ -33,6 +34,35 @@ class LayoutTrial:
         self._rounds = 0
         self.steps: list[str] = []
         """The candidate of each step so far."""
+
+    def state(self) -> dict[str, Any]:
+        """As JSON; what it holds must not be changed."""
+        return {
+            "slow_start": self._slow_start,
+            "ratios": self._ratios,
+            "seconds": self._seconds,
+            "warm": sorted(self._warm),
+            "alive": self._alive,
+            "queue": self._queue,
+            "rounds": self._rounds,
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """To go on with in another process, where the first step of each pays anew: it does not
+        count, and each that was to be measured is measured once more."""
+        trial = cls(state["ratios"], slow_start=state["slow_start"])
+        trial._seconds, trial._alive = state["seconds"], state["alive"]
+        trial._rounds, trial.steps = state["rounds"], state["steps"]
+        again = [name for name in dict.fromkeys(state["queue"]) if name in state["warm"]]
+        trial._warm = set(state["warm"]) - set(again)
+        trial._queue = again + state["queue"]
+        return trial
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._ratios)
 
     @property
     def running(self) -> bool:

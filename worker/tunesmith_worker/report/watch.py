@@ -96,10 +96,11 @@ class TrainingWatch:
         report.peak_memory = peak_memory()
         if self._timeline is not None and self._timeline.steps:
             report.device_waits_share = _share(self._timeline.waits, self._timeline.steps)
-        if report.steps == 0:
+        here = report.steps - self._trainer.steps_before
+        if here == 0:
             return
         seconds = sum(report.phases.get(name, 0.0) for name in STEPPING)
-        report.throughput = self._throughput(seconds, report.steps)
+        report.throughput = self._throughput(seconds, here)
         report.utilization = self._utilization(seconds)
         report.saturation = saturation_of(
             self._counts.fit,
@@ -129,11 +130,12 @@ class TrainingWatch:
             seconds=self._clock.read(),
             slots=self._counts.slots,
             tokens=self._counts.tokens,
-            step=self._trainer.state.global_step,
+            step=self._trainer.state.global_step - self._trainer.steps_before,
         )
 
     def _throughput(self, seconds: float, steps: int) -> Throughput:
-        counts, trained = self._counts, int(self._trainer.trained_tokens)
+        trained = int(self._trainer.trained_tokens) - self._trainer.tokens_before
+        counts = self._counts
         return Throughput(
             seconds=round(seconds, 3),
             steps_per_second=_rate(steps, seconds),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast  # Any: JSON
 
 import torch
 
@@ -30,6 +30,7 @@ class Layouts:
         self._plan, self._choices, self._decided = plan, choices, decided
         self._total_steps = total_steps
         self._compiled: CompiledLayers | None = None
+        self._gave_up_compiling = False
         self._trial: LayoutTrial | None = None
         self._steps: list[str] = []
         """By which layout each step so far went, while that was measured."""
@@ -44,6 +45,37 @@ class Layouts:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
         else:
             self._trial = LayoutTrial(plan.slots_per_token)
+
+    def state(self) -> dict[str, Any]:
+        """What plan.json does not hold yet, as JSON; it must not be changed."""
+        if self._trial is None:
+            return {}
+        return {
+            "steps": [*self._steps],
+            "speeds": self._speeds,
+            "settled": self._settled,
+            "gave_up_compiling": self._gave_up_compiling,
+            "trial": self._trial.state(),
+        }
+
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Go on after `step` steps with what `state` gave then, once the model is patched and its
+        memory is planned. What plan.json has decided since holds."""
+        if self._trial is None:
+            return
+        trial = LayoutTrial.from_state(state["trial"]) if state else None
+        if trial is not None and trial.names <= {COMPILED, *self._plan.candidates}:
+            self._trial, self._steps = trial, state["steps"]
+            self._speeds, self._settled = state["speeds"], state["settled"]
+            if state["gave_up_compiling"]:
+                self._give_up_compiling()
+        else:  # a fork whose layouts are others: its trial begins where it does
+            self._steps = [self._plan.first] * step
+
+    def _give_up_compiling(self) -> None:
+        if self._compiled is not None:
+            self._compiled.use(False)
+        self._compiled, self._gave_up_compiling = None, True  # once is enough
 
     @property
     def settled(self) -> Layout:
@@ -98,8 +130,7 @@ class Layouts:
         """The step's layout failed: what is done about it, in words; None where nothing can be."""
         name, trial = self._current, self._trial
         if name == COMPILED and self._compiled is not None:
-            self._compiled.use(False)
-            self._compiled = None  # once is enough
+            self._give_up_compiling()
         if trial is not None and name not in (self._plan.first, self._settled):
             trial.strike(name)
             if not trial.running:

@@ -20,15 +20,19 @@ from ..embeddings import embedding_parameters, give_rate
 from ..patches.batch_layout import batch_layout
 from ..patches.trl_compat import RECOMPUTE, metrics_so_far, restore_metrics
 from ..plan import Layout, LoadPlan, TrainPlan
+from ..self_check.nan_guard import NanGuard, TakenStep
+from ..self_check.nan_rows import RowName, why_not_finite
 from .batches import Batch, collate, slots, split
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
+from .random_state import random_state
+from .resuming import Resuming
 from .step_memory import StepMemory
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def __init__(
         self,
         *,
@@ -37,7 +41,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`save` writes a checkpoint of the given step; `embedding_rate`: peak rate of the
+        """`save` writes what is due at the given step; `embedding_rate`: peak rate of the
         embedding, the head and token rows, None: as all others."""
         super().__init__(data_collator=collate, **given)
         self._save, self._layouts, self._embedding_rate = save, layouts, embedding_rate
@@ -47,16 +51,27 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
+        self.step_loss = torch.zeros((), device=self.args.device)
+        """Of the last step."""
+        self.name_row: RowName | None = None
+        """What the user calls a row, given its token ids and labels."""
+        self.guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
 
     @property
     def trained_tokens(self) -> int:
         """Tokens that carried loss so far."""
         return int(self._trained)
 
+    @property
+    def input_tokens(self) -> int:
+        """All tokens so far."""
+        return self._total_train_tokens
+
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self._embedding_rate is not None:
             give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
+        self.guard.watch(optimizer)
         return optimizer
 
     def get_train_dataloader(self) -> Untyped:
@@ -82,7 +97,17 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     def _whole_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
     ) -> torch.Tensor:
-        batches = self.micro_batches(inputs, self._layouts.of_step(self.state.global_step))
+        layout = self._layouts.of_step(self.state.global_step)
+        self.guard.begins(
+            TakenStep(
+                number=self.state.global_step + 1,
+                rows=inputs,
+                layout=layout,
+                labelled=num_items_in_batch,
+                random_state=random_state(),
+            )
+        )
+        batches = self.micro_batches(inputs, layout)
         self.current_gradient_accumulation_steps = len(batches)
         seen = self._total_train_tokens + sum(inputs["lengths"])
         loss = torch.zeros((), device=self.args.device)
@@ -95,7 +120,23 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
                     loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
+        self.step_loss = loss
         return loss
+
+    def run_again(self, rows: Batch, step: TakenStep) -> torch.Tensor:
+        """Forward and backward of some rows of a step outside of it: adds to the gradient, and
+        returns their part of its loss."""
+        self._layouts.of_evaluation()  # nothing compiled: who looks for a fault hooks the modules
+        loss = torch.zeros((), device=self.args.device)
+        for batch in self.micro_batches(rows, step.layout):
+            there = on_device(batch, self.args.device)
+            loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
+        return loss
+
+    def _get_grad_norm(self, model: Untyped, grad_norm: Untyped = None) -> Untyped:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self.guard.judge(norm)
+        return norm
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
         """A collated step's, in as many parts as its memory needs."""
@@ -112,6 +153,18 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         restore_metrics(self, metrics)
         self._sums["train"].values.copy_(sums)
         self._trained.copy_(trained)
+
+    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+        plain, tensors = super().counted()
+        lists, seen = metrics_so_far(self)
+        lists = {name: [float(one) for one in values] for name, values in lists.items()}
+        sums = {"sums": self._sums["train"].values, "trained_tokens": self._trained}
+        return plain | {"metrics": lists, "input_tokens": seen}, tensors | sums
+
+    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+        super().restore_counted(plain, tensors)
+        metrics = plain["metrics"], plain["input_tokens"]
+        self.restore_counters((metrics, tensors["sums"], tensors["trained_tokens"]))
 
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
@@ -147,6 +200,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
         return (nll / count, outputs) if return_outputs else nll / count
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.guard.check()
         mode = "train" if self.model.training else "eval"
         means, metrics = self._sums[mode].taken(), self._metrics[mode]
         if "eval_loss" in logs and means:
@@ -166,6 +220,7 @@ class SFTTrainer(trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
 
     def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
         # The Trainer's own would pickle the optimiser and write a model card.
+        self.guard.check()
         self._save(self.state.global_step)
 
 

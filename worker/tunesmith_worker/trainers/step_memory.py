@@ -21,6 +21,7 @@ from ..patches.recompute import LayerModes
 from ..plan.memory import Mode, Policy
 from ..plan.shapes import MicroBatch
 from .batches import Batch
+from .random_state import random_state, restore_random_state
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -47,7 +48,7 @@ class StepMemory:
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Forward and backward of an optimiser step, from its start if need be; its loss."""
-        random_state = _random_state()
+        state = random_state()
         while True:
             counters = self._trainer.counters()
             found = self._tried(step)
@@ -55,7 +56,7 @@ class StepMemory:
                 return found
             # The exception is gone, and with it all that its frames held.
             self.recover(found)
-            _restore_random_state(random_state)
+            restore_random_state(state)
             self._trainer.restore_counters(counters)
 
     def recover(self, failure: str) -> None:
@@ -99,15 +100,3 @@ def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
     return MicroBatch(
         rows=rows, longest=longest, tokens=tokens, labelled=max(1, labelled), padded=padded
     )
-
-
-def _random_state() -> Untyped:
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return torch.get_rng_state(), on_gpu
-
-
-def _restore_random_state(state: Untyped) -> None:
-    on_cpu, on_gpu = state
-    torch.set_rng_state(on_cpu)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state(on_gpu)

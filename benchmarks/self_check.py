@@ -1,0 +1,157 @@
+"""What the self-check costs: `python -m benchmarks.self_check`.
+
+Whole runs of `tunesmith run` in this process, 5 steps each, the self-check timed where the trainer
+calls it. One thread, CPU seconds, one JSON line; for each case
+
+self_check      CPU seconds of the self-check
+step            median CPU seconds of an optimiser step
+share_of_200    self_check / (200 steps)
+within          whether it took at most 3 s or 3 % of 200 steps, whichever is more
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tunesmith_schema import Recipe, RunSpec
+from tunesmith_worker import run, self_check
+from tunesmith_worker.callbacks import RunCallback
+
+from .service_parts.machine import cpu_model
+from .sft_side import make_model
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+STEPS, RUN_STEPS = 5, 200
+SECONDS_BAR, SHARE_BAR = 3.0, 0.03
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny-math, LoRA fp32": ("tiny-math", {}),
+    "tiny-math, LoRA bf16": ("tiny-math", {"precision": "bf16"}),
+    "tiny-math, full fp32": ("tiny-math", {"tuning": "full"}),
+    "12.4 M, LoRA fp32": ("llama-12m", {}),
+    "12.4 M, LoRA bf16": ("llama-12m", {"precision": "bf16"}),
+    "12.4 M, full bf16_error_word": (
+        "llama-12m",
+        {"tuning": "full", "precision": "bf16_error_word"},
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--repeats", type=int, default=3, help="of each case; the median counts")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    spent: list[float] = []
+    steps: list[float] = []
+    _time_the_self_check(spent)
+    _time_steps(steps)
+    cases = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        models = {"tiny-math": given.data / "models" / "tiny-math"}
+        models["llama-12m"] = _larger_model(Path(scratch), models["tiny-math"])
+        lines = (given.data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+        for name, (model, recipe) in CASES.items():
+            spent.clear()
+            steps.clear()
+            for repeat in range(given.repeats):
+                folder = Path(scratch) / f"{name} {repeat}"
+                _prepare(folder, models[model], lines[:500], recipe)
+                if run.main(folder):
+                    return 1
+            cases[name] = _summary(spent, steps, _checks(folder))
+            sys.stderr.write(f"{name}: {cases[name]}\n")
+    result = {
+        "benchmark": "self_check",
+        "cpu": cpu_model(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cases": cases,
+        "within": all(case["within"] for case in cases.values()),
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _time_the_self_check(spent: list[float]) -> None:
+    right = self_check.self_check
+
+    def timed(*args: Any) -> None:
+        began = time.process_time()
+        right(*args)
+        spent.append(time.process_time() - began)
+
+    self_check.self_check = timed  # type: ignore[assignment]  # more freely typed
+
+
+def _time_steps(steps: list[float]) -> None:
+    """From the end of one to the end of the next."""
+    right, ended = RunCallback.on_step_end, [0.0]
+
+    def timed(self: RunCallback, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        now = time.process_time()
+        if state.global_step > 1:
+            steps.append(now - ended[0])
+        ended[0] = now
+        right(self, args, state, control, **rest)
+
+    RunCallback.on_step_end = timed  # type: ignore[method-assign]  # measured
+
+
+def _larger_model(scratch: Path, like: Path) -> Path:
+    """With the tokenizer of `like`, whose ids it all has."""
+    folder = scratch / "llama-12m"
+    make_model(torch.float32).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(like).save_pretrained(folder)
+    return folder
+
+
+def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]) -> None:
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = RunSpec(
+        job_id="ftjob-1",
+        attempt=1,
+        model="base",
+        model_path=str(model),
+        training_file="data/train.jsonl",
+        seed=7,
+        recipe=Recipe.model_validate({"max_steps": STEPS, **recipe}),
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
+
+
+def _checks(folder: Path) -> dict[str, int]:
+    """How many passed, and how many not, by state."""
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    told = [json.loads(line)["data"] for line in lines]
+    (checks,) = [data["checks"] for data in told if "checks" in data]
+    return dict(Counter(one["state"] for one in checks.values()))
+
+
+def _summary(spent: list[float], steps: list[float], checks: dict[str, int]) -> dict[str, Any]:
+    seconds, step = statistics.median(spent), statistics.median(steps)
+    share = seconds / (RUN_STEPS * step)
+    return {
+        "self_check": round(seconds, 3),
+        "largest": round(max(spent), 3),
+        "step": round(step, 4),
+        "share_of_200": round(share, 4),
+        "checks": checks,
+        "within": seconds <= max(SECONDS_BAR, SHARE_BAR * RUN_STEPS * step),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Checkpoints beyond `recipe.save_total_limit`: their rows go when a newer one is recorded."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import TERMINAL, Recipe
+from tunesmith_schema.retention import checkpoints_to_drop
+
+from ..models import AdapterRow, CheckpointRow, JobRow
+
+
+def drop_beyond_limit(session: Session, job: JobRow) -> None:
+    """Not one that another job, not ended yet, starts from. Content goes with the next sweep."""
+    rows = {
+        row.step: row
+        for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))
+    }
+    losses = {step: row.metrics.get("valid_loss") for step, row in rows.items()}
+    for step in checkpoints_to_drop(losses, Recipe.model_validate(job.recipe)):
+        adapter_id = rows[step].adapter_id
+        user = select(JobRow.id).where(
+            JobRow.base_adapter_id == adapter_id, JobRow.state.not_in(TERMINAL)
+        )
+        if session.scalar(user) is None:
+            session.delete(rows[step])
+            session.flush()
+            session.delete(session.get_one(AdapterRow, adapter_id))

@@ -1,0 +1,134 @@
+"""Pause, resume, stop, cancel, fork and retry: what the SDK sends and what the CLI says."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from tunesmith import Hyperparameters, InvalidArgumentError, Job, LoraRecipe, Recipe
+
+from .conftest import Tunesmith
+from .fakes import Script, client_of, job
+from .local_server import LocalServer
+
+JOBS = "/v1/fine_tuning/jobs"
+FORK = job(id="ftjob-2", forked_from="ftjob-1", forked_step=300)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "stop", "retry"])
+def test_each_verb_is_one_post_without_a_body(verb: str) -> None:
+    script = Script(httpx.Response(200, json=job("queued")))
+    made = getattr(client_of(script).fine_tuning.jobs, verb)("ftjob-1")
+    assert isinstance(made, Job)
+    [request] = script.requests
+    assert (request.method, request.url.path) == ("POST", f"{JOBS}/ftjob-1/{verb}")
+    assert script.bodies == [b""]
+
+
+def test_a_job_that_is_asked_is_brought_up_to_date() -> None:
+    answers = [
+        job("running"),
+        job("pausing", status="running"),
+        job("running"),
+        job("running", stop_requested=True),
+    ]
+    script = Script(*(httpx.Response(200, json=answer) for answer in answers))
+    held = client_of(script).fine_tuning.jobs.retrieve("ftjob-1")
+    assert held.pause().state == "pausing"
+    assert held.resume().state == "running"
+    assert held.stop().stop_requested
+    assert held.stop_requested
+
+
+def test_a_fork_sends_what_changes_and_nothing_else() -> None:
+    script = Script(httpx.Response(200, json=FORK))
+    jobs = client_of(script).fine_tuning.jobs
+    jobs.fork(
+        "ftjob-1",
+        step=400,
+        recipe=Recipe(learning_rate=1e-5, lora=LoraRecipe(lora_dropout=0.1)),
+        hyperparameters=Hyperparameters(n_epochs=5),
+    )
+    assert json.loads(script.bodies[0]) == {
+        "step": 400,
+        "recipe": {"learning_rate": 1e-5, "lora": {"lora_dropout": 0.1}},
+        "hyperparameters": {"n_epochs": 5},
+    }
+    assert jobs.fork("ftjob-1").forked_step == 300
+    assert json.loads(script.bodies[1]) == {}
+    keys = [request.headers["idempotency-key"] for request in script.requests]
+    assert len(set(keys)) == 2
+
+
+def test_a_fork_from_two_places_is_refused_before_anything_is_sent() -> None:
+    script = Script(httpx.Response(200, json=FORK))
+    with pytest.raises(InvalidArgumentError, match="give one"):
+        client_of(script).fine_tuning.jobs.fork("ftjob-1", step=4, checkpoint="ftckpt-1")
+    assert script.requests == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer", "said"),
+    [
+        (
+            "cancel",
+            job("running", cancel_requested=True),
+            "asked ftjob-1 to stop; it is still running",
+        ),
+        ("cancel", job("cancelled"), "cancelled ftjob-1"),
+        ("pause", job("paused", status="queued"), "paused ftjob-1"),
+        (
+            "pause",
+            job("pausing", status="running"),
+            "asked ftjob-1 to pause; it saves what it needs to go on, then it is paused",
+        ),
+        ("resume", job("queued"), "ftjob-1 is queued and goes on"),
+        ("resume", job("running"), "ftjob-1 is running"),
+        (
+            "stop",
+            job("running", stop_requested=True),
+            "asked ftjob-1 to stop: it ends at its next step and keeps what it has made",
+        ),
+        ("fork", FORK, "ftjob-2 goes on from step 300 of ftjob-1"),
+        ("retry", job(id="ftjob-2"), "ftjob-2 takes up ftjob-1 from the beginning"),
+        ("retry", FORK, "ftjob-2 takes up ftjob-1 from step 300"),
+        (
+            "retry",
+            FORK | {"forked_from": "ftjob-0"},
+            "ftjob-2 takes up ftjob-1 from step 300 of ftjob-0",
+        ),
+    ],
+)
+def test_the_command_says_in_one_line_what_came_of_it(
+    tunesmith: Tunesmith, server: LocalServer, verb: str, answer: dict[str, object], said: str
+) -> None:
+    server.answers[f"POST {JOBS}/ftjob-1/{verb}"] = answer
+    done = tunesmith("jobs", verb, "ftjob-1")
+    assert (done.exit_code, done.stdout) == (0, f"{said}\n")
+    assert json.loads(tunesmith("jobs", verb, "ftjob-1", "--json").stdout) == answer
+
+
+def test_a_fork_takes_its_recipe_as_create_does(tunesmith: Tunesmith, server: LocalServer) -> None:
+    server.answers[f"POST {JOBS}/ftjob-1/fork"] = FORK
+    tunesmith(
+        *("jobs", "fork", "ftjob-1", "--step", "400", "--recipe", "learning_rate=1e-5"),
+        *("--recipe", "lora.lora_dropout=0.1", "--suffix", "slower"),
+    )
+    assert json.loads(server.seen[0].body) == {
+        "step": 400,
+        "recipe": {"learning_rate": 1e-5, "lora": {"lora_dropout": 0.1}},
+        "suffix": "slower",
+    }
+
+
+def test_a_refusal_is_told_with_its_hint_and_status_1(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    message = "job 'ftjob-1' has already succeeded and cannot be paused"
+    error = {"message": message, "type": "invalid_request_error", "hint": "fork it"}
+    server.answers[f"POST {JOBS}/ftjob-1/pause"] = (400, {"error": error})
+    done = tunesmith("jobs", "pause", "ftjob-1")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[:2] == [f"error: {message}", "hint: fork it"]

@@ -1,0 +1,146 @@
+"""When resume points are taken, what they cost, and what stays on the disk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tunesmith_schema import ErrorCode, EventKind
+from tunesmith_worker.checkpoints import saver, state, write
+from tunesmith_worker.checkpoints.state import State
+from tunesmith_worker.checkpoints.tensors import write_tensors
+from tunesmith_worker.folders import file_hash
+from tunesmith_worker.run import main
+
+from ..conftest import MakeRun
+from ..runs import QUESTIONS, event_data, read_result
+from .interrupted import interrupt, resume_points
+
+RECIPE: dict[str, Any] = {
+    "max_steps": 6,
+    "per_device_train_batch_size": 4,
+    "lora": {"r": 4},
+    "self_check": False,
+}
+
+
+def steps_told(run: Path) -> list[int]:
+    return [int(point["step"]) for point in event_data(run, EventKind.RESUME_POINT)]
+
+
+def test_a_short_run_takes_none_and_named_steps_are_taken_but_for_the_last(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = make_run(QUESTIONS, recipe=RECIPE, name="short")
+    assert main(short) == 0
+    assert steps_told(short) == []
+    named = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 2}, name="named")
+    assert main(named) == 0
+    assert steps_told(named) == [2, 4]
+    stopped = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 1}, name="stopped")
+    assert interrupt(stopped, monkeypatch, stop=5) == 75
+    assert resume_points(stopped) == ["resume-4", "resume-5"]
+
+
+def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", (lambda: clock[0],))
+    taken = state.take
+
+    def slow(*given: Any) -> Any:
+        clock[0] += 1.0  # blocks for a second
+        return taken(*given)
+
+    def after_step(self: Any, *given: Any, **_: Any) -> None:
+        clock[0] += 31.0
+        on_step_end(self, *given)
+
+    on_step_end = saver.ResumePoints.on_step_end
+    monkeypatch.setattr(saver, "take", slow)
+    monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
+    run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
+    assert main(run) == 0
+    assert steps_told(run) == [1, 5], "after 31 s, then not before 100 s have passed"
+
+
+def test_a_state_too_large_to_copy_is_written_as_it_lies(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "host_free", lambda: 0)
+    monkeypatch.setattr(State, "copied", None)
+    run = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 2})
+    assert interrupt(run, monkeypatch, kill=5) == 1
+    assert resume_points(run) == ["resume-2", "resume-4"]
+    assert main(run) == 0
+
+
+def test_a_disk_that_is_full_when_the_thread_writes_ends_the_run_by_name(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "write_tensors", full)
+    run = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 2})
+    assert main(run) == 1
+    error = read_result(run).error
+    assert error is not None
+    assert error.code == ErrorCode.DISK_FULL
+    assert list((run / "checkpoints").glob(".*.part")) == []
+
+
+def test_checkpoints_to_sample_from_stay_within_their_limit_across_a_stop(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = RECIPE | {"save_steps": 1, "save_total_limit": 1, "keep_every": 4, "max_steps": 7}
+    run = make_run(QUESTIONS, recipe=recipe)
+    assert interrupt(run, monkeypatch, stop=5) == 75
+    assert main(run) == 0
+    left = {path.name for path in (run / "checkpoints").iterdir()}
+    assert left == {"step-4", "step-7"}
+
+
+def test_tensors_are_written_as_safetensors_reads_them(tmp_path: Path) -> None:
+    tensors = {
+        "empty": torch.zeros(0, 3),
+        "number": torch.tensor(3.5),
+        "transposed": torch.arange(6, dtype=torch.float64).reshape(2, 3).T,
+        "large": torch.randn(3, 1 << 21),
+        **{
+            str(dtype): torch.arange(5).to(dtype)
+            for dtype in (torch.bfloat16, torch.float16, torch.int16, torch.uint8, torch.bool)
+        },
+    }
+    path = tmp_path / "some.safetensors"
+    entry = write_tensors(path, tensors)
+    assert (entry.bytes, entry.sha256) == (path.stat().st_size, file_hash(path))
+    again = load_file(path)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        assert torch.equal(again[name], tensor)
+
+
+def test_writing_goes_on_beside_training(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread takes its time, and steps go on: only the next one waits for it."""
+    written = write_tensors
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.2)
+        return written(*given)
+
+    monkeypatch.setattr(write, "write_tensors", slow)
+    run = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 5, "max_steps": 6})
+    assert main(run) == 0
+    lines = (run / "events.jsonl").read_text().splitlines()
+    told = [line for line in lines if '"metrics"' in line or '"resume_point"' in line]
+    assert '"resume_point"' in told[-1], "step 6 was over before the point of step 5 was on disk"

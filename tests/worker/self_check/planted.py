@@ -1,0 +1,43 @@
+"""Faults planted into a run once its trainer is made, just before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith_schema import JobFailure
+from tunesmith_worker.run import main
+from tunesmith_worker.trainers.sft import SFTTrainer
+
+from ..runs import read_result
+
+Untyped = Any  # Any: transformers is untyped
+Plant = Callable[[Untyped], None]
+"""Given the trainer."""
+
+
+def trained(run: Path, plant: Plant) -> Untyped:
+    """The trainer of a run with a fault planted, whatever came of it."""
+    trainers, train = [], SFTTrainer.train
+
+    def planted(trainer: Untyped, *arguments: Untyped, **named: Untyped) -> Untyped:
+        trainers.append(trainer)
+        plant(trainer)
+        return train(trainer, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SFTTrainer, "train", planted)
+        main(run)
+    (trainer,) = trainers
+    return trainer
+
+
+def failure(run: Path, plant: Plant) -> JobFailure:
+    """Why a run with a fault planted failed."""
+    trained(run, plant)
+    error = read_result(run).error
+    assert error is not None
+    return error

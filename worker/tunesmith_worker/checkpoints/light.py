@@ -1,0 +1,36 @@
+"""Which of a run's checkpoints to sample from stay in its directory."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState
+
+from tunesmith_schema import Recipe
+from tunesmith_schema.retention import checkpoints_to_drop
+
+from ..folders import RunDirectory
+
+Untyped = Any  # Any: transformers is not typed
+
+
+class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+    """A callback only for its state, which goes into resume points."""
+
+    def __init__(self, run: RunDirectory, recipe: Recipe) -> None:
+        self._run, self._recipe = run, recipe
+        self.saved: dict[str, float | None] = {}
+        """Validation loss by step."""
+
+    def state(self) -> dict[str, Untyped]:
+        return {"args": {}, "attributes": {"saved": self.saved}}
+
+    def add(self, step: int, valid_loss: float | None) -> None:
+        """One is whole on disk; what is beyond the recipe's limit goes."""
+        self.saved[str(step)] = valid_loss
+        losses = {int(one): loss for one, loss in self.saved.items()}
+        for old in checkpoints_to_drop(losses, self._recipe):
+            shutil.rmtree(self._run.checkpoint(old), ignore_errors=True)
+            del self.saved[str(old)]

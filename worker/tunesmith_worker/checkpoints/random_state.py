@@ -1,0 +1,50 @@
+"""The state of every source of random numbers that a run draws from.
+
+torch's generators also make LoRA's dropout. Optimisers that round stochastically draw from seed,
+step and place, so that they have no state; the order of rows comes of seed and epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+Json = dict[str, Any]  # Any: JSON
+
+
+def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
+    """Python's and NumPy's as JSON; torch's, the CPU's and each card's, as uint8 tensors."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    plain = {
+        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "numpy": {
+            "kind": kind,
+            "keys": [int(key) for key in keys],
+            "position": position,
+            "has_gauss": has_gauss,
+            "cached_gaussian": cached,
+        },
+    }
+    tensors = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states = torch.cuda.get_rng_state_all()
+        tensors |= {f"random.cuda.{index}": state for index, state in enumerate(states)}
+    return plain, tensors
+
+
+def restore_random_numbers(plain: Json, tensors: dict[str, torch.Tensor]) -> None:
+    """A card that the run had and this host has not is left out."""
+    python, numpy = plain["python"], plain["numpy"]
+    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    keys = np.array(numpy["keys"], dtype=np.uint32)
+    drawn = (numpy["position"], numpy["has_gauss"], numpy["cached_gaussian"])
+    np.random.set_state((numpy["kind"], keys, *drawn))
+    torch.set_rng_state(tensors["random.cpu"])
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        state = tensors.get(f"random.cuda.{index}")
+        if state is not None:
+            torch.cuda.set_rng_state(state, index)

@@ -1,0 +1,155 @@
+"""Whether what is to train does: adapters where they were asked for, every parameter in the
+optimiser once, and a learning rate that is not 0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+
+from tunesmith_schema import ErrorCategory
+
+from .findings import Finding
+from .subject import Outcome, Subject, Untyped, judged
+
+_REPORT = "Nothing in a recipe does that: report it with the job's events."
+_SHOWN = 3
+_SCHEDULE_SAMPLE = 200
+"""Steps at which the schedule is asked for its rate, evenly spaced."""
+
+
+def check_trained_parameters(subject: Subject) -> Outcome:
+    """`trained_parameters`: every adapter is attached, active and trains; the base does not."""
+    model = subject.model
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    wrong = _frozen(model) if subject.full else _adapter_faults(model, trained)
+    findings = [_finding("trained_parameters", what, names) for what, names in wrong if names]
+    numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return judged("trained_parameters", findings, f"{numbers:,} numbers in {len(trained)} tensors")
+
+
+def check_optimizer(subject: Subject) -> Outcome:
+    """`optimizer`: it has each of them once, and moves each at some step."""
+    optimizer, scheduler = _optimizer_and_scheduler(subject)
+    names = {id(p): name for name, p in subject.model.named_parameters()}
+    held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
+    trained = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    findings = [
+        _finding("optimizer", what, sorted(names.get(one, "a tensor of no model") for one in ids))
+        for what, ids in (
+            ("tensors train but are not in the optimiser", trained - held.keys()),
+            ("tensors are in the optimiser but do not train", held.keys() - trained),
+            ("tensors are in the optimiser twice", {one for one, n in held.items() if n > 1}),
+        )
+        if ids
+    ]
+    highest = _highest_rates(scheduler, subject.train_plan.total_steps)
+    still = [
+        index
+        for index, (group, rate) in enumerate(zip(optimizer.param_groups, highest, strict=True))
+        if group["params"] and not rate > 0
+    ]
+    if still:
+        parameters = sum(len(optimizer.param_groups[index]["params"]) for index in still)
+        findings.append(
+            Finding(
+                "optimizer",
+                f"the learning rate of {parameters} of {len(trained)} tensors is "
+                f"{highest[still[0]]} at every one of {subject.train_plan.total_steps} steps (it "
+                "must be above 0 at one).",
+                "Raise recipe.learning_rate, or lower recipe.warmup_steps below the run's steps.",
+                param="recipe.learning_rate",
+            )
+        )
+    return judged("optimizer", findings, f"learning rate up to {max(highest):.3g}")
+
+
+def _finding(check: str, what: str, names: list[str]) -> Finding:
+    return Finding(
+        check,
+        f"{len(names)} {what} (tolerance: 0): {', '.join(names[:_SHOWN])}"
+        f"{', ...' if len(names) > _SHOWN else ''}.",
+        _REPORT,
+        category=ErrorCategory.INFRASTRUCTURE,
+    )
+
+
+def _frozen(model: Untyped) -> list[tuple[str, list[str]]]:
+    names = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return [("tensors are frozen though all weights are to train", names)]
+
+
+def _adapter_faults(model: Untyped, trained: set[str]) -> list[tuple[str, list[str]]]:
+    config = model.peft_config["default"]
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, LoraLayer)}
+    own = {
+        f"{name}.{one}"
+        for name, layer in layers.items()
+        for one, _ in layer.named_parameters()
+        if one.startswith("lora_")
+    }
+    inactive = [
+        name
+        for name, layer in layers.items()
+        if layer.disable_adapters or layer.merged or "default" not in layer.active_adapters
+    ]
+    return [
+        ("layers that recipe.lora.target_modules names have no adapter", _bare(model, config)),
+        ("adapters are switched off or merged", inactive),
+        ("tensors of the adapter are frozen", sorted(own - trained)),
+        ("tensors of the base model train too", sorted(_strange(trained - own, config))),
+    ]
+
+
+def _bare(model: Untyped, config: Untyped) -> list[str]:
+    """Target layers without LoRA; PEFT has replaced "all-linear" by names."""
+    targets = config.target_modules
+    if isinstance(targets, str):
+        return []
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not _inside_peft(name):
+            path = name.removeprefix("base_model.model.")
+            if any(path == one or path.endswith(f".{one}") for one in targets):
+                found.append(name)
+    return found
+
+
+def _inside_peft(name: str) -> bool:
+    parts = set(name.split("."))
+    return bool(parts & {"base_layer", "lora_A", "lora_B", "original_module", "modules_to_save"})
+
+
+def _strange(names: set[str], config: Untyped) -> list[str]:
+    """Not biases where they were asked for, nor token rows or matrices that train as a whole."""
+    biases = config.bias != "none"
+    return [
+        name
+        for name in names
+        if not any(part in name for part in ("trainable_tokens_", "modules_to_save"))
+        and not (biases and name.endswith("bias"))
+    ]
+
+
+def _optimizer_and_scheduler(subject: Subject) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
+    """As training will make them; the trainer is left without, as it was."""
+    trainer, steps = subject.trainer, subject.train_plan.total_steps
+    names = ("optimizer", "lr_scheduler", "_created_lr_scheduler")
+    before = {name: getattr(trainer, name) for name in names}
+    try:
+        trainer.create_optimizer_and_scheduler(steps)
+        return trainer.optimizer, trainer.lr_scheduler
+    finally:
+        for name, value in before.items():
+            setattr(trainer, name, value)
+
+
+def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
+    """Of each group, over the run."""
+    every = max(1, steps // _SCHEDULE_SAMPLE)
+    return [
+        base * max(shape(step) for step in range(0, steps, every))
+        for base, shape in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
