@@ -31,7 +31,7 @@ class Limits:
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
-"""fp32 on a CPU: sums in another order. Measured over the families: 1e-5 and 1e-5 at most."""
+"""fp32 on a CPU: sums in another order. Measured over the families: 5e-6 and 2e-6 at most."""
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
 """fp32 on a GPU, whose kernels multiply fp32 as TF32 (10 bits)."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
@@ -41,7 +41,7 @@ SMALL = 1e-6
 cancel all but that."""
 FACTOR = 2.0
 """16 bits: how many times stock's own distance from fp32's gradient. verdict.py's 1.5 is for the
-mean of many steps; of one piece of data 1.3 was seen (docs/log.md)."""
+mean of many steps; of one piece of data 1.34 was seen (docs/log.md)."""
 FLOOR = 1e-2
 """The least distance that is allowed, as stock may lie close to fp32 by luck."""
 
@@ -88,8 +88,8 @@ def patched_equals_stock(ours: Pass, stock: Pass, limits: Limits, *, computed_in
             _fault(
                 name,
                 f"in {computed_in}, our kernels differ from the stock modules by {forward:.1e} in "
-                f"a label's log-probability (tolerance {limits.log_prob:.0e}) and by {worst:.1e} in "
-                f"the gradient of {tensor} (tolerance {limits.gradient:.0e}).",
+                f"a label's log-probability (tolerance {limits.log_prob:.0e}) and by {worst:.1e} "
+                f"in the gradient of {tensor} (tolerance {limits.gradient:.0e}).",
                 "patches",
             )
         )
