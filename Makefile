@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-quick test-openai check format serve clean
+.PHONY: setup demo test test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -29,6 +29,10 @@ test: setup
 
 test-quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not stacks and not slow"
+
+# kill -9 of trainers, supervisors and workers, thirty times each: half an hour on two cores.
+chaos: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
 # The strict client suite with the newest openai package there is, beside the pinned one.
 test-openai: setup

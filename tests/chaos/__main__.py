@@ -1,0 +1,71 @@
+"""The long form: every victim is killed `--kills` times over all recipes; prints what went wrong.
+
+`make chaos`. Writes one JSON line a job to `--out`; the exit status is 1 if any job ended wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from ..end_to_end.service import Service, write_rows
+from ..tiny_model import make_tiny_model
+from .campaign import ENV, RECIPES, VICTIMS, Campaign, Ending
+
+KILLS_PER_JOB = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=30, help="of each victim (30)")
+    parser.add_argument("--victim", choices=VICTIMS, action="append", help="default: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--out", type=Path, help="JSON lines, one a job")
+    given = parser.parse_args()
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="tunesmith-chaos-") as folder:
+        root = Path(folder)
+        make_tiny_model(root / "models" / "tiny")
+        service = Service(root / "service" / "data", root / "models", **ENV).start()
+        try:
+            campaign = Campaign(service, write_rows(root / "train.jsonl"), seed=given.seed)
+            with campaign.watcher:
+                for victim in given.victim or VICTIMS:
+                    wrong += sum(map(_told, _all_of(campaign, victim, given.kills, given.out)))
+        finally:
+            service.close()
+    return 1 if wrong else 0
+
+
+def _all_of(campaign: Campaign, victim: str, kills: int, out: Path | None) -> list[Ending]:
+    endings: list[Ending] = []
+    hits = 0
+    for recipe in itertools.cycle(RECIPES):
+        if hits >= kills:
+            return endings
+        ending = campaign.torment(victim, recipe, min(KILLS_PER_JOB, kills - hits))
+        hits += ending.hits
+        endings.append(ending)
+        if out is not None:
+            with out.open("a") as file:
+                file.write(json.dumps(asdict(ending)) + "\n")
+    raise AssertionError("unreachable: cycle never ends")
+
+
+def _told(ending: Ending) -> bool:
+    problems = "; ".join(ending.problems) or "ok"
+    sys.stdout.write(
+        f"{ending.victim:10} {ending.recipe:22} {ending.hits} kills, {ending.resumed} resumed, "
+        f"{ending.seconds:5.1f} s: {problems}\n"
+    )
+    sys.stdout.flush()
+    return bool(ending.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Kills until enough of them have hit, then lets the job finish and judges how it ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tunesmith
+from tunesmith_schema import TERMINAL, EventKind, JobState
+
+from ..end_to_end.service import Service, until
+from .watch import Watcher
+
+VICTIMS: dict[str, Callable[[Service], int]] = {
+    "trainer": lambda service: service.trainers()[0],
+    "supervisor": lambda service: service.worker_child(),
+    "worker": lambda service: service.worker_main(),
+}
+"""Who is killed, by pid."""
+
+ENV = {
+    "TUNESMITH_LEASE_SECONDS": "4",
+    "TUNESMITH_JANITOR_SECONDS": "0.5",
+    "TUNESMITH_MAX_LOSSES": "1000",
+    "TUNESMITH_RETRY_SECONDS": "0.1",
+}
+STEPS = 120
+_COMMON: dict[str, Any] = {
+    "max_steps": STEPS,
+    "save_steps": 7,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-3,
+}
+_FULL = _COMMON | {"tuning": "full", "packing": False}
+RECIPES: dict[str, dict[str, Any]] = {
+    "lora": _COMMON | {"packing": False, "lora": {"r": 4, "lora_dropout": 0.1}},
+    "lora packed": _COMMON | {"packing": True, "max_seq_length": 128, "lora": {"r": 4}},
+    "lora stock": _COMMON | {"packing": False, "patches": "off", "lora": {"r": 4}},
+    "full fp32": _FULL | {"precision": "fp32"},
+    "full bf16": _FULL | {"precision": "bf16"},
+    "full bf16_error_word": _FULL | {"precision": "bf16_error_word"},
+    "full bf16_sr8": _FULL | {"precision": "bf16_sr8"},
+    "full packed": _FULL | {"packing": True, "max_seq_length": 128},
+}
+SEED = 11
+
+
+@dataclass
+class Ending:
+    """How one job ended, and what was wrong with that."""
+
+    recipe: str
+    victim: str
+    hits: int
+    resumed: int
+    """Attempts that went on from a step beyond 0."""
+    seconds: float
+    problems: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    def __init__(self, service: Service, rows: Path, *, seed: int) -> None:
+        self._service, self._random = service, random.Random(seed)
+        self._client = service.client()
+        self._file = self._client.files.create(file=rows)
+        self._client.files.wait_for_processing(self._file.id, timeout=60)
+        self._expected: dict[str, tuple[dict[str, str], float]] = {}
+        self.watcher = Watcher(service.data_dir / "runs")
+
+    def torment(self, victim: str, recipe: str, kills: int) -> Ending:
+        """One job, killed `kills` times at random moments of its life, then left alone."""
+        weights, seconds = self._undisturbed(recipe)
+        began = time.monotonic()
+        job = self._create(recipe)
+        hits = 0
+        while hits < kills and job.refresh().state not in TERMINAL:
+            until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
+            time.sleep(self._random.uniform(0.0, seconds))
+            try:
+                pid = VICTIMS[victim](self._service)
+            except IndexError:  # between two of them: nobody to hit
+                continue
+            attempt = job.refresh().attempt
+            if job.state is not JobState.RUNNING:
+                continue
+            os.kill(pid, signal.SIGKILL)
+            hits += 1
+            until(lambda: job.refresh().attempt > attempt or job.state in TERMINAL, 90)  # noqa: B023  # called at once
+        until(lambda: job.refresh().state in TERMINAL, 180)
+        return Ending(
+            recipe,
+            victim,
+            hits,
+            sum(1 for event in self._events(job, EventKind.RESUMED) if event["step"]),
+            round(time.monotonic() - began, 1),
+            list(self._problems(job, weights)),
+        )
+
+    def _undisturbed(self, recipe: str) -> tuple[dict[str, str], float]:
+        """Hashes of what the recipe makes when left alone, and how long its trainer lives."""
+        if recipe not in self._expected:
+            job = self._create(recipe)
+            until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
+            began = time.monotonic()
+            until(lambda: job.refresh().state in TERMINAL, 180)
+            assert job.state is JobState.SUCCEEDED, job.error
+            self._expected[recipe] = self._weights(job), time.monotonic() - began
+        return self._expected[recipe]
+
+    def _create(self, recipe: str) -> tunesmith.Job:
+        return self._client.fine_tuning.jobs.create(
+            model="tiny", training_file=self._file.id, seed=SEED, recipe=RECIPES[recipe]
+        )
+
+    def _weights(self, job: tunesmith.Job) -> dict[str, str]:
+        assert job.adapter_id is not None
+        adapter = self._client.adapters.retrieve(job.adapter_id)
+        return {f.name: f.sha256 for f in adapter.files if f.name.endswith(".safetensors")}
+
+    def _events(self, job: tunesmith.Job, kind: EventKind) -> list[dict[str, Any]]:
+        return [event.data for event in job.stream() if event.kind == kind]
+
+    def _problems(self, job: tunesmith.Job, weights: dict[str, str]) -> Iterator[str]:
+        if job.state is not JobState.SUCCEEDED:
+            yield f"{job.id} {job.state}: {job.error.message if job.error else 'no error given'}"
+            return
+        if self._weights(job) != weights:
+            yield f"{job.id}: other weights than undisturbed"
+        events = list(job.stream())
+        if [event.seq for event in events] != list(range(1, len(events) + 1)):
+            yield f"{job.id}: event numbers have a gap or a double"
+        ends = [e.data["state"] for e in events if e.kind == EventKind.STATE]
+        if [state for state in ends if state in TERMINAL] != [JobState.SUCCEEDED]:
+            yield f"{job.id}: states were told as {ends}"
+        steps = list(range(1, STEPS + 1))
+        if (points := [point.step for point in job.metrics()]) != steps:
+            yield f"{job.id}: metrics of steps {_odd(points)}"
+        if (told := _steps_that_count(events)) != steps:
+            yield f"{job.id}: events tell steps {_odd(told)}"
+        if (together := self.watcher.together[job.id]) != 1:
+            yield f"{job.id}: {together} trainers alive at once"
+
+
+def _steps_that_count(events: list[tunesmith.Event]) -> list[int]:
+    """Of the metrics told, those that no later resumption has taken back."""
+    told: list[int] = []
+    for event in events:
+        step = event.data.get("step")
+        if event.kind == EventKind.RESUMED and isinstance(step, int):
+            told = [one for one in told if one <= step]
+        elif event.kind == EventKind.METRICS and isinstance(step, int):
+            told.append(step)
+    return told
+
+
+def _odd(steps: list[int]) -> str:
+    """What is wrong with a list that should be 1, 2, 3, ..."""
+    missing = sorted(set(range(1, STEPS + 1)) - set(steps))
+    double = sorted({step for step in steps if steps.count(step) > 1})
+    return f"(missing {missing[:5]}, double {double[:5]}, in order: {steps == sorted(steps)})"
