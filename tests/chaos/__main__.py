@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,19 +43,17 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _all_of(campaign: Campaign, victim: str, kills: int, out: Path | None) -> list[Ending]:
-    endings: list[Ending] = []
+def _all_of(campaign: Campaign, victim: str, kills: int, out: Path | None) -> Iterator[Ending]:
     hits = 0
     for recipe in itertools.cycle(RECIPES):
         if hits >= kills:
-            return endings
+            return
         ending = campaign.torment(victim, recipe, min(KILLS_PER_JOB, kills - hits))
         hits += ending.hits
-        endings.append(ending)
         if out is not None:
             with out.open("a") as file:
                 file.write(json.dumps(asdict(ending)) + "\n")
-    raise AssertionError("unreachable: cycle never ends")
+        yield ending
 
 
 def _told(ending: Ending) -> bool:
