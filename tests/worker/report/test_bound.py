@@ -88,6 +88,13 @@ def test_what_was_not_measured_is_called_so(fit: Fit, why: str) -> None:
     assert why in found.text
 
 
+def test_no_time_is_negative() -> None:
+    fit = fit_of(-0.02, 1e-4, noise=0.001)
+    assert fit.fixed_seconds()[0] < 0, "the line through what was measured"
+    text = saturation_of(fit, device="CPU", waits=None).text
+    assert "no more than 0.0 ms do not depend" in text
+
+
 def test_equal_batches_on_a_gpu_that_waits_leave_room_for_more_rows() -> None:
     found = saturation_of(fit_of(0.05, 1e-4, spread=5), device="GPU", waits=0.9)
     assert (found.state, found.doubling_gain) == ("not_saturated", None)

@@ -28,9 +28,12 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
         return _of_equal_sizes(fit, waits)
     fixed, error = fit.fixed_seconds()
     low, gain, high = (_doubling(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error))
+    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms do"
+    if fixed < 0:  # the line's, not a time
+        part = f"no more than {max(0.0, fixed + 2 * error) * 1e3:.1f} ms do"
     words = (
         f"of {fit.mean_seconds * 1e3:.1f} ms for a micro-batch of {fit.mean_slots:,.0f} slots, "
-        f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms do not depend on its size"
+        f"{part} not depend on its size"
     )
     if high < WORTH:
         text = f"{device} already saturated; more rows only add memory: {words}"

@@ -64,8 +64,10 @@ def _tell(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:
         state: [one for one in outcomes if one.state == state]
         for state in ("passed", "not_applicable", "skipped")
     }
-    told = "; ".join(f"{one.check}: {one.detail}" for one in by_state["passed"])
-    text = f"self-check: {len(by_state['passed'])} checks passed in {seconds:.1f} s ({told})"
+    text = f"self-check: {len(by_state['passed'])} checks passed in {seconds:.1f} s"
+    equal = [one.detail for one in by_state["passed"] if one.check == "patched_equals_stock"]
+    if equal:
+        text += f" ({equal[0]})"
     for state, words in (("not_applicable", "do not apply"), ("skipped", "were skipped")):
         if by_state[state]:
             which = "; ".join(f"{one.check}: {one.detail}" for one in by_state[state])
