@@ -17,6 +17,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(length=40), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("stays", sa.Boolean(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("files", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"]),

@@ -124,7 +124,8 @@ class Recipe(Request):
     """Checkpoints kept: the last so many, and always the one with the lowest `valid_loss`. None:
     all of them."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
-    """Checkpoints of every so many steps stay, whatever `save_total_limit` says."""
+    """Checkpoints of every so many steps stay, whatever `save_total_limit` says, and so do resume
+    points, beyond the newest two and after success: a fork can start from them."""
     early_stopping: EarlyStoppingRecipe | None = None
     """End the training before its last step, once the evaluations gain nothing any more. The
     learning rate's schedule stays that of the whole run. Needs a validation file."""
@@ -187,8 +188,6 @@ class Recipe(Request):
             )
         if self.tuning == "full" and self.lora is not None:
             raise ValueError("lora is for tuning='lora': remove it, or set tuning='lora'")
-        if self.keep_every is not None and self.save_total_limit is None:
-            raise ValueError("keep_every is for save_total_limit: without it all are kept")
         if self.from_scratch and self.tuning != "full":
             raise ValueError("from_scratch trains all weights: set tuning='full'")
         blank = [token for token in self.add_tokens if not token.strip()]

@@ -1,20 +1,34 @@
-"""Which checkpoints to sample from are kept: the same rule on a worker's disk and in storage."""
+"""What is kept of a run on its way: the same rules on a worker's disk and in storage."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .recipe import Recipe
+
+NEWEST_RESUME_POINTS = 2
+"""The newest, and the one before in case that is damaged."""
+
+
+def stays(step: int, keep_every: int | None) -> bool:
+    """Whether `recipe.keep_every` keeps what was made at this step."""
+    return keep_every is not None and step % keep_every == 0
+
+
+def resume_points_to_keep(steps: Collection[int], keep_every: int | None) -> set[int]:
+    """Of the steps that have one."""
+    newest = sorted(steps)[-NEWEST_RESUME_POINTS:]
+    return {*newest, *(step for step in steps if stays(step, keep_every))}
 
 
 def checkpoints_to_drop(valid_losses: Mapping[int, float | None], recipe: Recipe) -> list[int]:
     """Steps, ascending. `valid_losses`: of every checkpoint there is, by step; None: not known."""
-    limit, every = recipe.save_total_limit, recipe.keep_every
+    limit = recipe.save_total_limit
     if limit is None:
         return []
     steps = sorted(valid_losses)
-    kept = {*steps[-limit:], *(step for step in steps if every and step % every == 0)}
+    kept = {*steps[-limit:], *(step for step in steps if stays(step, recipe.keep_every))}
     known = {s: v for s, v in valid_losses.items() if v is not None and math.isfinite(v)}
     if known:
         kept.add(min(known, key=lambda step: (known[step], step)))

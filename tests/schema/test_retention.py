@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from tunesmith_schema import Recipe
-from tunesmith_schema.retention import checkpoints_to_drop
+from tunesmith_schema.retention import checkpoints_to_drop, resume_points_to_keep
 
 LOSSES: dict[int, float | None] = {10: 3.0, 20: 1.0, 30: float("nan"), 40: 2.0, 50: None, 60: 1.0}
 
@@ -32,6 +31,10 @@ def test_without_validation_the_last_stay() -> None:
     assert checkpoints_to_drop({1: None, 2: None, 3: None}, Recipe(save_total_limit=2)) == [1]
 
 
-def test_keep_every_needs_a_limit() -> None:
-    with pytest.raises(ValidationError, match="without it all are kept"):
-        Recipe(keep_every=10)
+@pytest.mark.parametrize(
+    ("every", "kept"), [(None, {25, 30}), (10, {10, 20, 25, 30}), (7, {25, 30}), (25, {25, 30})]
+)
+def test_of_resume_points_the_newest_two_and_the_named_stay(
+    every: int | None, kept: set[int]
+) -> None:
+    assert resume_points_to_keep([5, 10, 20, 25, 30], every) == kept

@@ -94,6 +94,23 @@ def test_a_job_that_did_not_succeed_keeps_them(
     assert server.storage.size(hashlib.sha256(b"weights 10").hexdigest()) == 10
 
 
+def test_those_that_the_recipe_keeps_stay_and_can_be_forked(server: Server) -> None:
+    job_id = server.create_job(server.good_file(), recipe={"save_steps": 10, "keep_every": 20})
+    claim = server.worker.claim()
+    for number, step in enumerate((10, 20, 30, 40, 50)):
+        save_point(server, claim, 2 * number + 1, step)
+    server.worker.succeed(claim)
+    server.janitor().round()
+    server.janitor().sweep(timedelta(0))
+    sizes = [
+        server.storage.size(hashlib.sha256(b"weights %d" % step).hexdigest())
+        for step in (10, 20, 30, 40, 50)
+    ]
+    assert sizes == [None, 10, None, 10, None]
+    fork = server.user.post(f"/v1/fine_tuning/jobs/{job_id}/fork", json={"step": 25})
+    assert (fork.status_code, fork.json()["forked_step"]) == (200, 20)
+
+
 def test_those_of_a_job_that_has_succeeded_go(server: Server, claim: dict[str, Any]) -> None:
     save_point(server, claim, 1, 10)
     server.worker.succeed(claim)

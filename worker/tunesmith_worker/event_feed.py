@@ -18,8 +18,8 @@ class EventFeed:
         self._offset = 0
         self._pending: deque[RunEvent] = deque()
         self._last_line = self._shift = 0
-        self.resume_point: RunEvent | None = None
-        """The newest that is not stored yet: it is no news before, and holds up none."""
+        self.resume_points: list[RunEvent] = []
+        """Those that are not stored yet, oldest first: no news before, and they hold up none."""
         self.phase = "download"
         """The part of the work going on, as the newest PHASE event has it."""
         self.phases: dict[str, float] = {}
@@ -42,7 +42,7 @@ class EventFeed:
             event = RunEvent.model_validate_json(line)
             self._last_line = event.source_seq
             if event.kind is EventKind.RESUME_POINT:
-                self.resume_point = event  # one that still waited is overtaken
+                self.resume_points.append(event)
                 self._shift -= 1
                 continue
             event.source_seq += self._shift

@@ -88,7 +88,7 @@ class HeldJob:
         self._next_report = 0.0
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
-        self._points = PointUploads(self._run, self._feed, self._store)
+        self._points = PointUploads(self._run, self._feed, self._store, claim.recipe.keep_every)
         self._answered = True
         self._leaving = self._closed = False
         self._leave_by = math.inf

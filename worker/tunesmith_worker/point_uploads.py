@@ -1,6 +1,6 @@
 """Resume points on their way to storage, one at a time, while training and its events go on.
 
-One that a newer one overtakes before its turn is not sent.
+One that a newer one overtakes before its turn is not sent, unless the recipe wants it kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith_schema import EventKind, RunEvent, StoredFile
+from tunesmith_schema.retention import stays
 
 from .checkpoints.format import MANIFEST, Manifest
 from .event_feed import EventFeed
@@ -26,9 +27,14 @@ log = logging.getLogger(__name__)
 
 class PointUploads:
     def __init__(
-        self, run: RunDirectory, feed: EventFeed, store: Callable[[Path], list[StoredFile]]
+        self,
+        run: RunDirectory,
+        feed: EventFeed,
+        store: Callable[[Path], list[StoredFile]],
+        keep_every: int | None = None,
     ) -> None:
         """`store` sends a folder's files."""
+        self._keep_every = keep_every
         self._run, self._feed, self._store = run, feed, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resume-points")
         self._closed = False
@@ -44,10 +50,15 @@ class PointUploads:
         if self._event is not None and self._upload.done():
             event, self._event = self._event, None
             self._tell(event)
-        waiting = self._feed.resume_point
-        if self._event is None and waiting is not None and not self._closed:
-            self._event, self._feed.resume_point = waiting, None
-            self._upload = self._thread.submit(self._sent, str(waiting.data["directory"]))
+        waiting = self._feed.resume_points
+        if self._event is None and waiting and not self._closed:
+            self._event = waiting.pop()
+            waiting[:] = [one for one in waiting if self._stays(one)]
+            self._upload = self._thread.submit(self._sent, str(self._event.data["directory"]))
+
+    def _stays(self, event: RunEvent) -> bool:
+        step = event.data.get("step")
+        return isinstance(step, int) and stays(step, self._keep_every)
 
     def close(self) -> None:
         """Nothing more is sent: the next transfer that fails is the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer
+from sqlalchemy import JSON, BigInteger, Boolean, Double, ForeignKey, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..database import Base
@@ -17,6 +17,8 @@ class ResumePointRow(Base):
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     """Optimiser steps done."""
     created_at: Mapped[float] = mapped_column(Double)
+    stays: Mapped[bool] = mapped_column(Boolean, default=False)
+    """`recipe.keep_every` names its step."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """StoredFile, by name."""

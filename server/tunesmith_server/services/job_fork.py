@@ -106,7 +106,8 @@ def _resume_step(session: Session, parent: JobRow, asked: int | None) -> int:
         raise BadRequest(
             ErrorCode.NOT_FORKABLE,
             f"job {parent.id!r} has no resume point to fork from",
-            hint="a job stores them while it trains, and keeps none once it has succeeded",
+            hint="a job stores them while it trains; once it has succeeded it keeps those that its "
+            "recipe.keep_every named",
         )
     there = ", ".join(str(step) for step in reversed(steps))
     reached = max(steps[0], parent.step or 0)

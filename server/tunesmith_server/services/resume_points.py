@@ -1,7 +1,7 @@
 """Resume points: what a job can go on from, on whichever host it is next.
 
-A job keeps its newest two, until it has succeeded; one that a fork is still to start from stays as
-long as that fork may need it.
+A job keeps those that `recipe.keep_every` names and, until it has succeeded, its newest two; one
+that a fork is still to start from stays as long as that fork may need it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from sqlalchemy import ColumnElement, and_, delete, exists, select
 from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, JobState, ResumePoint, RunEvent, StoredFile
+from tunesmith_schema.retention import resume_points_to_keep, stays
 
 from ..errors import BadRequest
 from ..models import JobRow, ResumePointRow
 from . import events, job_fork
-
-KEEP = 2
-"""The newest, and the one before in case that is damaged."""
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
@@ -33,14 +31,11 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
     row.created_at = time.time()
     row.files = [file.model_dump() for file in sorted(files, key=lambda file: file.name)]
     row.bytes = sum(file.bytes for file in files)
+    keep_every = job.recipe.get("keep_every")
+    row.stays = stays(step, keep_every)
     session.flush()
-    newest = (
-        select(ResumePointRow.step)
-        .where(ResumePointRow.job_id == job.id)
-        .order_by(ResumePointRow.step.desc())
-        .limit(KEEP)
-    )
-    kept = session.scalars(newest).all()
+    steps = select(ResumePointRow.step).where(ResumePointRow.job_id == job.id)
+    kept = resume_points_to_keep(session.scalars(steps).all(), keep_every)
     _delete(session, ResumePointRow.job_id == job.id, ResumePointRow.step.not_in(kept))
 
 
@@ -83,9 +78,10 @@ def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
 
 
 def drop_unneeded(session: Session) -> None:
-    """Those of jobs that have succeeded. Their content goes with the janitor's next sweep."""
+    """Those of jobs that have succeeded, but for what the recipe keeps. Their content goes with
+    the janitor's next sweep."""
     succeeded = select(JobRow.id).where(JobRow.state == JobState.SUCCEEDED)
-    _delete(session, ResumePointRow.job_id.in_(succeeded))
+    _delete(session, ResumePointRow.job_id.in_(succeeded), ResumePointRow.stays.is_(False))
 
 
 def _delete(session: Session, *which: ColumnElement[bool]) -> None:

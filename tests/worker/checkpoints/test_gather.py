@@ -185,6 +185,27 @@ def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Pat
     uploads.close()
 
 
+def test_those_that_the_recipe_keeps_are_sent_after_the_newest(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    log, feed = EventLog(run.events), EventFeed(run.events)
+    sent: list[str] = []
+
+    def store(folder: Path) -> list[StoredFile]:
+        sent.append(verify_name(folder))
+        return [StoredFile(name="a", bytes=1, sha256="0" * 64)]
+
+    uploads = PointUploads(run, feed, store, keep_every=20)
+    for step in (10, 20, 30, 40, 50):
+        make_point(tmp_path, step)
+        data = {"step": step, "directory": f"checkpoints/resume-{step}"}
+        log.append(EventKind.RESUME_POINT, f"saved {step}", data)
+    feed.read()
+    while len(sent) < 3 or uploads.busy:
+        uploads.look()
+    assert sent == ["weights 50", "weights 40", "weights 20"]
+    uploads.close()
+
+
 def test_one_that_the_trainer_is_removing_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     log, feed = EventLog(run.events), EventFeed(run.events)

@@ -51,7 +51,9 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     ) -> None:
         save_steps = spec.recipe.save_steps
         self._named = None if save_steps == "auto" else save_steps
-        self._writer = Writer(run.checkpoints, made_for(run, spec), made_with())
+        self._writer = Writer(
+            run.checkpoints, made_for(run, spec), made_with(), spec.recipe.keep_every
+        )
         self._run, self._events, self._plan = run, events, plan
         self._layouts, self._control = layouts, control
         self._now, self._cpu_now = now, cpu_now

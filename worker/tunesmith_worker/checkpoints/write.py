@@ -1,4 +1,5 @@
-"""Writes resume points in a thread, each whole or not at all, and keeps the newest two.
+"""Writes resume points in a thread, each whole or not at all, and keeps the newest two and what
+`recipe.keep_every` says.
 
 Files first, each synced, the manifest last, then the folder gets its name.
 """
@@ -11,15 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunesmith_schema.retention import resume_points_to_keep
+
 from ..best_weights import stage_best
 from ..folders import file_hash, new_folder
 from . import format as names
 from .format import FileEntry, MadeFor, Manifest, found_in
 from .state import State
 from .tensors import write_tensors, write_text
-
-KEEP = 2
-"""On this host: the newest, and one in case that is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,15 @@ class Written:
 class Writer:
     """One resume point at a time."""
 
-    def __init__(self, checkpoints: Path, made_for: MadeFor, made_with: dict[str, str]) -> None:
+    def __init__(
+        self,
+        checkpoints: Path,
+        made_for: MadeFor,
+        made_with: dict[str, str],
+        keep_every: int | None = None,
+    ) -> None:
         self._checkpoints, self._made_for, self._made_with = checkpoints, made_for, made_with
+        self._keep_every = keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resume-point")
         self._pending: Future[Written] | None = None
         self._best: dict[str, FileEntry] = {}
@@ -78,8 +85,10 @@ class Writer:
             )
             write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
         best.rmdir()
-        for older in found_in(self._checkpoints)[KEEP:]:
-            shutil.rmtree(older, ignore_errors=True)
+        found = {names.step_of(one): one for one in found_in(self._checkpoints)}
+        steps = [one for one in found if one is not None]
+        for older in found.keys() - resume_points_to_keep(steps, self._keep_every):
+            shutil.rmtree(found[older], ignore_errors=True)
         return Written(
             folder=path,
             step=step,
