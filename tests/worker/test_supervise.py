@@ -23,6 +23,7 @@ from tunesmith_schema import (
     StoredFile,
 )
 from tunesmith_worker import held_job, orders
+from tunesmith_worker.events import EventLog
 from tunesmith_worker.inputs import fetch_inputs
 from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
@@ -270,7 +271,7 @@ def test_a_job_cancelled_while_what_it_saved_for_its_pause_is_stored_waits_for_n
         assert not cancelled.is_set()
     finally:
         cancelled.set()
-    assert api.outcome.state == "released"
+    assert api.outcome.state == "cancelled"
 
 
 def test_a_trainer_that_hangs_when_told_to_pause_is_ended_and_the_job_released(
@@ -330,7 +331,8 @@ def test_two_workers_that_fetch_one_base_model_get_it_whole(tmp_path: Path) -> N
 
     def fetch(root: Path) -> None:
         (root / "data").mkdir(parents=True)
-        spec = fetch_inputs(settings, api, api.claim("w"), root, lambda call: call())
+        events = EventLog(root / "events.jsonl")
+        spec = fetch_inputs(settings, api, api.claim("w"), root, lambda call: call(), events)
         found.append(spec.model_path)
 
     threads = [threading.Thread(target=fetch, args=(tmp_path / str(i),)) for i in range(4)]

@@ -6,7 +6,6 @@ Runs in the transfer thread; knows nothing of leases nor of what a resume point 
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -16,24 +15,26 @@ from tunesmith_schema import Claim, Outcome, ResumePoint
 
 from .checkpoints.format import PREFIX, forget_all, found_in, step_of
 from .checkpoints.verify import Damaged, verify
+from .events import EventLog
 from .folders import new_folder
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
-
-log = logging.getLogger(__name__)
 
 Insist = Callable[[Callable[[], None]], None]
 """Calls a transfer until it is through."""
 
 
-def gather_resume_points(api: ServerApi, claim: Claim, root: Path, insist: Insist) -> None:
-    """Into `root`/checkpoints. Without any the run begins at step 0."""
+def gather_resume_points(
+    api: ServerApi, claim: Claim, root: Path, insist: Insist, events: EventLog
+) -> None:
+    """Into `root`/checkpoints. Without any the run begins at step 0. Those that cannot be used are
+    warned of."""
     stored = {point.step for point in claim.resume_points}
-    local = _newest_local(root, claim, stored)
+    local = _newest_local(root, claim, stored, events)
     if local is not None:
         _link(local, root / "checkpoints" / local.name)
     best = -1 if local is None else step_of(local) or 0
     for point in claim.resume_points:
-        if point.step <= best or _fetched(api, claim, point, root, insist):
+        if point.step <= best or _fetched(api, claim, point, root, insist, events):
             break
     if found_in(root / "checkpoints"):
         for earlier in _earlier(root, claim.attempt):
@@ -66,7 +67,7 @@ def _earlier(root: Path, attempt: int) -> list[Path]:
     return found
 
 
-def _newest_local(root: Path, claim: Claim, stored: set[int]) -> Path | None:
+def _newest_local(root: Path, claim: Claim, stored: set[int], events: EventLog) -> Path | None:
     for attempt in _earlier(root, claim.attempt):
         for folder in found_in(attempt / "checkpoints"):
             step = step_of(folder)
@@ -75,7 +76,8 @@ def _newest_local(root: Path, claim: Claim, stored: set[int]) -> Path | None:
             try:
                 verify(folder)
             except Damaged as error:
-                log.warning("%s of %s is not used: %s", folder.name, claim.job_id, error)
+                name = f"{attempt.name}/{folder.parent.name}/{folder.name}"
+                events.message(f"{name} is no resume point: {error}", level="warn")
                 continue
             return folder
     return None
@@ -96,7 +98,14 @@ def _link(folder: Path, target: Path) -> None:
             os.link(file, part / file.name)
 
 
-def _fetched(api: ServerApi, claim: Claim, point: ResumePoint, root: Path, insist: Insist) -> bool:
+def _fetched(
+    api: ServerApi,
+    claim: Claim,
+    point: ResumePoint,
+    root: Path,
+    insist: Insist,
+    events: EventLog,
+) -> bool:
     """Each file verified by its hash; False if storage does not have it any more."""
     target = root / "checkpoints" / f"{PREFIX}{point.step}"
     try:
@@ -109,7 +118,10 @@ def _fetched(api: ServerApi, claim: Claim, point: ResumePoint, root: Path, insis
                     )
                 )
     except (ServerRefused, ServerUnreachable) as error:
-        log.warning("resume point %d of %s is not in storage: %s", point.step, claim.job_id, error)
+        events.message(
+            f"The resume point of step {point.step} cannot be had from storage: {error}"[:4000],
+            level="warn",
+        )
         shutil.rmtree(target.with_name(f".{target.name}.part"), ignore_errors=True)
         return False
     return True

@@ -114,6 +114,7 @@ class HeldJob:
                     self._claim,
                     self._run.root,
                     self._insist,
+                    events,
                 )
             )
         write_json(self._run.spec, spec)

@@ -17,6 +17,7 @@ from tunesmith_schema import Claim, RunSpec, StoredFile
 
 from . import base_models
 from .base_model_files import check_base_model
+from .events import EventLog
 from .gather import Insist, gather_resume_points
 from .server_api import ServerApi
 from .settings import WorkerSettings
@@ -26,7 +27,12 @@ DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".t
 
 
 def fetch_inputs(
-    settings: WorkerSettings, api: ServerApi, claim: Claim, root: Path, insist: Insist
+    settings: WorkerSettings,
+    api: ServerApi,
+    claim: Claim,
+    root: Path,
+    insist: Insist,
+    events: EventLog,
 ) -> RunSpec:
     """Fetch it all into the run directory `root` and the cache; gives the spec that names it."""
     names: dict[str, str] = {}
@@ -37,7 +43,7 @@ def fetch_inputs(
         names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
         target, file_id, sha256 = root / names[role], file.file_id, file.sha256
         insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
-    gather_resume_points(api, claim, root, insist)
+    gather_resume_points(api, claim, root, insist, events)
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
         check_base_model(claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch)

@@ -17,6 +17,7 @@ from tunesmith_schema import (
     Outcome,
     Recipe,
     ResumePoint,
+    RunEvent,
     StoredFile,
 )
 from tunesmith_worker.checkpoints.format import FileEntry, MadeFor, Manifest
@@ -85,10 +86,19 @@ def gathered(
     )  # fmt: skip
     root = runs / f"attempt-{attempt}"
     (root / "checkpoints").mkdir(parents=True)
-    gather_resume_points(api, claim, root, lambda transfer: transfer())
+    events = EventLog(root / "events.jsonl")
+    gather_resume_points(api, claim, root, lambda transfer: transfer(), events)
     found = sorted((root / "checkpoints").iterdir())
     assert [verify(folder).folder for folder in found] == found
     return [folder.name for folder in found]
+
+
+def warning(root: Path) -> str:
+    """The only one that was told."""
+    (line,) = (root / "events.jsonl").read_text().splitlines()
+    event = RunEvent.model_validate_json(line)
+    assert event.level == "warn"
+    return event.message
 
 
 @pytest.fixture
@@ -136,12 +146,14 @@ def test_a_damaged_one_of_this_host_is_not_linked(api: Store, runs: Path) -> Non
         make_point(runs / "attempt-1", step)
     (runs / "attempt-1" / "checkpoints" / "resume-20" / "trained.safetensors").write_text("x")
     assert gathered(api, runs, attempt=2, told=25) == ["resume-10"]
+    assert "attempt-1/checkpoints/resume-20 is no resume point" in warning(runs / "attempt-2")
 
 
 def test_what_storage_has_lost_is_passed_over(api: Store, runs: Path) -> None:
     make_point(runs / "attempt-1", 10)
     api.lost = True
     assert gathered(api, runs, attempt=2, told=25, stored=(20,)) == ["resume-10"]
+    assert "step 20 cannot be had from storage: gone" in warning(runs / "attempt-2")
 
 
 def test_a_released_attempt_keeps_its_resume_points_and_no_other_does(runs: Path) -> None:
