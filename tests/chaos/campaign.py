@@ -30,7 +30,7 @@ ENV = {
     "TUNESMITH_MAX_LOSSES": "1000",
     "TUNESMITH_RETRY_SECONDS": "0.1",
 }
-STEPS = 120
+STEPS = 300
 _COMMON: dict[str, Any] = {
     "max_steps": STEPS,
     "save_steps": 7,

@@ -15,7 +15,7 @@ from .service import LONG, Service, until
 
 pytestmark = pytest.mark.slow
 
-RECIPE = LONG | {"max_steps": 150, "learning_rate": 1e-3}
+RECIPE = LONG | {"max_steps": 600, "learning_rate": 1e-3}  # a pause must come before the end
 
 
 class Runs:
