@@ -30,7 +30,7 @@ ENV = {
     "TUNESMITH_MAX_LOSSES": "1000",
     "TUNESMITH_RETRY_SECONDS": "0.1",
 }
-STEPS = 300
+STEPS = 500
 _COMMON: dict[str, Any] = {
     "max_steps": STEPS,
     "save_steps": 7,
@@ -110,7 +110,7 @@ class Campaign:
     def _wait(self, job: tunesmith.Job) -> None:
         """Until a moment of its life: mostly somewhere in its training, else anywhere before."""
         if self._random.random() < IN_TRAINING:
-            step = self._random.randint(1, STEPS * 2 // 3)  # nearer to the end it may be over
+            step = self._random.randint(1, STEPS // 2)  # a second later it may be over
             until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
         else:
             time.sleep(self._random.uniform(0.0, STARTS_WITHIN))

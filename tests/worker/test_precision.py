@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind
-from tunesmith_worker import saving
+from tunesmith_worker.optimizers import choose
 from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
 from tunesmith_worker.run import main
 
@@ -79,7 +79,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masters: list[torch.Tensor] = []
-    stock = saving.rounded_weights
+    stock = choose.rounded_weights
 
     def watched(optimizer: Any) -> AbstractContextManager[None]:  # Any: transformers is untyped
         word = getattr(optimizer, "optimizer", optimizer)
@@ -87,7 +87,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
         masters.extend(word.master(p) for group in word.param_groups for p in group["params"])
         return stock(optimizer)
 
-    monkeypatch.setattr(saving, "rounded_weights", watched)
+    monkeypatch.setattr("tunesmith_worker.saving.rounded_weights", watched)
     run = make_run(QUESTIONS, recipe={**FULL, "precision": "bf16_error_word", "max_steps": 5})
     assert main(run) == 0
     saved = list(load_file(run / "adapter" / "model.safetensors").values())
