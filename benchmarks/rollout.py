@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 
 from .service_parts.machine import cpu_model
 from .sft import ALLOCATOR
+from .two_sides import run_side
 
 SIDE = Path(__file__).with_name("rollout_side.py")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
@@ -61,13 +61,7 @@ def main() -> int:
 
 
 def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
-    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
-    command = [sys.executable, "-P", str(SIDE), "--side", side, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True)
-    if done.returncode:
-        sys.exit(done.stderr.decode(errors="replace"))
-    result: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    result: dict[str, Any] = run_side(SIDE, side, arguments, extra)
     print(f"{side}: {result['cpu_seconds']:.3f} CPU-s a rollout", file=sys.stderr)
     return result
 

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .service_parts.machine import cpu_model
+from .two_sides import run_side
 from .worst import as_error
 
 SIDE = Path(__file__).with_name("sft_side.py")
@@ -71,13 +70,7 @@ def main() -> int:
 
 
 def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
-    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
-    command = [sys.executable, "-P", str(SIDE), "--side", side, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True)
-    if done.returncode:
-        sys.exit(done.stderr.decode(errors="replace"))
-    result: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    result: dict[str, Any] = run_side(SIDE, side, arguments, extra)
     print(f"{side}: {result['tokens_per_cpu_second']:.0f} tokens/CPU-s", file=sys.stderr)
     return result
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import SecretStr
+from pydantic import JsonValue, SecretStr
 
 from tunesmith_schema import (
     Claim,
@@ -167,21 +167,31 @@ def test_a_released_attempt_keeps_its_resume_points_and_no_other_does(runs: Path
     assert not list(runs.glob("*/checkpoints"))
 
 
-def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    log, feed = EventLog(run.events), EventFeed(run.events)
-    sent: list[str] = []
+def sending(
+    root: Path, keep_every: int | None = None
+) -> tuple[EventLog, EventFeed, PointUploads, list[str]]:
+    """Of a run directory; the last gets the content of what is sent."""
+    run, sent = RunDirectory(root), []
 
     def store(folder: Path) -> list[StoredFile]:
         sent.append(verify_name(folder))
         return [StoredFile(name="a", bytes=1, sha256="0" * 64)]
 
-    uploads = PointUploads(run, feed, store)
-    log.message("one")
-    for step in (10, 20):
-        make_point(tmp_path, step)
-        data = {"step": step, "directory": f"checkpoints/resume-{step}"}
+    log, feed = EventLog(run.events), EventFeed(run.events)
+    return log, feed, PointUploads(run, feed, store, keep_every), sent
+
+
+def save_points(log: EventLog, root: Path, *steps: int) -> None:
+    for step in steps:
+        make_point(root, step)
+        data: dict[str, JsonValue] = {"step": step, "directory": f"checkpoints/resume-{step}"}
         log.append(EventKind.RESUME_POINT, f"saved {step}", data)
+
+
+def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Path) -> None:
+    log, feed, uploads, sent = sending(tmp_path)
+    log.message("one")
+    save_points(log, tmp_path, 10, 20)
     log.message("two")
     feed.read()
     assert [(one.source_seq, one.message) for one in feed.batch()] == [(1, "one"), (2, "two")]
@@ -198,19 +208,8 @@ def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Pat
 
 
 def test_those_that_the_recipe_keeps_are_sent_after_the_newest(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    log, feed = EventLog(run.events), EventFeed(run.events)
-    sent: list[str] = []
-
-    def store(folder: Path) -> list[StoredFile]:
-        sent.append(verify_name(folder))
-        return [StoredFile(name="a", bytes=1, sha256="0" * 64)]
-
-    uploads = PointUploads(run, feed, store, keep_every=20)
-    for step in (10, 20, 30, 40, 50):
-        make_point(tmp_path, step)
-        data = {"step": step, "directory": f"checkpoints/resume-{step}"}
-        log.append(EventKind.RESUME_POINT, f"saved {step}", data)
+    log, feed, uploads, sent = sending(tmp_path, keep_every=20)
+    save_points(log, tmp_path, 10, 20, 30, 40, 50)
     feed.read()
     while len(sent) < 3 or uploads.busy:
         uploads.look()

@@ -15,6 +15,13 @@ from tunesmith_worker.trainers.sft import SFTTrainer
 from ..runs import read_result
 
 Untyped = Any  # Any: transformers is untyped
+TEN: dict[str, Any] = {  # Any: JSON
+    "max_steps": 11,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "packing": False,
+}
+FULL: dict[str, Any] = {**TEN, "tuning": "full", "lora": None}
 Plant = Callable[[Untyped], None]
 """Given the trainer."""
 

@@ -17,16 +17,9 @@ from ...tiny_model import make_tiny_tokenizer
 from ..conftest import MakeRun
 from ..patches.models import COMMON, FAMILIES
 from ..runs import QUESTIONS, losses, read_events, read_result
-from .planted import trained
+from .planted import FULL, TEN, trained
 
 Untyped = Any  # Any: transformers is untyped
-TEN: dict[str, Any] = {  # Any: JSON
-    "max_steps": 11,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "packing": False,
-}
-FULL: dict[str, Any] = {**TEN, "tuning": "full", "lora": None}
 
 GOOD: dict[str, dict[str, Any]] = {  # Any: JSON
     "rslora-dropout-warm-up": {

@@ -14,16 +14,9 @@ from tunesmith_worker.self_check.trained_units import Unit
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_events
-from .planted import Plant, failure, trained
+from .planted import FULL, TEN, Plant, failure, trained
 
 Untyped = Any  # Any: transformers is untyped
-TEN: dict[str, Any] = {  # Any: JSON
-    "max_steps": 11,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "packing": False,
-}
-FULL: dict[str, Any] = {**TEN, "tuning": "full", "lora": None}
 LAYER = "model.layers.1.self_attn.v_proj"
 
 
