@@ -95,7 +95,7 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
             ended.extend(now)
 
     ResumePoints.save = timed_save  # type: ignore[method-assign]  # timed, and otherwise as it is
-    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # as above
+    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # timed, and otherwise as it is
     StopControl.step_ended = step_ended  # type: ignore[method-assign]  # a clock in place of orders
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)

@@ -38,15 +38,15 @@ class FakeHost:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(text)
 
-    def group_v2(self, kills: int, path: str = "work") -> None:
-        self.write("proc/self/cgroup", "0::/work\n")
+    def group_v2(self, kills: int, path: str = "jobs") -> None:
+        self.write("proc/self/cgroup", "0::/jobs\n")
         self.write(f"sys/fs/cgroup/{path}/memory.events", f"oom 9\noom_kill {kills}\n")
         self.write(f"sys/fs/cgroup/{path}/memory.max", f"{8 * GIB}\n")
 
     def group_v1(self, kills: int) -> None:
-        self.write("proc/self/cgroup", "5:cpu:/\n4:memory:/work\n0::/\n")
-        self.write("sys/fs/cgroup/memory/work/memory.oom_control", f"under_oom 0\noom_kill {kills}")
-        self.write("sys/fs/cgroup/memory/work/memory.limit_in_bytes", f"{8 * GIB}\n")
+        self.write("proc/self/cgroup", "5:cpu:/\n4:memory:/jobs\n0::/\n")
+        self.write("sys/fs/cgroup/memory/jobs/memory.oom_control", f"under_oom 0\noom_kill {kills}")
+        self.write("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", f"{8 * GIB}\n")
 
     def group_in_container(self, kills: int) -> None:
         self.group_v2(kills, path=".")

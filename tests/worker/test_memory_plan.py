@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,10 @@ def report_of(run: Path) -> dict[str, Any]:  # Any: JSON
 def adapter(run: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = load_file(run / "adapter" / "adapter_model.safetensors")
     return found
+
+
+def without_heap(run_probe: Callable[..., Probe], *given: Untyped) -> Probe:
+    return replace(run_probe(*given), allocator=0)
 
 
 def assert_same_training(run: Path, expected: Path, *, rel: float) -> None:
@@ -282,13 +288,13 @@ def test_other_errors_are_not_taken_for_memory(
     assert not any(event.level == "warn" for event in read_events(run))
 
 
-@pytest.mark.xfail(
-    reason="open: the tiny model's padded rows are no longer predicted larger by 2 %", strict=False
-)
 def test_layouts_that_would_not_fit_are_not_tried(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded rows run through stock layers, which keep more than ours."""
+    """Padded rows run through stock layers, which keep more than ours: 0.3 MB more here, as much as
+    the heap's share of the peak differs from one trial to the next. So that is left out."""
+    heap_left_out = partial(without_heap, memory_plan.run_probe)
+    monkeypatch.setattr(memory_plan, "run_probe", heap_left_out)
     recipe = {"max_steps": 41, "per_device_train_batch_size": 4, "gradient_checkpointing": False}
     plenty = make_run(QUESTIONS, recipe={**recipe, "max_steps": 1}, name="plenty")
     assert main(plenty) == 0

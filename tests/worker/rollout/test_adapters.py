@@ -132,9 +132,6 @@ def test_bf16_errs_no_more_than_one_and_a_half_times_stock(family: str) -> None:
     assert infinite_if_nan((ours / stock) ** 0.5) <= 1.5
 
 
-@pytest.mark.xfail(
-    raises=ImportError, strict=False, reason="open: a run earlier in this process hid bitsandbytes"
-)
 def test_an_adapter_over_nf4_is_merged_into_the_widened_weights(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     model_of(transformers.LlamaConfig(**COMMON | sizes)).save_pretrained(tmp_path)
