@@ -9,6 +9,8 @@ from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
 from .forks import JobFork
+from .graders import Grader, MultiGrader, SingleGrader
+from .grpo import GRPORecipe, RolloutRecipe
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -18,6 +20,8 @@ from .jobs import (
     JobError,
     JobState,
     Method,
+    ReinforcementHyperparameters,
+    ReinforcementMethod,
     SupervisedMethod,
     wire_status,
 )
@@ -25,6 +29,7 @@ from .models import Adapter, Model, ModelDeleted, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
 from .report import (
     COMPUTE,
+    ROLLOUT,
     STARTUP,
     TRAINING,
     Advice,
@@ -87,6 +92,7 @@ __all__ = [
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
     "PROJECTIONS",
+    "ROLLOUT",
     "STARTUP",
     "TERMINAL",
     "TRAINING",
@@ -119,6 +125,8 @@ __all__ = [
     "FileObject",
     "FilePurpose",
     "FileValidation",
+    "GRPORecipe",
+    "Grader",
     "Hyperparameters",
     "Job",
     "JobCreate",
@@ -133,6 +141,7 @@ __all__ = [
     "MetricPoint",
     "Model",
     "ModelDeleted",
+    "MultiGrader",
     "Outcome",
     "Page",
     "PatchName",
@@ -141,11 +150,14 @@ __all__ = [
     "Plan",
     "Precision",
     "Recipe",
+    "ReinforcementHyperparameters",
+    "ReinforcementMethod",
     "Report",
     "ReportReply",
     "Request",
     "Response",
     "ResumePoint",
+    "RolloutRecipe",
     "RowFormat",
     "RowProblem",
     "RunEvent",
@@ -153,6 +165,7 @@ __all__ = [
     "RunResult",
     "RunSpec",
     "Saturation",
+    "SingleGrader",
     "StoredFile",
     "SupervisedMethod",
     "Throughput",

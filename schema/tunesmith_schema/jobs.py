@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from .base import Request, Response, Text, with_example
 from .early_stopping import with_validation_file
 from .errors import ErrorCategory
+from .graders import Grader
 from .recipe import Auto, Recipe
 
 
@@ -78,13 +79,49 @@ class SupervisedMethod(Request):
     """Without them all are automatic."""
 
 
+class ReinforcementHyperparameters(Hyperparameters):
+    """OpenAI's, for reinforcement tuning. `batch_size` counts prompts."""
+
+    compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
+    """Factor on the completions for each prompt; `recipe.grpo.num_generations` says how many."""
+    eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Steps between two evaluations, as `recipe.eval_steps`."""
+    eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Completions for each prompt of the validation file. `"auto"`: 1."""
+
+
+class ReinforcementMethod(Request):
+    """Settings of reinforcement tuning."""
+
+    grader: Grader
+    """What scores a completion."""
+    hyperparameters: ReinforcementHyperparameters | None = None
+    """Without them all are automatic."""
+
+
 class Method(Request):
     """The kind of training."""
 
-    type: Literal["supervised"]
-    """Supervised fine-tuning is the one kind there is so far."""
+    type: Literal["supervised", "reinforcement"]
+    """Which of the members below holds."""
     supervised: SupervisedMethod | None = None
     """Its hyperparameters; without them all are automatic."""
+    reinforcement: ReinforcementMethod | None = None
+    """Its grader and hyperparameters."""
+
+    @model_validator(mode="after")
+    def _members_fit(self) -> Self:
+        if self.type == "reinforcement" and self.reinforcement is None:
+            raise ValueError("reinforcement is missing: it must have a grader")
+        others = {"supervised": "reinforcement", "reinforcement": "supervised"}
+        if getattr(self, others[self.type]) is not None:
+            raise ValueError(f"type is '{self.type}': leave {others[self.type]} out")
+        return self
+
+    def hyperparameters(self) -> Hyperparameters | None:
+        """Of the member in force."""
+        chosen = self.reinforcement or self.supervised
+        return chosen.hyperparameters if chosen else None
 
 
 class JobCreate(Request):
@@ -136,12 +173,10 @@ class JobCreate(Request):
 
     @model_validator(mode="after")
     def _one_word_for_one_thing(self) -> Self:
-        of_method = (
-            self.method and self.method.supervised and self.method.supervised.hyperparameters
-        )
+        of_method = self.method and self.method.hyperparameters()
         if self.hyperparameters and of_method and self.hyperparameters != of_method:
             raise ValueError(
-                "hyperparameters and method.supervised.hyperparameters differ: give one"
+                f"hyperparameters and method.{self.method.type}.hyperparameters differ: give one"  # type: ignore[union-attr]  # of_method is its
             )
         chosen, recipe = self.chosen_hyperparameters(), self.recipe
         if "auto" not in (chosen.n_epochs, recipe.num_train_epochs) and (
@@ -163,9 +198,7 @@ class JobCreate(Request):
 
     def chosen_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters in force, wherever they were given."""
-        of_method = (
-            self.method and self.method.supervised and self.method.supervised.hyperparameters
-        )
+        of_method = self.method and self.method.hyperparameters()
         return of_method or self.hyperparameters or Hyperparameters()
 
 

@@ -17,7 +17,8 @@ from .base import Request
 from .early_stopping import with_validation_file
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
-from .jobs import Hyperparameters
+from .graders import Grader
+from .jobs import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
 
@@ -40,7 +41,13 @@ class RunSpec(Request):
     """Path, relative to the run directory."""
     recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
     """How to train."""
-    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    method: Literal["supervised", "reinforcement"] = "supervised"
+    """The kind of training."""
+    grader: Grader | None = None
+    """Reinforcement: what scores completions; None: reward functions given to the run itself."""
+    hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
+        default_factory=Hyperparameters, union_mode="left_to_right"
+    )
     """OpenAI's knobs; the recipe was checked against them."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
@@ -88,10 +95,12 @@ class RunEvent(Request):
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
-    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. RESUMED: `step`. PHASE:
+    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. SAMPLES: `step`, `file`
+    (relative to the run directory), `count`. RESUMED: `step`. PHASE:
     `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
     files: list[StoredFile] | None = None
-    """CHECKPOINT and RESUME_POINT only, filled in by the supervisor once the files are stored."""
+    """CHECKPOINT, RESUME_POINT and SAMPLES only, filled in by the supervisor once the files are
+    stored."""
 
 
 class JobFailure(Request):
