@@ -7,7 +7,15 @@ from .base import FROM_SERVER, Page, Request, Response
 from .early_stopping import EarlyStoppingRecipe
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
-from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .files import (
+    FileDeleted,
+    FileObject,
+    FilePurpose,
+    FileValidation,
+    PromptFormat,
+    RowFormat,
+    RowProblem,
+)
 from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
@@ -149,6 +157,7 @@ __all__ = [
     "PhaseName",
     "Plan",
     "Precision",
+    "PromptFormat",
     "Recipe",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",

@@ -56,6 +56,7 @@ class ErrorCode(StrEnum):
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     TEMPLATE_MISSING = "template_missing"
     ROW_TOO_LONG = "row_too_long"
+    GRADER_INVALID = "grader_invalid"
     LOSS_NONFINITE = "loss_nonfinite"
     GRADIENT_NONFINITE = "gradient_nonfinite"
     SELF_CHECK_FAILED = "self_check_failed"
