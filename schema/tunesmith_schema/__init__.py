@@ -22,16 +22,18 @@ from .grpo import GRPORecipe, RolloutRecipe
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
-    Hyperparameters,
     Job,
     JobCreate,
     JobError,
     JobState,
+    wire_status,
+)
+from .methods import (
+    Hyperparameters,
     Method,
     ReinforcementHyperparameters,
     ReinforcementMethod,
     SupervisedMethod,
-    wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe

@@ -56,7 +56,6 @@ class ErrorCode(StrEnum):
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     TEMPLATE_MISSING = "template_missing"
     ROW_TOO_LONG = "row_too_long"
-    GRADER_INVALID = "grader_invalid"
     LOSS_NONFINITE = "loss_nonfinite"
     GRADIENT_NONFINITE = "gradient_nonfinite"
     SELF_CHECK_FAILED = "self_check_failed"
@@ -72,6 +71,8 @@ class ErrorCode(StrEnum):
     BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
     RESUME_MISMATCH = "resume_mismatch"
+    GRADER_INVALID = "grader_invalid"
+    GRADER_FAILED = "grader_failed"
 
 
 class ErrorBody(Response):
