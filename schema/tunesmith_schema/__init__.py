@@ -67,6 +67,7 @@ from .run import (
     RunResult,
     RunSpec,
 )
+from .samples import MAX_SAMPLES_PAGE, Sample
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -99,6 +100,7 @@ __all__ = [
     "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "MAX_PART_BYTES",
+    "MAX_SAMPLES_PAGE",
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
     "PROJECTIONS",
@@ -175,6 +177,7 @@ __all__ = [
     "RunReport",
     "RunResult",
     "RunSpec",
+    "Sample",
     "Saturation",
     "SingleGrader",
     "StoredFile",

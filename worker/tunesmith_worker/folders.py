@@ -65,6 +65,10 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
