@@ -119,9 +119,13 @@ def train(
     quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         from .loading import load
-        from .supervised import prepare_supervised
 
-    ready = prepare_supervised(context, load(context))
+        if spec.method == "reinforcement":
+            from .reinforcement import prepare_reinforcement as prepare
+        else:
+            from .supervised import prepare_supervised as prepare
+
+    ready = prepare(context, load(context))
     trainer, callbacks = ready.trainer, ready.callbacks
     with events.phase("train"):
         control.training_begins()

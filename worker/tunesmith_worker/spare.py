@@ -27,7 +27,11 @@ from .spawn import TrainerProgram
 
 SPARE = "--spare"
 """In place of the run directory on the command line."""
-ENGINE = ("tunesmith_worker.loading", "tunesmith_worker.supervised")
+ENGINE = (
+    "tunesmith_worker.loading",
+    "tunesmith_worker.reinforcement",
+    "tunesmith_worker.supervised",
+)
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""
 READY, TAKEN = b"ready\n", b"taken\n"
 _TAIL_BYTES = 1500

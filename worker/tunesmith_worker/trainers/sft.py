@@ -6,6 +6,7 @@ Metrics are sums over tokens that stay on the device until they are logged.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -19,6 +20,7 @@ from ..data.tokens import IGNORED
 from ..patches.batch_layout import batch_layout
 from ..patches.trl_compat import metrics_so_far, restore_metrics
 from ..plan import Layout, TrainPlan
+from ..plan.shapes import MicroBatch
 from ..self_check.nan_guard import NanGuard, TakenStep
 from ..self_check.nan_rows import RowName, why_not_finite
 from .batches import Batch, collate, slots, split
@@ -29,12 +31,15 @@ from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
 from .random_state import random_state
 from .resuming import Resuming
-from .step_memory import StepMemory
+from .step_memory import StepMemory, describe
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+    TIMED_STEP = "training_step"
+    """The method that is one optimiser step's forward and backward."""
+
     def __init__(
         self,
         *,
@@ -133,6 +138,27 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         """A collated step's, in as many parts as its memory needs."""
         parts = 1 if self.memory is None else self.memory.policy.parts
         return self._split(step, layout.narrowed(parts))
+
+    def longest_step(self) -> Batch:
+        """The step of the longest rows, the worst that chance can draw."""
+        lengths: list[int] = []
+        for table in self.train_dataset.with_format("arrow").iter(10_000):
+            lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
+        rows = min(self.args.per_device_train_batch_size, len(lengths))
+        longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
+        return collate([self.train_dataset[index] for index in longest])
+
+    @staticmethod
+    def described(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+        return describe(batch, count_labels=count_labels)
+
+    def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
+        """Of a micro-batch, as training computes it; counts nothing."""
+        inputs = on_device(batch, self.args.device)
+        with self.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
+            outputs = self.model(**inputs, use_cache=False, fused_lm_head=True)
+        loss: torch.Tensor = -outputs.log_probs.sum() / labelled
+        return loss
 
     def counters(self, mode: str = "train") -> Untyped:
         """What has been counted so far: a step may have to be repeated."""
