@@ -22,7 +22,8 @@ _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
 _DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]++)?|\.[0-9]++)"
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_^])(?<![0-9]\.)(?<![\^_]\{)"
-    rf"(?:(?<!/)(?:(?P<whole>{_WHOLE})[ ]{{1,3}})?(?P<over>{_DECIMAL}) ?/ ?(?P<under>{_DECIMAL})(?![\w/])"
+    rf"(?:(?<!/)(?:(?P<whole>{_WHOLE})[ ]{{1,3}})?"
+    rf"(?P<over>{_DECIMAL}) ?/ ?(?P<under>{_DECIMAL})(?![\w/])"
     rf"|(?P<decimal>{_DECIMAL})(?P<exponent>[eE][-+]?[0-9]{{1,3}}(?!\w))?(?![eE][-+]?[0-9]))"
     r"(?P<percent>\s?%|\s?percent\b)?"
 )
