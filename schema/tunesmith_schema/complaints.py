@@ -16,6 +16,9 @@ from .job_fit import DOES_NOT_FIT
 
 _MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
 
+_TAG = re.compile(r"<\w+>")
+"""Of a member that a discriminator chose."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Complaint:
@@ -52,6 +55,7 @@ def complaints(errors: Iterable[Mapping[str, Any]]) -> list[Complaint]:  # Any: 
 
 def _split(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
     """The field, and where inside a member of its union."""
+    loc = tuple(part for part in loc if not (isinstance(part, str) and _TAG.fullmatch(part)))
     for place, part in enumerate(loc):
         if place and isinstance(part, str) and _MEMBER.fullmatch(part):
             return loc[:place], loc[place + 1 :]
