@@ -32,8 +32,7 @@ from .preparing import (
 )
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
-from .rewards import Grading
-from .rewards.local import load_rewards
+from .rewards import Grading, LocalReward
 from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .samples import write_samples
 from .trainers.grpo import GRPOTrainer
@@ -83,7 +82,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     recorder.clock.switch(PhaseName.SETUP)
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
-    grading = Grading(spec.grader, load_rewards(context.rewards, spec.method))
+    grading = Grading(spec.grader, [LocalReward.load(text) for text in context.rewards])
     engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
     rollouts = Rollouts(
         NativeEngine(model, engine_plan, base.tokenizer),

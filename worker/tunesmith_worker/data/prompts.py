@@ -114,7 +114,7 @@ def read_prompts(
         for loss in counts.losses(path.name, max_prompt_tokens):
             events.message(loss, level="warn", data=counts.as_data())
         if spec.grader is not None:
-            check_fields(spec.grader, ((row.number, row.item) for row in rows), path.name)
+            check_fields(spec.grader, rows, path.name)
         return rows
 
     return Prompts(

@@ -57,12 +57,13 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         rollouts: Rollouts,
         shared_prompt: bool | Literal["auto"],
         save: Callable[[int], None],
+        optimizer_cls_and_kwargs: Untyped,
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`shared_prompt`: recipe.rollout's. `save`, `embedding_rate`: as `Guarded.guarded` takes
-        them. `given["args"]` has no
-        `beta`: TRL would copy a fresh adapter, or load the model once more, for its reference."""
+        """`shared_prompt`: recipe.rollout's. `optimizer_cls_and_kwargs`: as the Trainer takes it.
+        `save`, `embedding_rate`: as `Guarded.guarded` takes them. `given["args"]` has no `beta`:
+        TRL would copy a fresh adapter, or load the model once more, for its reference."""
         model, texts = given["model"], [row.text for row in rollouts.prompts.rows]
         reference = None
         if plan.beta and not hasattr(model, "peft_config"):
@@ -72,6 +73,7 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
             train_dataset=datasets.Dataset.from_dict({"prompt": texts, "row": range(len(texts))}),
             **given,
         )
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs  # TRL does not pass it on
         self.beta = self.args.beta = plan.beta
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
@@ -154,6 +156,24 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         self.step_loss = loss
         return loss
 
+    may_teach_nothing = True
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    def labelled_tokens(self, rows: Inputs) -> int:
+        """Completion tokens of a step that teach something."""
+        scored = self._without_idle_groups(rows)
+        return sum(len(row.completion_ids) for row in scored if row.scored)
+
+    def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        found = {
+            token
+            for row in self._without_idle_groups(rows)
+            if row.scored
+            for token in (row.prompt_ids[-1], *row.completion_ids[:-1])
+        }
+        return torch.tensor(sorted(found), dtype=torch.int64)
+
     def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
         """A step's, in as many parts as its memory needs. `layout`: there is but one."""
         parts = 1 if self.memory is None else self.memory.policy.parts
@@ -223,7 +243,8 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         if not loss.requires_grad:  # no row teaches anything: a gradient of zero, as TRL's would be
             trained = (one for one in self.model.parameters() if one.requires_grad)
             loss = loss + sum((one.sum() * 0.0 for one in trained), loss.new_zeros(()))
-        return loss * inputs[SHARE]
+        share: float = inputs[SHARE]
+        return loss * share
 
     def _without_idle_groups(self, inputs: Inputs) -> list[RowOfGroup]:
         """Rows without an advantage have a gradient of zero, unless something else than the
@@ -362,8 +383,12 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         self.model.eval()  # TRL tells by that which figures are gathered
         self.log(dict(logs))
         self.model.train(was_training)
-        control: Untyped = self.control
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, control, logs)
+        self.control = self.callback_handler.on_evaluate(
+            self.args,
+            self.state,
+            self.control,  # type: ignore[has-type]  # the Trainer's, which is untyped
+            logs,
+        )
         return logs
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

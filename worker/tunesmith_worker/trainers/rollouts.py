@@ -69,9 +69,15 @@ class Rollouts:
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
         self._kept, self._write = kept, write
 
-    def draw(self, prompts: Sequence[PromptRow], kind: str, step: int) -> Drawn:
-        """Nothing yet: `generate` does it. `prompts`: one for each completion."""
-        return Drawn(prompts=list(prompts), kind=kind, step=step, round=self.grading.begin(prompts))
+    def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
+        """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the
+        trainer's."""
+        return Drawn(
+            prompts=list(prompts),
+            kind=kind,
+            step=state.global_step,
+            round=self.grading.begin(prompts, state),
+        )
 
     def generate(self, drawn: Drawn, *, resumed: bool = False) -> None:
         """Every completion of it; `resumed`: the weights are those that an earlier attempt may
@@ -95,7 +101,9 @@ class Rollouts:
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
         if missing:
-            self.clock.move(PhaseName.GENERATE, PhaseName.SYNC, self.engine.figures.sync.wall_seconds)
+            self.clock.move(
+                PhaseName.GENERATE, PhaseName.SYNC, self.engine.figures.sync.wall_seconds
+            )
 
     def grade(self, drawn: Drawn) -> list[list[float]]:
         """[completions, reward columns]; NaN where a completion has none."""

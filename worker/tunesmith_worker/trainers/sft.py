@@ -21,6 +21,7 @@ from ..patches.batch_layout import batch_layout
 from ..patches.trl_compat import metrics_so_far, restore_metrics
 from ..plan import Layout, TrainPlan
 from ..plan.shapes import MicroBatch
+from ..self_check.gradients import predicting_tokens
 from ..self_check.nan_guard import NanGuard, TakenStep
 from ..self_check.nan_rows import RowName, why_not_finite
 from .batches import Batch, collate, slots, split
@@ -133,6 +134,19 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
             there = on_device(batch, self.args.device)
             loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
         return loss
+
+    may_teach_nothing = False
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    @staticmethod
+    def labelled_tokens(rows: Batch) -> int:
+        """Of a collated step, on the host."""
+        return int((rows["labels"] != IGNORED).sum())
+
+    @staticmethod
+    def predicting_tokens(rows: Batch) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        return predicting_tokens(rows)
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
         """A collated step's, in as many parts as its memory needs."""
