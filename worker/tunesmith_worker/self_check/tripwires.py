@@ -75,7 +75,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
             self._movement = None  # and the rows that it keeps
 
     def _findings(self, step: int, movement: Movement) -> list[Finding]:
-        found = []
+        found: list[Finding] = []
         if not self._trainer.may_teach_nothing:
             found += _judged_loss(float(self._trainer.step_loss), self._labelled, step)
         if any(one.level == "error" for one in found):
