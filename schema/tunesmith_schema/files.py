@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .base import Request, Response
 from .early_stopping import MethodName
@@ -84,9 +84,9 @@ class FileValidation(Request):
 
     ok: bool
     """Whether it can be trained on, by one method at least."""
-    usable_for: list[MethodName] = Field(default_factory=list)
-    """The methods that can use every row."""
-    refused: dict[MethodName, BadRows] = Field(default_factory=dict)
+    usable_for: list[MethodName | str] = Field(default_factory=list)
+    """The methods that can use every row; a newer server may know more."""
+    refused: dict[MethodName | str, BadRows] = Field(default_factory=dict)
     """For each other method, the rows that it cannot use, and why."""
     format: RowFormat | None = None
     """Shape of the rows for supervised training; null when none was recognised."""
@@ -100,16 +100,11 @@ class FileValidation(Request):
     num_problems: int = Field(default=0, ge=0)
     """All bad rows."""
 
-    @model_validator(mode="after")
-    def _supervised_once(self) -> Self:
-        """What was found before there was another method was found for that one."""
-        if self.ok and "usable_for" not in self.model_fields_set:
-            self.usable_for = ["supervised"]
-        return self
-
     def why_not(self, method: MethodName) -> str | None:
         """Why it cannot be used by `method`; None: it can."""
-        if method in self.usable_for:
+        # What was found when there was one method only was found for that one.
+        known = "usable_for" in self.model_fields_set or not self.ok
+        if method in (self.usable_for if known else ["supervised"]):
             return None
         if method in self.refused:
             return self.refused[method].summary()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunesmith_schema import BadRows, FileValidation, RowProblem
+from tunesmith_schema import BadRows, FileValidation, MethodName, RowProblem
 
 from .formats import Row
 from .prompt_formats import Asked
@@ -22,33 +22,31 @@ def validate_file(path: Path, filename: str) -> FileValidation:
     """`filename` is what the user called it. The first 20 bad rows are named."""
     rows, prompts = Checker(), PromptChecker()
     supervised, reinforcement = _Reading(rows), _Reading(prompts)
+    readings: dict[MethodName, _Reading] = {
+        "supervised": supervised,
+        "reinforcement": reinforcement,
+    }
     total = 0
     for record in read_records(path, filename):
         total += 1
-        supervised.take(record)
-        reinforcement.take(record)
+        for reading in readings.values():
+            reading.take(record)
     if total == 0:
-        supervised.refuse(RowProblem(row=1, message="the file has no rows"))
-        reinforcement.refuse(RowProblem(row=1, message="the file has no rows"))
-    found = FileValidation(
-        ok=supervised.bad == 0 or reinforcement.bad == 0,
+        for reading in readings.values():
+            reading.refuse(RowProblem(row=1, message="the file has no rows"))
+    usable = [method for method, reading in readings.items() if reading.bad == 0]
+    meant = reinforcement if supervised.good == 0 < reinforcement.good else supervised
+    shown = BadRows(problems=[], num_problems=0) if usable else meant.problems()
+    return FileValidation(
+        ok=bool(usable),
+        usable_for=[*usable],
+        refused={method: r.problems() for method, r in readings.items() if r.bad},
         format=rows.format,
         prompt_format=prompts.format,
         rows=total,
+        problems=shown.problems,
+        num_problems=shown.num_problems,
     )
-    if supervised.bad:
-        found.refused["supervised"] = supervised.problems()
-    else:
-        found.usable_for.append("supervised")
-    if reinforcement.bad:
-        found.refused["reinforcement"] = reinforcement.problems()
-    else:
-        found.usable_for.append("reinforcement")
-    if not found.ok:
-        meant = reinforcement if supervised.good == 0 < reinforcement.good else supervised
-        shown = meant.problems()
-        found.problems, found.num_problems = shown.problems, shown.num_problems
-    return found
 
 
 class _Reading:
