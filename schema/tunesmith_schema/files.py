@@ -102,9 +102,8 @@ class FileValidation(Request):
 
     def why_not(self, method: MethodName) -> str | None:
         """Why it cannot be used by `method`; None: it can."""
-        # What was found when there was one method only was found for that one.
-        known = "usable_for" in self.model_fields_set or not self.ok
-        if method in (self.usable_for if known else ["supervised"]):
+        once = ["supervised"] if self.ok else []  # read when there was no other method
+        if method in (self.usable_for or once):
             return None
         if method in self.refused:
             return self.refused[method].summary()
