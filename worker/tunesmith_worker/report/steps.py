@@ -61,7 +61,8 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
     restore_counters = trainer.restore_counters
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
-        counts.step(inputs["lengths"])
+        if "lengths" in inputs:  # else they are told of once the rows have been generated
+            counts.step(inputs["lengths"])
         clock.switch(PhaseName.DATA_WAIT)
         loss = training_step(model, inputs, *rest, **named)
         clock.switch(PhaseName.OPTIMIZER)
@@ -71,7 +72,7 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         # In FORWARD when the step begins again: memory ran out in there.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # of an evaluation
-        counts.micro_batch(inputs["input_ids"].numel(), settled=not layouts.measuring)
+        counts.micro_batch(_slots(inputs), settled=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)
         clock.switch(PhaseName.BACKWARD)
@@ -83,3 +84,10 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
 
     trainer.training_step, trainer.compute_loss = timed_step, timed_loss
     trainer.restore_counters = step_again
+
+
+def _slots(inputs: Untyped) -> int:
+    """Places in a micro-batch; prompts and completions stand side by side where TRL has them so."""
+    if "input_ids" in inputs:
+        return int(inputs["input_ids"].numel())
+    return int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())
