@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from .base import Response
-from .report_example import REPORT_EXAMPLE
+from .report_example import REINFORCEMENT_EXAMPLE, REPORT_EXAMPLE
 from .run import Choice
 
 
@@ -334,7 +334,9 @@ class AttemptSummary(Response):
 class JobReport(RunReport):
     """What `GET /v1/fine_tuning/jobs/{id}/report` answers: the newest attempt that has a report."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [dict(REPORT_EXAMPLE)]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [dict(REPORT_EXAMPLE), dict(REINFORCEMENT_EXAMPLE)]}
+    )
 
     object: Literal["fine_tuning.job.report"] = "fine_tuning.job.report"
     job_id: str
