@@ -37,6 +37,8 @@ class Terminal:
             if self._now() - self._shown < METRICS_SECONDS:
                 return
             self._shown = self._now()
+        if event.kind == EventKind.SAMPLES:  # one a step; the texts are in the folder
+            return
         self._show(event.message if event.level == "info" else f"{event.level}: {event.message}")
 
     def end(self, run: RunDirectory, result: RunResult) -> None:
