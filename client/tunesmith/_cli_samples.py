@@ -76,13 +76,12 @@ def _verdict(sample: Sample) -> Text:
     text.append(reward, style=f"bold {style}")
     if sample.advantage is not None:
         text.append(f"  advantage {sample.advantage:+.3g}", style=style)
-    if len(sample.scores) > 1 or None in sample.scores.values():
-        scores = ", ".join(f"{name} {_number(score)}" for name, score in sample.scores.items())
-        text.append(f"  ({_visible(scores)})")
     cut = sample.finish_reason == "length"
     text.append(f"  {sample.completion_tokens} tokens", style="dim")
-    text.append(", cut at the limit" if cut else f", {sample.finish_reason}",
-                style="red" if cut else "dim")  # fmt: skip
+    text.append(", cut" if cut else "", style="red")
+    if len(sample.scores) > 1 or None in sample.scores.values():
+        scores = ", ".join(f"{name} {_number(score)}" for name, score in sample.scores.items())
+        text.append(f"  {_visible(scores)}")
     return text
 
 

@@ -71,13 +71,13 @@ def test_a_prompt_stands_once_above_its_completions_in_the_order_drawn() -> None
     places = [text.index(word) for word in words]
     assert places == sorted(places)
     assert text.count("Question 0?") == 2
-    assert "reward 0.5  advantage -0.7  (right 1, short 0.25)  34 tokens, stop" in text
+    assert "reward 0.5  advantage -0.7  34 tokens  right 1, short 0.25" in text
 
 
 def test_what_was_cut_or_not_graded_is_said() -> None:
     odd = sample(1, 0, finish_reason="length", reward=None, advantage=0.0, scores={"right": None})
     text = shown(odd)
-    assert "not graded  advantage +0  (right failed)  34 tokens, cut at the limit" in text
+    assert "not graded  advantage +0  34 tokens, cut  right failed" in text
 
 
 def test_long_texts_show_their_beginning_and_their_end() -> None:
