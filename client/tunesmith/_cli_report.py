@@ -120,8 +120,12 @@ def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str
     )
     weights = "merged weights" if found.weights == "merged" else "the training weights, folded"
     prompts = "shared prompts" if found.layout == "shared" else "a prompt with each completion"
-    ratio = "" if found.token_ratio is None else f": {found.token_ratio:.1%} of the tokens"
-    yield "rollouts", f"{weights}, {prompts}{ratio}"
+    ratio = (
+        f", {found.token_ratio:.2f} x fewer tokens"
+        if found.token_ratio and found.layout == "shared"
+        else ""
+    )
+    yield "rollouts", f"{weights}; {prompts}{ratio}"
 
 
 def _layers(layers: LayerMemory) -> str:

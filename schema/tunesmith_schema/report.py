@@ -154,10 +154,10 @@ class Rollouts(Response):
     """Completions that were cut at `recipe.grpo.max_completion_length`."""
     zero_std_share: float | None = None
     """Groups in which all completions had the same reward: nothing is learned from them."""
-    layout: Literal["shared", "rows"]
+    layout: Literal["shared", "plain"]
     """In training, a group's prompt goes through the model once, or with each completion."""
     token_ratio: float | None = None
-    """Tokens in a training pass over those if each completion came with its prompt."""
+    """Tokens of a training pass if each completion came with its prompt, for each one computed."""
     weights: Literal["merged", "in_place"]
     """Completions were drawn from a merged copy of the weights, or from the training weights with
     the adapter folded in meanwhile."""

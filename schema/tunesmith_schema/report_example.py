@@ -127,7 +127,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "truncated_share": 0.08,
             "zero_std_share": 0.19,
             "layout": "shared",
-            "token_ratio": 0.5588,
+            "token_ratio": 1.7895,
             "weights": "merged",
         },
         "bound": {

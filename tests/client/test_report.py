@@ -77,7 +77,7 @@ def test_a_reinforcement_run_shows_what_it_drew() -> None:
     assert "completions 12,800, 320 tokens each, 512 the longest; 8.0% cut at their limit" in text
     assert "groups 19.0% with equal rewards, which teach nothing" in text
     assert "drawn 16,650 tokens/s while generating, 10,827 over all; 51,200 decode steps" in text
-    assert "merged weights, shared prompts: 55.9% of the tokens" in text
+    assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 
 def test_small_phases_stand_in_one_line() -> None:

@@ -69,6 +69,11 @@ class RunDirectory:
     def samples(self) -> Path:
         return self.root / "samples"
 
+    @property
+    def rollouts(self) -> Path:
+        """Completions of the step that is being drawn."""
+        return self.root / "rollouts.jsonl"
+
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 

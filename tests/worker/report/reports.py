@@ -46,7 +46,7 @@ def rollouts(**changes: Any) -> Rollouts:
         "truncated_share": 0.1,
         "zero_std_share": 0.2,
         "layout": "shared",
-        "token_ratio": 0.4,
+        "token_ratio": 2.5,
         "weights": "merged",
     }
     return Rollouts(**fields | changes)

@@ -14,13 +14,13 @@ from tunesmith_schema import RunReport
 from tunesmith_worker.folders import RunDirectory
 from tunesmith_worker.report.clock import WallClock
 from tunesmith_worker.report.recorder import RunRecorder
-from tunesmith_worker.report.rollouts import RolloutCounts, RolloutFigures
+from tunesmith_worker.report.rollouts import RolloutCounts, RoundFigures
 
 from .reports import report as planted
 
 STEPS = 4
 COSTS = {"sync": 0.1, "generate": 6.0, "grade": 0.5, "log_probs": 0.3, "forward": 1.0}
-FIGURES = RolloutFigures(
+FIGURES = RoundFigures(
     num_iterations=1, completions=16, generated_tokens=600, longest=64, truncated=4, groups=2,
     zero_std_groups=1, decode_steps=64, weights="merged", layout="shared", trained_slots=700,
     plain_slots=1400,
@@ -37,6 +37,8 @@ class Time:
 
 class StandIn:
     """What the report asks of a trainer; its steps book their phases as a real one does."""
+
+    TIMED_STEP = "train_on"
 
     def __init__(self, recorder: RunRecorder, time: Time) -> None:
         self.args = SimpleNamespace(device=torch.device("cpu"))
@@ -55,9 +57,14 @@ class StandIn:
             with clock.during(phase):
                 self._time.now += COSTS[phase]
         self._recorder.rollout(FIGURES)
-        self._recorder.rows([50] * 14)
-        self.compute_loss(model, {"input_ids": torch.zeros(1, 700)})
+        self.train_on(model, {"lengths": [50] * 14})
+
+    def train_on(self, model: Any, batch: Any) -> None:
+        self.compute_loss(model, batch)
         self._time.now += 2.0  # the backward pass
+
+    def described(self, batch: Any) -> Any:
+        return SimpleNamespace(tokens=700)
 
     def compute_loss(self, model: Any, inputs: Any) -> None:
         self._time.now += COSTS["forward"]
@@ -124,9 +131,9 @@ def test_shares_are_of_all_rounds() -> None:
     assert counts.read(0.0) is None
     counts.add(FIGURES)
     counts.add(
-        RolloutFigures(
+        RoundFigures(
             num_iterations=1, completions=16, generated_tokens=200, longest=20, truncated=0,
-            groups=2, zero_std_groups=0, decode_steps=20, weights="merged", layout="rows",
+            groups=2, zero_std_groups=0, decode_steps=20, weights="merged", layout="plain",
             trained_slots=900, plain_slots=900,
         )
     )  # fmt: skip
@@ -134,5 +141,5 @@ def test_shares_are_of_all_rounds() -> None:
     assert found is not None
     assert (found.truncated_share, found.zero_std_share) == (4 / 32, 1 / 4)
     assert (found.mean_length, found.longest, found.decode_steps) == (25.0, 64, 84)
-    assert (found.layout, found.token_ratio) == ("rows", round(1600 / 2300, 4))
+    assert (found.layout, found.token_ratio) == ("plain", round(2300 / 1600, 4))
     assert found.tokens_per_second is None

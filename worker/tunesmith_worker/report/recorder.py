@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith_schema import Choice, RunReport, TrainingSettings
@@ -19,7 +18,7 @@ from .judge import empty_report, judged
 
 if TYPE_CHECKING:
     from ..trainers.layouts import Layouts
-    from .rollouts import RolloutFigures
+    from .rollouts import RoundFigures
     from .watch import LayerCounters, TrainingWatch
 
 WRITE_SECONDS = 5.0
@@ -58,16 +57,10 @@ class RunRecorder:
             layers=layers or LayerCounters(),
         )
 
-    def rollout(self, figures: RolloutFigures) -> None:
+    def rollout(self, figures: RoundFigures) -> None:
         """A round of completions was generated and graded, and is about to be trained on."""
         assert self._watch is not None, "watch comes first"
         self._watch.rollouts.add(figures)
-
-    def rows(self, lengths: Sequence[int]) -> None:
-        """An optimiser step begins on rows of so many tokens: of trainers whose batches are not
-        there before it (others carry `lengths` in them)."""
-        assert self._watch is not None, "watch comes first"
-        self._watch.counts.step(lengths)
 
     def live(self) -> dict[str, float | None]:
         """Figures for the metrics of a step, if any; also keeps report.json fresh."""

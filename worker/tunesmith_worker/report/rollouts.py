@@ -9,7 +9,7 @@ from tunesmith_schema import Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutFigures:
+class RoundFigures:
     """Of one round of generation."""
 
     num_iterations: int
@@ -27,12 +27,12 @@ class RolloutFigures:
     decode_steps: int
     """Forward passes that drew a token for each row then alive."""
     weights: Literal["merged", "in_place"]
-    layout: Literal["shared", "rows"]
+    layout: Literal["shared", "plain"]
     """How training lays them out: a group's prompt once, or with each completion."""
     trained_slots: int
     """Tokens that go through the model in one training pass over them."""
     plain_slots: int
-    """The same if each completion came with its prompt and none were left out."""
+    """The same if each completion came with its prompt."""
 
 
 class RolloutCounts:
@@ -42,9 +42,9 @@ class RolloutCounts:
         self.rounds = self.generated_tokens = 0
         self._completions = self._truncated = self._longest = self._decode_steps = 0
         self._groups = self._zero_std_groups = self._trained = self._plain = 0
-        self._last: RolloutFigures | None = None
+        self._last: RoundFigures | None = None
 
-    def add(self, figures: RolloutFigures) -> None:
+    def add(self, figures: RoundFigures) -> None:
         self.rounds += 1
         self.generated_tokens += figures.generated_tokens
         self._completions += figures.completions
@@ -73,7 +73,7 @@ class RolloutCounts:
             truncated_share=_ratio(self._truncated, self._completions),
             zero_std_share=_ratio(self._zero_std_groups, self._groups),
             layout=self._last.layout,
-            token_ratio=_ratio(self._trained, self._plain),
+            token_ratio=_ratio(self._plain, self._trained),
             weights=self._last.weights,
         )
 

@@ -57,12 +57,11 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
     """Laying out the step's rows counts as data. Of each micro-batch, forward until the loss is
     there, then backward; after the last one the optimiser, until the trainer looks whether to
     log."""
-    training_step, compute_loss = trainer.training_step, trainer.compute_loss
+    training_step, compute_loss = getattr(trainer, trainer.TIMED_STEP), trainer.compute_loss
     restore_counters = trainer.restore_counters
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
-        if "lengths" in inputs:  # else they are told of once the rows have been generated
-            counts.step(inputs["lengths"])
+        counts.step(inputs["lengths"])
         clock.switch(PhaseName.DATA_WAIT)
         loss = training_step(model, inputs, *rest, **named)
         clock.switch(PhaseName.OPTIMIZER)
@@ -72,7 +71,8 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         # In FORWARD when the step begins again: memory ran out in there.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # of an evaluation
-        counts.micro_batch(_slots(inputs), settled=not layouts.measuring)
+        slots = trainer.described(inputs).tokens
+        counts.micro_batch(slots, settled=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)
         clock.switch(PhaseName.BACKWARD)
@@ -82,12 +82,6 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         counts.step_again(in_forward=clock.phase == PhaseName.FORWARD)
         restore_counters(counters)
 
-    trainer.training_step, trainer.compute_loss = timed_step, timed_loss
+    setattr(trainer, trainer.TIMED_STEP, timed_step)
+    trainer.compute_loss = timed_loss
     trainer.restore_counters = step_again
-
-
-def _slots(inputs: Untyped) -> int:
-    """Places in a micro-batch; prompts and completions stand side by side where TRL has them so."""
-    if "input_ids" in inputs:
-        return int(inputs["input_ids"].numel())
-    return int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())

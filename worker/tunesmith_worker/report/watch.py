@@ -84,8 +84,8 @@ class TrainingWatch:
         self._device, self._choices, self._layers = device, choices, layers
         self._shape = model_shape(trainer.model, full=settings.tuning == "full")
         windows = self._shape.windows if isinstance(self._shape, ModelShape) else ()
-        self.counts, self.rollouts = BatchCounts(windows), RolloutCounts()
-        self._timeline = time_steps(trainer, clock, self.counts, layouts)
+        self._counts, self.rollouts = BatchCounts(windows), RolloutCounts()
+        self._timeline = time_steps(trainer, clock, self._counts, layouts)
         self._told = self._now()
 
     def fill_in(self, report: RunReport) -> None:
@@ -110,7 +110,7 @@ class TrainingWatch:
         if self.rollouts.rounds:
             report.utilization.reason += "; generation left out, its time too"
         report.saturation = saturation_of(
-            self.counts.fit,
+            self._counts.fit,
             device="CPU" if self._timeline is None else "GPU",
             waits=report.device_waits_share,
         )
@@ -148,15 +148,15 @@ class TrainingWatch:
         return _Told(
             wall=self._clock.wall,
             seconds=self._clock.read(),
-            slots=self.counts.slots,
-            tokens=self.counts.tokens,
+            slots=self._counts.slots,
+            tokens=self._counts.tokens,
             generated=self.rollouts.generated_tokens,
             step=self._trainer.state.global_step - self._trainer.steps_before,
         )
 
     def _throughput(self, seconds: float, steps: int) -> Throughput:
         trained = int(self._trainer.trained_tokens) - self._trainer.tokens_before
-        counts, drawn = self.counts, self.rollouts.generated_tokens
+        counts, drawn = self._counts, self.rollouts.generated_tokens
         return Throughput(
             seconds=round(seconds, 3),
             steps_per_second=_rate(steps, seconds),
@@ -175,7 +175,7 @@ class TrainingWatch:
         shape = self._shape
         if isinstance(shape, str):
             return Utilization(reason=shape)
-        flops = shape.flops(self.counts.tokens, self.counts.pairs)
+        flops = shape.flops(self._counts.tokens, self._counts.pairs)
         peak = peak_tflops(self._device) if self._settings.precision != "fp32" else None
         if self._device == "cpu":
             reason = "the peak of a CPU is not known"
