@@ -22,6 +22,7 @@ from tunesmith_schema import (
     JobReport,
     Method,
     MetricPoint,
+    Sample,
 )
 
 from ._errors import InvalidArgumentError, invalid_argument
@@ -236,6 +237,25 @@ class Jobs:
             )
 
         return [*first_page(ask, None)]
+
+    def samples(
+        self,
+        job_id: str,
+        *,
+        step: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[Sample]:
+        """What a reinforcement job drew and how it was graded, newest first: of all steps, or of
+        one. At most 100 a page; iterating goes on to the pages after it."""
+        path = path_of("fine_tuning", "jobs", job_id, "samples")
+
+        def ask(cursor: str | None) -> wire.Page[Sample]:
+            params = {"step": step, "limit": limit, "after": cursor, "order": order}
+            return self._http.get(wire.Page[Sample], path, params)
+
+        return first_page(ask, after)
 
     def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
         """Where the time went, what bounds the run, what would help; of the newest attempt, or of
