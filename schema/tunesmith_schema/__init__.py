@@ -7,23 +7,33 @@ from .base import FROM_SERVER, Page, Request, Response
 from .early_stopping import EarlyStoppingRecipe
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
-from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .files import (
+    FileDeleted,
+    FileObject,
+    FilePurpose,
+    FileValidation,
+    PromptFormat,
+    RowFormat,
+    RowProblem,
+)
 from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
-    Hyperparameters,
     Job,
     JobCreate,
     JobError,
     JobState,
+    wire_status,
+)
+from .methods import (
+    Hyperparameters,
     Method,
     ReinforcementHyperparameters,
     ReinforcementMethod,
     SupervisedMethod,
-    wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
@@ -57,6 +67,7 @@ from .run import (
     RunResult,
     RunSpec,
 )
+from .samples import MAX_SAMPLES_PAGE, Sample
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -89,6 +100,7 @@ __all__ = [
     "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "MAX_PART_BYTES",
+    "MAX_SAMPLES_PAGE",
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
     "PROJECTIONS",
@@ -149,6 +161,7 @@ __all__ = [
     "PhaseName",
     "Plan",
     "Precision",
+    "PromptFormat",
     "Recipe",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
@@ -164,6 +177,7 @@ __all__ = [
     "RunReport",
     "RunResult",
     "RunSpec",
+    "Sample",
     "Saturation",
     "SingleGrader",
     "StoredFile",
