@@ -37,7 +37,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs more than SQLite, the embedded broker and a local directory: `make
     test-quick` leaves it out."""
     for item in items:
@@ -47,6 +47,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if asked & STACKS:
             item.add_marker(pytest.mark.stacks)
     _skip_what_needs_a_gpu([item for item in items if item.get_closest_marker("gpu")])
+    if hasattr(config, "workerinput"):  # of several processes
+        items[:] = _in_order_of_files(items)
+
+
+def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files of many tests first, and those of whole services spread among them: two of these at
+    once wait for each other's trainers, and one of them at the end leaves a core idle."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
+    for file in sorted(files.values(), key=len, reverse=True):
+        kinds[all(item.get_closest_marker("slow") for item in file)].append(file)
+    placed = [(i / len(kind), file) for kind in kinds.values() for i, file in enumerate(kind)]
+    return [item for _, file in sorted(placed, key=lambda one: one[0]) for item in file]
 
 
 def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
