@@ -12,7 +12,15 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from tunesmith._settings import ClientSettings
-from tunesmith_schema import EarlyStoppingRecipe, Hyperparameters, LoraRecipe, Recipe
+from tunesmith_schema import (
+    EarlyStoppingRecipe,
+    GRPORecipe,
+    Hyperparameters,
+    LoraRecipe,
+    Recipe,
+    ReinforcementHyperparameters,
+    RolloutRecipe,
+)
 from tunesmith_server.settings import Settings
 from tunesmith_worker.settings import WorkerSettings
 
@@ -34,9 +42,12 @@ def recipe_page() -> str:
         table("recipe", Recipe),
         table("recipe.lora", LoraRecipe),
         table("recipe.early_stopping", EarlyStoppingRecipe),
+        table("recipe.grpo", GRPORecipe),
+        table("recipe.rollout", RolloutRecipe),
         "OpenAI's own three knobs keep their meaning. Naming the same thing differently in "
         "`recipe` is an error.\n",
         table("hyperparameters", Hyperparameters),
+        table("method.reinforcement.hyperparameters", ReinforcementHyperparameters),
     ]
     return "\n".join(parts)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,12 @@ from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
 # Triton reads this when anybody first imports it: without a GPU its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Before all that trains in this process, and hides it then from what is imported later
+# (process.quick_imports). A GPU machine may be without.
+with suppress(ImportError):
+    import bitsandbytes  # noqa: F401  what matters is that it is imported
 
 STACKS = {"postgresql", "redis", "redis_url", "s3"}
 

@@ -7,24 +7,39 @@ from .base import FROM_SERVER, Page, Request, Response
 from .early_stopping import EarlyStoppingRecipe
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
-from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .files import (
+    FileDeleted,
+    FileObject,
+    FilePurpose,
+    FileValidation,
+    PromptFormat,
+    RowFormat,
+    RowProblem,
+)
 from .forks import JobFork
+from .graders import Grader, MultiGrader, SingleGrader
+from .grpo import GRPORecipe, RolloutRecipe
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
-    Hyperparameters,
     Job,
     JobCreate,
     JobError,
     JobState,
-    Method,
-    SupervisedMethod,
     wire_status,
+)
+from .methods import (
+    Hyperparameters,
+    Method,
+    ReinforcementHyperparameters,
+    ReinforcementMethod,
+    SupervisedMethod,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
 from .report import (
     COMPUTE,
+    ROLLOUT,
     STARTUP,
     TRAINING,
     Advice,
@@ -52,6 +67,7 @@ from .run import (
     RunResult,
     RunSpec,
 )
+from .samples import MAX_SAMPLES_PAGE, Sample
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -84,9 +100,11 @@ __all__ = [
     "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "MAX_PART_BYTES",
+    "MAX_SAMPLES_PAGE",
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
     "PROJECTIONS",
+    "ROLLOUT",
     "STARTUP",
     "TERMINAL",
     "TRAINING",
@@ -119,6 +137,8 @@ __all__ = [
     "FileObject",
     "FilePurpose",
     "FileValidation",
+    "GRPORecipe",
+    "Grader",
     "Hyperparameters",
     "Job",
     "JobCreate",
@@ -133,6 +153,7 @@ __all__ = [
     "MetricPoint",
     "Model",
     "ModelDeleted",
+    "MultiGrader",
     "Outcome",
     "Page",
     "PatchName",
@@ -140,19 +161,25 @@ __all__ = [
     "PhaseName",
     "Plan",
     "Precision",
+    "PromptFormat",
     "Recipe",
+    "ReinforcementHyperparameters",
+    "ReinforcementMethod",
     "Report",
     "ReportReply",
     "Request",
     "Response",
     "ResumePoint",
+    "RolloutRecipe",
     "RowFormat",
     "RowProblem",
     "RunEvent",
     "RunReport",
     "RunResult",
     "RunSpec",
+    "Sample",
     "Saturation",
+    "SingleGrader",
     "StoredFile",
     "SupervisedMethod",
     "Throughput",

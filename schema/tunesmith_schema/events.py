@@ -26,6 +26,8 @@ class EventKind(StrEnum):
     """`data` has `step` and `adapter_id`."""
     RESUME_POINT = "resume_point"
     """All that the run needs to go on from `data.step` is stored."""
+    SAMPLES = "samples"
+    """Reinforcement: the completions of step `data.step` are stored; `data.count` says how many."""
     RESUMED = "resumed"
     """The run goes on from `data.step`; what was told of later steps no longer counts."""
 
@@ -64,7 +66,12 @@ class MetricPoint(Response):
     checkpoints), `padding_share` (of the slots), means since they were last given, and memory held
     at that moment, bytes: `memory_rss`, on a GPU `memory_allocated`, `memory_reserved` and
     `memory_pinned`. `updates_lost_fraction`, full tuning in bf16: the share of weights that a
-    step meant to move and that rounding left where they were. Null stands for NaN."""
+    step meant to move and that rounding left where they were. Null stands for NaN.
+    Reinforcement: `reward` and `reward_std` of the step's completions, `reward_<grader>` for each
+    of several graders, `frac_reward_zero_std` (groups whose rewards are all equal), `kl`, `entropy`
+    (nats a token), `completion_length` (tokens, mean), `completion_length_max`,
+    `truncated_share` (completions that reached their limit), `clip_ratio`, `rollout_gap` (mean
+    |log-prob when drawn - in training|), `valid_reward`."""
 
 
 class CheckpointMetrics(Response):

@@ -39,6 +39,19 @@ class RowFormat(StrEnum):
     """`{"text"}`: plain text, every token trained."""
 
 
+class PromptFormat(StrEnum):
+    """The row shapes that reinforcement accepts. Every further field is there for the grader."""
+
+    MESSAGES = "messages"
+    """`{"messages": [...]}` whose last turn is not the assistant's: OpenAI's."""
+    PROMPT = "prompt"
+    """`{"prompt"}`, a string or a list of messages."""
+    INSTRUCTION = "instruction"
+    """`{"instruction", "input"}`, `input` optional."""
+    QUESTION = "question"
+    """`{"question"}`."""
+
+
 class RowProblem(Response):
     """A row that cannot be trained on."""
 

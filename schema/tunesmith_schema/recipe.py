@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
 from .early_stopping import EarlyStoppingRecipe
+from .grpo import GRPORecipe, RolloutRecipe
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
@@ -55,7 +56,8 @@ class Recipe(Request):
     from_scratch: bool = False
     """Ignore the base model's weights and start from random ones; only with `tuning: "full"`."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
-    """Peak rate. `"auto"`: 2e-4 for LoRA, 2e-5 for full, 1e-3 from scratch."""
+    """Peak rate. `"auto"`: 2e-4 for LoRA, 2e-5 for full, 1e-3 from scratch; reinforcement: 1e-5
+    for LoRA, 1e-6 for full."""
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | Auto = (
         "auto"
     )
@@ -135,6 +137,10 @@ class Recipe(Request):
     validation file, and room for them twice on the worker's disk."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
+    grpo: GRPORecipe | None = None
+    """Groups, sampling and loss of reinforcement tuning; only with that method."""
+    rollout: RolloutRecipe | None = None
+    """How its completions come about; only with that method."""
 
     self_check: bool = True
     """Prove before the first step that the run learns what it should (docs/self-check.md), and

@@ -41,6 +41,14 @@ class PhaseName(StrEnum):
     """Proving before the first step that the model learns what it should."""
     DATA_WAIT = "data_wait"
     """Waiting for batches: collating rows, laying them out and moving them to the device."""
+    SYNC = "sync"
+    """Reinforcement: bringing the weights to where completions are generated."""
+    GENERATE = "generate"
+    """Reinforcement: generating completions, graders running beside it."""
+    GRADE = "grade"
+    """Reinforcement: waiting for graders after the last completion."""
+    LOG_PROBS = "log_probs"
+    """Reinforcement: passes without gradient, for the reference model's log-probabilities."""
     FORWARD = "forward"
     """The forward passes of training, and the loss."""
     BACKWARD = "backward"
@@ -70,10 +78,12 @@ STARTUP = (
     *(PhaseName.DATA, PhaseName.PACK, PhaseName.PLAN, PhaseName.SETUP, PhaseName.SELF_CHECK),
 )
 """Before the first step."""
+ROLLOUT = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.GRADE, PhaseName.LOG_PROBS)
+"""What comes before the training pass of a reinforcement step."""
 COMPUTE = (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER)
 """What the device works on while training."""
 TRAINING = (
-    *(PhaseName.DATA_WAIT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN),
+    *(PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN),
     *(PhaseName.EVALUATION, PhaseName.CHECKPOINTING),
 )
 """From the first step to the last."""

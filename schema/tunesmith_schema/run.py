@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request
-from .early_stopping import with_validation_file
+from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
-from .jobs import Hyperparameters
+from .graders import Grader
+from .job_fit import fits_job
+from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
 
@@ -38,14 +40,26 @@ class RunSpec(Request):
     """Path, relative to the run directory."""
     validation_file: str | None = None
     """Path, relative to the run directory."""
-    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
-    """How to train."""
-    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    method: MethodName = "supervised"
+    """The kind of training."""
+    grader: Grader | None = None
+    """Reinforcement: what scores completions; None: reward functions given to the run itself."""
+    hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
+        default_factory=Hyperparameters, union_mode="left_to_right"
+    )
     """OpenAI's knobs; the recipe was checked against them."""
+    recipe: Annotated[Recipe, AfterValidator(fits_job)] = Field(default_factory=Recipe)
+    """How to train."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
     """The first resume point is another job's: the recipe may differ from the one it was made
     with, as far as what it holds still fits."""
+
+    @model_validator(mode="after")
+    def _grader_fits(self) -> Self:
+        if self.grader is not None and self.method != "reinforcement":
+            raise ValueError("grader is for method='reinforcement': leave it out")
+        return self
 
     def sha256(self) -> str:
         """Of what decides how the run goes; another attempt at it has the same."""
@@ -88,10 +102,12 @@ class RunEvent(Request):
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
-    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. RESUMED: `step`. PHASE:
+    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. SAMPLES: `step`, `file`
+    (relative to the run directory), `count`. RESUMED: `step`. PHASE:
     `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
     files: list[StoredFile] | None = None
-    """CHECKPOINT and RESUME_POINT only, filled in by the supervisor once the files are stored."""
+    """CHECKPOINT, RESUME_POINT and SAMPLES only, filled in by the supervisor once the files are
+    stored."""
 
 
 class JobFailure(Request):

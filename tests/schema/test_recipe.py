@@ -97,7 +97,7 @@ def test_an_early_stopping_value_out_of_bounds_is_refused(
 
 def test_the_tables_cover_every_field() -> None:
     """A new field needs its bounds in the tables above."""
-    apart = {"lora", "from_scratch", "early_stopping"}
+    apart = {"lora", "from_scratch", "early_stopping", "grpo", "rollout"}
     assert {row[0] for row in BOUNDS} | apart == set(Recipe.model_fields)
     assert {row[0] for row in LORA_BOUNDS} == set(LoraRecipe.model_fields)
     assert {row[0] for row in STOPPING_BOUNDS} == set(EarlyStoppingRecipe.model_fields)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tunesmith_schema import EventKind, Plan
 from tunesmith_worker.patches.decoder import DecoderLayerPatch
 from tunesmith_worker.plan.policy import SAFETY, Room
-from tunesmith_worker.plan.probe import Probe
+from tunesmith_worker.plan.probe import Probe, run_probe
 from tunesmith_worker.run import main
 from tunesmith_worker.trainers import memory_plan
 from tunesmith_worker.trainers.sft import SFTTrainer
@@ -83,8 +83,8 @@ def adapter(run: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def without_heap(run_probe: Callable[..., Probe], *given: Untyped) -> Probe:
-    return replace(run_probe(*given), allocator=0)
+def without_heap(probe: Callable[..., Probe], *given: Untyped) -> Probe:
+    return replace(probe(*given), allocator=0)
 
 
 def assert_same_training(run: Path, expected: Path, *, rel: float) -> None:
@@ -293,7 +293,7 @@ def test_layouts_that_would_not_fit_are_not_tried(
 ) -> None:
     """Padded rows run through stock layers, which keep more than ours: 0.3 MB more here, as much as
     the heap's share of the peak differs from one trial to the next. So that is left out."""
-    heap_left_out = partial(without_heap, memory_plan.run_probe)
+    heap_left_out = partial(without_heap, run_probe)
     monkeypatch.setattr(memory_plan, "run_probe", heap_left_out)
     recipe = {"max_steps": 41, "per_device_train_batch_size": 4, "gradient_checkpointing": False}
     plenty = make_run(QUESTIONS, recipe={**recipe, "max_steps": 1}, name="plenty")

@@ -45,6 +45,7 @@ from . import (
     jobs,
     reports,
     resume_points,
+    samples,
     workers,
 )
 from .jobs import HELD
@@ -194,6 +195,9 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
         data = {"step": step, "adapter_id": adapter.id, "metrics": metrics}
     if event.kind is EventKind.RESUME_POINT:
         resume_points.record(session, job, event)
+    if event.kind is EventKind.SAMPLES:
+        samples.record(session, job, event)
+        data.pop("file", None)  # a path of the worker's
     if event.kind is EventKind.RESUMED:
         resume_points.resumed(session, job, event)
     events.add(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from tunesmith_schema import FileValidation, RowFormat, RowProblem
 
@@ -16,6 +17,13 @@ from .formats import COLUMNS, BadRow, Row, detect, parse
 from .records import Record, read_records
 
 MAX_PROBLEMS = 20
+Good = TypeVar("Good", covariant=True)
+
+
+class Checks(Protocol[Good]):
+    """What tells good records from bad ones."""
+
+    def check(self, record: Record) -> Good | RowProblem: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ def read_rows(path: Path) -> RowFile:
     return RowFile(checker.format, rows)
 
 
-def good_rows(checker: Checker, records: Iterable[Record], name: str) -> Iterator[Row]:
+def good_rows(checker: Checks[Good], records: Iterable[Record], name: str) -> Iterator[Good]:
     """Raises DataError at the first bad row, naming it and the file."""
     for record in records:
         outcome = checker.check(record)

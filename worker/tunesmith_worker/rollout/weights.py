@@ -48,7 +48,7 @@ class LayerWeights:
     after_mlp: Map | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class DecoderWeights:
     embed: Map
     """ids [N] -> [N, hidden]"""
@@ -68,13 +68,16 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
         if layout == "in_place":
             fold = stack.enter_context(folded(_to_fold(model)))
         take = _merged_layer(model.dtype, rows) if layout == "merged" else _as_they_are
-        yield DecoderWeights(
+        weights = DecoderWeights(
             embed=_embedding(model),
             layers=[_layer(spec, take) for spec in model.layers],
             norm=_norm(model.norm),
             head=_head(model.head, take),
             fold=fold,
         )
+        # An error's traceback would hold the copies for as long as somebody holds the error.
+        stack.callback(vars(weights).clear)
+        yield weights
 
 
 Take = Callable[[Sequence[Projection]], Linear]
