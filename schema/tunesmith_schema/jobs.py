@@ -7,12 +7,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from .base import Request, Response, Text, with_example
 from .early_stopping import with_validation_file
 from .errors import ErrorCategory
-from .graders import Grader
+from .graders import Grader, reads_completion
 from .recipe import Auto, Recipe
 
 
@@ -97,6 +97,16 @@ class ReinforcementMethod(Request):
     """What scores a completion."""
     hyperparameters: ReinforcementHyperparameters | None = None
     """Without them all are automatic."""
+
+    @field_validator("grader")
+    @classmethod
+    def _reads_completions(cls, grader: Grader) -> Grader:
+        if not reads_completion(grader):
+            raise ValueError(
+                "it gives every completion of a prompt the same score, and nothing would be "
+                "learned: let input or reference read {{sample.output_text}}"
+            )
+        return grader
 
 
 class Method(Request):
