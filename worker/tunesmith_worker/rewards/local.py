@@ -84,10 +84,9 @@ class LocalReward:
             raise self.failed(error) from error
 
     def failed(self, error: Exception) -> RunError:
-        trace, where = error.__traceback__, ""
+        trace, where, file = error.__traceback__, "", self._file()
         while trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_filename == inspect.getsourcefile(self.function):
+            if trace.tb_frame.f_code.co_filename == file:
                 where = f" in line {trace.tb_lineno}"
             trace = trace.tb_next
         return RunError(
@@ -96,6 +95,13 @@ class LocalReward:
             category=ErrorCategory.GRADER,
             hint=_GIVEN if isinstance(error, TypeError) and not where else None,
         )
+
+    def _file(self) -> str | None:
+        """Where it is written; None: it is no Python."""
+        for function in (inspect.unwrap(self.function), type(self.function).__call__):
+            if (code := getattr(function, "__code__", None)) is not None:
+                return str(code.co_filename)
+        return None
 
     def checked(self, answer: Any, count: int) -> list[float | None]:  # Any: the user's answer
         """One number or None for each completion. NaN is None, as in TRL. Raises RunError."""
