@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from tunesmith_schema import Grader, MultiGrader
 from tunesmith_schema.complaints import complaints
 from tunesmith_schema.formulas import parse_formula, used_names
-from tunesmith_schema.jobs import ReinforcementMethod
+from tunesmith_schema.methods import ReinforcementMethod
 from tunesmith_schema.templates import Reference, parse_template
 
 # Any: graders are JSON

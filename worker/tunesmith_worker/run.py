@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
+from tunesmith_schema import EXIT_STOPPED, EventKind, RunResult
 
 from .checkpoints.format import forget_all
 from .compare import compare_stock
+from .context import RunContext
 from .control import StopControl
 from .errors import (
     EXIT_DISK_FULL,
@@ -30,7 +31,6 @@ from .errors import (
 )
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .plan_file import PlanFile
 from .process import (
     SpawnSettings,
@@ -44,8 +44,7 @@ from .process import (
     waited_for_spawn,
 )
 from .report.recorder import RunRecorder
-from .report.settings import training_settings
-from .resume import begin_anew_after_success, check_steps_left, find_resume_point
+from .resume import begin_anew_after_success, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -111,191 +110,47 @@ def train(
     begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
-    recipe, full = spec.recipe, spec.recipe.tuning == "full"
+    recipe = spec.recipe
     if waited is not None:
         seconds = round(waited.spawn, 3)
         text = f"spawn took {seconds:.2f} s"
         events.append(EventKind.PHASE, text, {"phase": "spawn", "seconds": seconds})
     point = find_resume_point(run, spec, events)
     plan = PlanFile(run, spec, events)
-    choices = plan.choices
+    context = RunContext(
+        run=run,
+        spec=spec,
+        events=events,
+        control=control,
+        recorder=recorder,
+        plan=plan,
+        point=point,
+        rewards=rewards,
+    )
 
-    quantized = recipe.quantization != "none"
     waited_for_imports = waited.imports if waited else 0.0
+    quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
-        import transformers
+        from .loading import load
 
-        from .adapter_size import settle_size
-        from .adapters import adapter_dtype, attach_lora, check_saving
-        from .data.prepare import prepare
-        from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
-        from .model import find_device, load_base
-        from .optimizers.choose import described, optimizer_for
-        from .patches import CompiledLayers, patch, why_stock_attention
-        from .quantization import adapter_dtype_kept
-        from .saving import Saving
-        from .self_check import Subject, self_check
-        from .trainers.layouts import Layouts
-        from .trainers.memory_plan import MemoryPlan
-        from .trainers.sft import SFTTrainer, sft_config
+        if spec.method == "reinforcement":
+            from .reinforcement import prepare_reinforcement as prepare
+        else:
+            from .supervised import prepare_supervised as prepare
 
-    with events.phase("load"):
-        transformers.utils.logging.disable_progress_bar()
-        transformers.set_seed(spec.seed)
-        device = find_device()
-        load_plan = plan_load(recipe, device, choices)
-        base = load_base(spec, load_plan)
-        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
-        model = base.model if full else attach_lora(base.model, recipe, choices)
-        if full:
-            naive = load_plan.precision == "bf16"
-            events.message(described(load_plan.precision), level="warn" if naive else "info")
-        if full or new_tokens.ids:
-            check_saving(run.root, model, base.tokenizer)
-        patches = plan_patches(recipe, choices)
-
-    with events.phase("data"):
-        data_plan = plan_data(recipe, base.context, choices)
-        data = prepare(run, spec, base, data_plan, events)
-        training = data.training
-        if not recipe.from_scratch:
-            itemsize = adapter_dtype(recipe).itemsize
-            used = used_tokens(training.dataset)
-            train_token_rows(
-                model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
-            )
-        with recorder.clock.during(PhaseName.PACK):
-            train_set, valid_set = data.sets(data_plan, spec.seed)
-
-    recorder.clock.switch(PhaseName.PLAN)
-    train_plan = plan_train(
-        recipe,
-        spec.hyperparameters,
-        rows=training.counts.kept,
-        sequences=len(train_set),
-        has_validation=valid_set is not None,
-        choices=choices,
-    )
-    check_steps_left(point, train_plan.total_steps)
-    token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
-    if not full:
-        settle_size(model, adapter_dtype(recipe), choices)
-
-    layout_plan = plan_layouts(
-        recipe,
-        why_stock_attention(base.model),
-        patched=bool(patches - {"loss"}),
-        lengths=training.lengths,
-        rows=train_plan.per_device_train_batch_size,
-        passes=train_plan.gradient_accumulation_steps,
-        total_steps=train_plan.total_steps,
-        device=device,
-    )
-    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=plan.write)
-    plan.write()
-    recorder.clock.switch(PhaseName.SETUP)
-
-    saving = Saving(
-        run,
-        spec,
-        events,
-        recorder,
-        model,
-        base.tokenizer,
-        probe_ids=training.first,
-        with_tokenizer=bool(new_tokens.ids),
-    )
-    with adapter_dtype_kept(model):
-        trainer = SFTTrainer(
-            model=model,
-            args=sft_config(run.root, load_plan, train_plan, seed=spec.seed),
-            train_dataset=train_set,
-            eval_dataset=valid_set,
-            processing_class=base.tokenizer,
-            save=saving.due,
-            layouts=layouts,
-            embedding_rate=token_rate,
-            optimizer_cls_and_kwargs=optimizer_for(
-                load_plan.precision,
-                full=full,
-                learning_rate=train_plan.learning_rate,
-                seed=spec.seed,
-            ),
-        )
-    trainer.name_row = data.row_numbers
-    callbacks = saving.add_callbacks(
-        trainer,
-        control,
-        plan,
-        layouts,
-        save_steps=train_plan.save_steps,
-        lost_updates=full and load_plan.precision != "fp32",
-    )
-    patched = patch(model, patches) if patches else None
-    events.message(
-        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
-    )
-
-    with events.phase("plan"):
-        memory = MemoryPlan(
-            trainer,
-            layouts,
-            patched.report if patched else None,
-            given=recipe.gradient_checkpointing,
-            may_split=recipe.per_device_train_batch_size == "auto",
-            full=full,
-            precision=load_plan.precision,
-            choices=choices,
-            events=events,
-            write=plan.write,
-        )
-        memory.settle()
-        plan.write()
-    self_check(
-        Subject(
-            trainer=trainer,
-            base=base,
-            patched=patched,
-            layouts=layouts,
-            memory=memory,
-            recipe=recipe,
-            load_plan=load_plan,
-            data_plan=data_plan,
-            train_plan=train_plan,
-            training=training,
-            training_file=run.root / spec.training_file,
-            folder=run.root,
-        ),
-        events,
-    )
-    if patched is not None and not memory.recomputes and not quantized:
-        layouts.may_compile(CompiledLayers(base.model, patched.layers))
-    if point is not None:
-        before = trainer.go_on_from(point.folder, forked=spec.forked)
-        layouts.resume(before.layouts, point.step)
-
-    settings = training_settings(
-        load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
-    )
-    recorder.watch(
-        trainer,
-        settings,
-        layouts,
-        device=device.name,
-        choices=choices.made,
-        layers=memory.layer_counters(),
-    )
+    ready = prepare(context, load(context))
+    trainer, callbacks = ready.trainer, ready.callbacks
     with events.phase("train"):
         control.training_begins()
-        memory.training_begins()
-        rows, points = train_plan.per_device_train_batch_size, callbacks.resume_points
-        with naming_batch_size(rows), points.writing():
+        ready.memory.training_begins()
+        points = callbacks.resume_points
+        with naming_batch_size(ready.rows_at_a_time), points.writing(), ready.running:
             trainer.train()
             trainer.guard.check()
         recorder.training_ended()
-    memory.report()
+    ready.memory.report()
     steps = trainer.state.global_step
-    if steps < train_plan.total_steps and not (callbacks.stopping.fired or control.end_requested):
+    if steps < trainer.args.max_steps and not (callbacks.stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -303,14 +158,14 @@ def train(
             metrics=callbacks.run.metrics,
         )
 
-    layouts.training_ended()
+    ready.layouts.training_ended()
     with events.phase("save"):
-        step, saved = callbacks.stopping.result(run.adapter, steps, saving.weights)
+        step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
-        kind="full" if full else "lora",
+        kind="full" if recipe.tuning == "full" else "lora",
         directory=run.relative(run.adapter),
         step=step,
         trained_tokens=trainer.trained_tokens,

@@ -29,7 +29,7 @@ _GIVEN = (
     "A reward function is called with prompts, completions, completion_ids, trainer_state, "
     "log_extra, log_metric and one list for each column of the rows: end its signature in **kwargs."
 )
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+_NOT_COLUMNS = ("messages", "prompt", "completion", "completion_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +151,11 @@ def trl_arguments(
         [{"role": "assistant", "content": sample.text}] if isinstance(prompt, list) else sample.text
         for prompt, sample in zip(asked, samples, strict=True)
     ]
-    messages_are_prompt = all("prompt" not in prompt.item for prompt in prompts)
-    dropped = (*_NOT_COLUMNS, "messages") if messages_are_prompt else _NOT_COLUMNS
     return {
         **{
             name: [prompt.item.get(name) for prompt in prompts]
             for name in columns
-            if name not in dropped
+            if name not in _NOT_COLUMNS
         },
         "prompts": asked,
         "completions": answered,
@@ -166,7 +164,7 @@ def trl_arguments(
 
 
 def _asked(prompt: Prompt) -> object:
-    for name in ("prompt", "messages"):
+    for name in ("messages", "prompt"):  # the order in which data files are read
         if isinstance(value := prompt.item.get(name), str | list):
             return value
     return prompt.text
