@@ -26,13 +26,13 @@ def test_the_error_names_the_field(server: Server, wrong: object) -> None:
         reply = server.create_reply(file_id, **body)
         if reply.status_code == 200:
             optional = {"lora", "early_stopping", "target_modules", "add_tokens"}
-            optional |= {"save_total_limit", "keep_every"}
+            optional |= {"save_total_limit", "keep_every", "grpo", "rollout"}
             assert path[-1] in optional or wrong == "wrong", path
             continue
         error = reply.json()["error"]
         assert reply.status_code == 400
         expected = ".".join(path)
-        if path[-1] in ("lora", "early_stopping") and isinstance(wrong, dict):
+        if path[-1] in ("lora", "early_stopping", "grpo", "rollout") and isinstance(wrong, dict):
             expected += ".a"
         if path[-1] == "target_modules" and wrong == []:
             expected = "recipe.lora"  # the rule is one of the whole object
