@@ -90,11 +90,13 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         prompts,
         grading,
         plan,
+        weights=engine_plan.weights,
         stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
         seed=spec.seed,
         clock=recorder.clock,
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
+        tell=recorder.rollout,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(

@@ -38,6 +38,7 @@ from .guarded import Guarded
 from .random_state import random_state
 from .resuming import Resuming
 from .rollouts import Drawn, Rollouts
+from .round_figures import round_figures
 from .step_memory import StepMemory
 from .step_parts import ROWS, SHARE, Inputs, in_parts
 
@@ -348,7 +349,20 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         batch["lengths"] = tuple(
             len(row.prompt_ids) + len(row.completion_ids) for row in batch[ROWS]
         )
-        self._rollouts.keep(self._drawn, batch["advantages"].tolist())
+        advantages = batch["advantages"].tolist()
+        self._rollouts.keep(self._drawn, advantages)
+        self._rollouts.tell(
+            round_figures(
+                batch[ROWS],
+                self._drawn.completions,
+                advantages,
+                num_generations=self._plan.num_generations,
+                num_iterations=self._plan.num_iterations,
+                decode_steps=self._rollouts.engine.figures.decode_steps,
+                weights=self._rollouts.weights,
+                layout=self._layout(batch[ROWS]),
+            )
+        )
         return batch
 
     _drawn: Drawn
