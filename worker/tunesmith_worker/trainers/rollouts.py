@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import JsonValue
 
@@ -72,6 +72,13 @@ class Rollouts:
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
         self._kept, self._write, self.tell = kept, write, tell
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+        self.grading.close()
 
     def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
         """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the
