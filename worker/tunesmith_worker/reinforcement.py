@@ -94,11 +94,13 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         prompts,
         grading,
         plan,
+        weights=engine_plan.weights,
         stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
         seed=spec.seed,
         clock=recorder.clock,
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
+        tell=recorder.rollout,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(
@@ -123,7 +125,6 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         packing=False,
     )
     watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
-    trainer.tell_round = recorder.rollout
     return Ready(
         trainer=trainer,
         callbacks=callbacks,

@@ -8,7 +8,7 @@ once or several times. Rows keep their group from the rollout to the loss.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,6 @@ from tunesmith_schema import PhaseName
 
 from ..patches.trl_compat import add_reference_head
 from ..plan import GRPOPlan
-from ..report.rollouts import RoundFigures
 from ..self_check.nan_guard import NanGuard, TakenStep
 from .group_order import GroupOrder
 from .group_steps import GroupSteps
@@ -36,6 +35,7 @@ from .guarded import Guarded
 from .random_state import random_state
 from .resuming import Resuming
 from .rollouts import Drawn, Rollouts
+from .round_figures import round_figures
 from .step_parts import ROWS, SHARE, Inputs
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -252,17 +252,23 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
             ]
         batch["index"] = torch.arange(len(rows), device=self.args.device)
         batch["lengths"] = self.lengths_of(batch[ROWS])
-        self._rollouts.keep(self._drawn, batch["advantages"].tolist())
-        self._tell(self._drawn, batch[ROWS])
-        return batch
-
-    tell_round: Callable[[RoundFigures], None] = staticmethod(lambda figures: None)
-    """Told of each round of completions, for the run report."""
-
-    def _tell(self, drawn: Drawn, rows: Sequence[RowOfGroup]) -> None:
-        for name, scores in self._rollouts.scores(drawn).items():
+        advantages = batch["advantages"].tolist()
+        self._rollouts.keep(self._drawn, advantages)
+        for name, scores in self._rollouts.scores(self._drawn).items():
             self._metrics["train"][f"scores/{name}"].append(fmean(scores))
-        self.tell_round(self._rollouts.figures(drawn, rows, self.layout_of(rows)))
+        self._rollouts.tell(
+            round_figures(
+                batch[ROWS],
+                self._drawn.completions,
+                advantages,
+                num_generations=self.plan.num_generations,
+                num_iterations=self.plan.num_iterations,
+                decode_steps=self._rollouts.engine.figures.decode_steps,
+                weights=self._rollouts.weights,
+                layout=self.layout_of(batch[ROWS]),
+            )
+        )
+        return batch
 
     _drawn: Drawn
     """Of the step whose completions are being made."""

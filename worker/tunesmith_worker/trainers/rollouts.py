@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import JsonValue
 
@@ -53,15 +53,18 @@ class Rollouts:
         grading: Grading,
         plan: GRPOPlan,
         *,
+        weights: Literal["merged", "in_place"],
         stop_token_ids: frozenset[int],
         seed: int,
         clock: WallClock,
         kept: KeptRollouts,
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
+        tell: Callable[[RoundFigures], None],
     ) -> None:
-        """`write` keeps the samples of a step, numbered from 1."""
+        """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
+        from 1; `tell` takes the figures of what was drawn for it."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
-        self.stop_token_ids = stop_token_ids
+        self.stop_token_ids, self.weights = stop_token_ids, weights
         self.sampling = SamplingParams(
             temperature=plan.temperature,
             top_p=plan.top_p,
@@ -69,7 +72,7 @@ class Rollouts:
             min_p=plan.min_p or 0.0,
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
-        self._kept, self._write = kept, write
+        self._kept, self._write, self.tell = kept, write, tell
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +94,9 @@ class Rollouts:
     def generate(self, drawn: Drawn, *, resumed: bool = False) -> None:
         """Every completion of it; `resumed`: the weights are those that an earlier attempt may
         have drawn some of them with."""
-        with self.clock.during(PhaseName.GENERATE):
+        training = drawn.kind == "train"
+        phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
+        with self.clock.during(phase):
             requests = [self._request(drawn, place) for place in range(len(drawn.prompts))]
             done = {}
             if drawn.kind == "train":
@@ -109,14 +114,15 @@ class Rollouts:
             found = self.engine.generate([requests[place] for place in missing], finished)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
-        if missing:
+        if missing and training:
             self.clock.move(
                 PhaseName.GENERATE, PhaseName.SYNC, self.engine.figures.sync.wall_seconds
             )
 
     def grade(self, drawn: Drawn) -> list[list[float]]:
         """[completions, reward columns]; NaN where a completion has none."""
-        with self.clock.during(PhaseName.GRADE):
+        training = drawn.kind == "train"
+        with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
         return [
             [float("nan") if one is None else one for one in graded.rewards]
