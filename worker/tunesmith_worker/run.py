@@ -122,7 +122,7 @@ def train(
         from .patches import CompiledLayers, patch, why_stock_attention
         from .quantization import adapter_dtype_kept
         from .saving import Saving
-        from .self_check import Subject, self_check
+        from .self_check import Subject, self_check, supervised_checks
         from .trainers.layouts import Layouts
         from .trainers.memory_plan import MemoryPlan
         from .trainers.sft import SFTTrainer, sft_config
@@ -255,6 +255,7 @@ def train(
             folder=run.root,
         ),
         events,
+        supervised_checks(),
     )
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
