@@ -15,11 +15,12 @@ import peft
 import torch
 from peft.tuners.lora import LoraLayer
 
+from ...rollout import SamplingParams
 from ..findings import Finding
 from ..parity import Limits, change
 from ..passes import MOVED, adapter_moved, adapter_off, adapter_zeroed, backbone_of
 from ..subject import Outcome, Untyped, judged, not_applicable
-from .drawn import GREEDY, Draws, draw, stock_scores, trained
+from .drawn import Draws, draw, stock_scores, trained
 from .equality import TRAINER_HINT, fault
 from .subject import ReinforcementSubject, TokenIds
 
@@ -28,7 +29,9 @@ NEW = 3
 """Tokens, so that both passes of the engine run: of prompts, and of one token."""
 LEAST = {True: 1e-5, False: 1e-3}
 """That a moved module changes a log-probability by, in fp32 or not."""
-SIZE = {True: MOVED, False: 10 * MOVED}
+SIZE = {True: 5 * MOVED, False: 10 * MOVED}
+HOT = SamplingParams(temperature=4.0)
+"""Of a token that is next to certain the log-probability does not move, whatever the weights do."""
 SHAKEN = 0.1
 """Of a weight's own standard deviation: what is added to it in full tuning. Not a factor, which a
 norm behind it would take away."""
@@ -47,7 +50,7 @@ class Following:
         """`prompts`: few and short ones."""
         self._subject, self._limits = subject, limits
         self._requests = [
-            replace(one, max_tokens=NEW, sampling=GREEDY, stop=(), stop_token_ids=frozenset())
+            replace(one, max_tokens=NEW, sampling=HOT, stop=(), stop_token_ids=frozenset())
             for one in subject.requests(prompts)
         ]
 
