@@ -58,7 +58,9 @@ def _other_prompts(
     """Prompts that are cut to one length, and each row with its neighbour's."""
     prompts = [one.request.prompt_ids for one in draws.rows]
     completions = [one.row[1] for one in draws.rows]
-    for limit in sorted({len(one) for one in prompts} | {1, 8, 16, 32, 64})[:-1]:
+    longest = max(map(len, prompts))
+    limits = {len(one) for one in prompts} | {1 << power for power in range(17)}
+    for limit in sorted(one for one in limits if one < longest):
         for side, cut in (("start", slice(-limit, None)), ("end", slice(0, limit))):
             rows = [(one[cut], tokens) for one, tokens in zip(prompts, completions, strict=True)]
             scores = draws.at(stock_logits(subject, rows))
