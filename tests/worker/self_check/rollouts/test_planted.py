@@ -136,12 +136,14 @@ def test_a_trainer_that_scores_at_another_temperature_is_named() -> None:
     assert found["rollout_equals_training"].startswith("temperature 1 in the trainer"), found
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_fold_that_is_not_undone_is_named(monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+@pytest.mark.parametrize(("silent", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_a_fold_that_is_not_undone_is_named(
+    monkeypatch: pytest.MonkeyPatch, silent: bool, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(fold, "_unfold", lambda *_: None)
     if silent:
         monkeypatch.setattr(fold, "_checksum", lambda weight: 0)
-    found = faults(make_subject(weights="in_place"))
+    found = faults(make_subject(weights="in_place", dtype=dtype))
     assert list(found) == ["weights_kept"], found
     assert ("21 tensors changed" in found["weights_kept"]) == silent
 
