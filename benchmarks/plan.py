@@ -150,7 +150,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     from benchmarks import sft_side
     from tunesmith_worker.events import EventLog
     from tunesmith_worker.patches import patch
-    from tunesmith_worker.plan import Choices, Layout, LayoutPlan, LoadPlan, TrainPlan
+    from tunesmith_worker.plan import Choices, Layout, LayoutPlan, TrainPlan
     from tunesmith_worker.trainers.layouts import Layouts
     from tunesmith_worker.trainers.memory_plan import MemoryPlan
     from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
@@ -180,7 +180,6 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             model=model,
             args=sft_config(
                 Path(folder),
-                LoadPlan(precision="fp32"),
                 TrainPlan(
                     learning_rate=1e-4,
                     lr_scheduler_type="linear",

@@ -137,7 +137,7 @@ def ours(task: Task) -> Made:
     layouts = Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None)
     trainer = SFTTrainer(
         model=model,
-        args=sft_config(task.folder, load, train, seed=SEED),
+        args=sft_config(task.folder, train, seed=SEED),
         train_dataset=rows,
         processing_class=tokenizer(),
         save=lambda step: None,

@@ -1,6 +1,7 @@
 """Causal attention over segments: no token sees another row's, and no mask of T x T is built.
 
-For query i and key j of one segment, j <= i (and i - j < window where there is one):
+For query i and key j of one segment, j <= i (and i - j < window where there is one), where a
+segment that has a prefix counts from the prefix's first token on:
 
     s_ij = scale * q_i . k_j          then softcap * tanh(s_ij / softcap) where there is one
     o_i  = sum_j softmax_j(s_ij) v_j
@@ -72,7 +73,8 @@ def segment_attention(
 
     qkv: [T, (heads + 2 kv_heads) head_dim], q, k and v side by side; **overwritten** with the
     rotated q and k where RoPE is given, so its producer must not have saved it.
-    cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE.
+    cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE. A prefix's keys are
+    used as they are rotated in its own row.
     Returns [T, heads * head_dim].
     """
     if why_tiles(qkv, shape) is None:
@@ -101,17 +103,19 @@ def segment_attention_reference(
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     groups = shape.heads // shape.kv_heads
     outputs = []
-    for start, stop in segments.rows():
-        q_htd = q[start:stop].transpose(0, 1)
+    for row in segments.segments():
+        own, prefix = slice(row.start, row.stop), slice(row.prefix_start, row.prefix_stop)
+        q_htd = q[own].transpose(0, 1)
         k_htd, v_htd = (
-            x[start:stop].repeat_interleave(groups, dim=1).transpose(0, 1) for x in (k, v)
+            torch.cat([x[prefix], x[own]]).repeat_interleave(groups, dim=1).transpose(0, 1)
+            for x in (k, v)
         )
         scores = q_htd @ k_htd.transpose(1, 2) * shape.scale
         if shape.softcap is not None:
             scores = torch.tanh(scores / shape.softcap) * shape.softcap
-        index = torch.arange(stop - start, device=qkv.device)
-        distance = index[:, None] - index[None, :]
-        hidden = (distance < 0) | (distance >= (shape.window or stop - start))
+        index = torch.arange(k_htd.shape[1], device=qkv.device)
+        distance = index[row.prefix :, None] - index[None, :]
+        hidden = (distance < 0) | (distance >= (shape.window or len(index)))
         scores = scores.to(wide(scores.dtype)).masked_fill(hidden, float("-inf"))
         weights = scores.softmax(-1).to(v.dtype)
         outputs.append((weights @ v_htd).transpose(0, 1).flatten(1))
@@ -168,8 +172,8 @@ class _SegmentAttention(torch.autograd.Function):
         q, k, v = _split(qkv, shape)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for tile in _tiles(segments, shape, qkv):
-            probabilities = _probabilities(q, k, tile, shape)[0]
-            values = v[tile.keys].transpose(0, 1)
+            probabilities = _probabilities(q, _seen(k, tile), tile, shape)[0]
+            values = _seen(v, tile).transpose(0, 1)
             out[tile.queries] = _unstacked(torch.bmm(probabilities, values), tile, shape)
         ctx.save_for_backward(qkv, cos, sin)
         ctx.segments, ctx.shape = segments, shape
@@ -189,16 +193,17 @@ class _SegmentAttention(torch.autograd.Function):
         k_sum = qkv.new_zeros(size, dtype=wide(qkv.dtype))
         v_sum = torch.zeros_like(k_sum)
         for tile in _tiles(ctx.segments, shape, qkv):
-            p, queries, slope = _probabilities(q, k, tile, shape)
+            keys = _seen(k, tile)
+            p, queries, slope = _probabilities(q, keys, tile, shape)
             d_rows = _stacked(d_out, tile, shape)
-            d_p = torch.bmm(d_rows, v[tile.keys].permute(1, 2, 0))
-            v_sum[:, tile.keys].add_(torch.bmm(p.transpose(1, 2), d_rows))
+            d_p = torch.bmm(d_rows, _seen(v, tile).permute(1, 2, 0))
+            _add_seen(v_sum, torch.bmm(p.transpose(1, 2), d_rows), tile)
             d_s = torch._softmax_backward_data(d_p, p, -1, p.dtype)
             if slope is not None:
                 d_s.mul_(slope)
-            d_rows = torch.bmm(d_s, k[tile.keys].transpose(0, 1)).mul_(shape.scale)
+            d_rows = torch.bmm(d_s, keys.transpose(0, 1)).mul_(shape.scale)
             d_q[tile.queries] = _unstacked(d_rows, tile, shape)
-            k_sum[:, tile.keys].add_(torch.bmm(d_s.transpose(1, 2), queries), alpha=shape.scale)
+            _add_seen(k_sum, torch.bmm(d_s.transpose(1, 2), queries), tile, shape.scale)
         d_k.copy_(k_sum.transpose(0, 1))
         d_v.copy_(v_sum.transpose(0, 1))
         if cos is not None:
@@ -210,37 +215,64 @@ class _SegmentAttention(torch.autograd.Function):
 class _Tile:
     queries: slice
     keys: slice
+    """Its row's own."""
+    prefix: slice
+    """Keys before those; may be empty."""
 
     @property
     def rows(self) -> int:
         return int(self.queries.stop - self.queries.start)
+
+    @property
+    def before(self) -> int:
+        return int(self.prefix.stop - self.prefix.start)
 
 
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
     block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/log.md, 2026-11-20
     if qkv.is_cuda:
         block = 512  # not measured: few launches, and scores of some 100 MB
-    for first, after in segments.rows():
-        for start in range(first, after, block):
-            stop = min(start + block, after)
-            seen = first if shape.window is None else max(first, start - shape.window + 1)
-            yield _Tile(slice(start, stop), slice(seen, stop))
+    for row in segments.segments():
+        for start in range(row.start, row.stop, block):
+            stop = min(start + block, row.stop)
+            left = 0  # keys, counted from the prefix's first, that no query of the tile sees
+            if shape.window is not None:
+                left = max(0, row.prefix + start - row.start - shape.window + 1)
+            yield _Tile(
+                queries=slice(start, stop),
+                keys=slice(row.start + max(0, left - row.prefix), stop),
+                prefix=slice(min(row.prefix_start + left, row.prefix_stop), row.prefix_stop),
+            )
+
+
+def _seen(x: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """A tile's keys or values [keys, KV, D] of k or v [T, KV, D]."""
+    own = x[tile.keys]
+    return torch.cat([x[tile.prefix], own]) if tile.before else own
+
+
+def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float = 1.0) -> None:
+    """Adds a tile's gradient [KV, keys, D] to those of all keys [KV, T, D]."""
+    if tile.before:
+        total[:, tile.prefix].add_(part[:, : tile.before], alpha=alpha)
+        part = part[:, tile.before :]
+    total[:, tile.keys].add_(part, alpha=alpha)
 
 
 def _probabilities(
-    q: torch.Tensor, k: torch.Tensor, tile: _Tile, shape: AttentionShape
+    q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Softmax of the tile's scores [KV, groups * rows, keys], the stacked queries, and with a
     softcap its slope 1 - tanh(.)**2."""
-    queries = _stacked(q, tile, shape)
-    keys = k[tile.keys].permute(1, 2, 0)
-    scores = torch.baddbmm(queries.new_empty(()), queries, keys, beta=0, alpha=shape.scale)
+    queries, seen = _stacked(q, tile, shape), len(keys)
+    scores = torch.baddbmm(
+        queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale
+    )
     slope = None
     if shape.softcap is not None:
         bent = torch.tanh(scores / shape.softcap)
         slope = 1 - bent * bent
         scores = bent * shape.softcap
-    seen = tile.keys.stop - tile.keys.start
     by_query = scores.unflatten(1, (-1, tile.rows))
     # All but the last columns are before every query ...
     by_query[..., seen - tile.rows :].add_(_later(tile.rows, scores.dtype, scores.device))

@@ -15,8 +15,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .segments import Segments
+from .tiles import wide
 
 if TYPE_CHECKING:
     from .attention import AttentionShape
@@ -56,16 +58,45 @@ def varlen_attention(
 ) -> torch.Tensor:
     """q [T, heads, D], k and v [T, kv_heads, D], half precision on CUDA -> [T, heads, D]."""
     attention, asks_for_gqa = _entry(torch.cuda.get_device_capability(q.device))
-    longest, cumulative = segments.longest, segments.cumulative
+    cumulative, longest = segments.cumulative, segments.longest
+    cumulative_k, longest_k = cumulative, longest
+    if segments.prefixes is not None:
+        # Where a row has more keys than queries, the kernels align their last ones.
+        k, v = (_gathered(x, segments.prefixes.keys) for x in (k, v))
+        cumulative_k, longest_k = segments.prefixes.cumulative, segments.prefixes.longest
     left = -1 if shape.window is None else shape.window - 1
     options = {"enable_gqa": shape.heads != shape.kv_heads} if asks_for_gqa else {}
     out: torch.Tensor = attention(
-        *(q, k, v, cumulative, cumulative, longest, longest),
+        *(q, k, v, cumulative, cumulative_k, longest, longest_k),
         scale=shape.scale,
         window_size=(left, 0),
         **options,
     )
     return out
+
+
+def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _Gathered.apply(x, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+class _Gathered(torch.autograd.Function):
+    """x[index] whose gradient is summed in fp32 at least: a prompt's keys have one from each of its
+    completions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        dtype = wide(upstream.dtype)
+        total = upstream.new_zeros(ctx.shape, dtype=dtype).index_add_(0, index, upstream.to(dtype))
+        return total.to(upstream.dtype), None
 
 
 @cache

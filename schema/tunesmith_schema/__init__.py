@@ -4,26 +4,37 @@ Beside it, as modules of their own: the queues, names of settings, and what is u
 """
 
 from .base import FROM_SERVER, Page, Request, Response
-from .early_stopping import EarlyStoppingRecipe
+from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
-from .files import FileDeleted, FileObject, FilePurpose, FileValidation, RowFormat, RowProblem
+from .files import (
+    BadRows,
+    FileDeleted,
+    FileObject,
+    FilePurpose,
+    FileValidation,
+    PromptFormat,
+    RowFormat,
+    RowProblem,
+)
 from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
-    Hyperparameters,
     Job,
     JobCreate,
     JobError,
     JobState,
+    wire_status,
+)
+from .methods import (
+    Hyperparameters,
     Method,
     ReinforcementHyperparameters,
     ReinforcementMethod,
     SupervisedMethod,
-    wire_status,
 )
 from .models import Adapter, Model, ModelDeleted, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
@@ -40,6 +51,7 @@ from .report import (
     LayerMemory,
     PeakMemory,
     PhaseName,
+    Rollouts,
     RunReport,
     Saturation,
     Throughput,
@@ -57,6 +69,7 @@ from .run import (
     RunResult,
     RunSpec,
 )
+from .samples import MAX_SAMPLES_PAGE, Sample
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -89,6 +102,7 @@ __all__ = [
     "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "MAX_PART_BYTES",
+    "MAX_SAMPLES_PAGE",
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
     "PROJECTIONS",
@@ -102,6 +116,7 @@ __all__ = [
     "Advice",
     "AttemptSummary",
     "Auto",
+    "BadRows",
     "Bound",
     "BoundBy",
     "Checkpoint",
@@ -138,6 +153,7 @@ __all__ = [
     "LayerMemory",
     "LoraRecipe",
     "Method",
+    "MethodName",
     "MetricPoint",
     "Model",
     "ModelDeleted",
@@ -149,6 +165,7 @@ __all__ = [
     "PhaseName",
     "Plan",
     "Precision",
+    "PromptFormat",
     "Recipe",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
@@ -158,12 +175,14 @@ __all__ = [
     "Response",
     "ResumePoint",
     "RolloutRecipe",
+    "Rollouts",
     "RowFormat",
     "RowProblem",
     "RunEvent",
     "RunReport",
     "RunResult",
     "RunSpec",
+    "Sample",
     "Saturation",
     "SingleGrader",
     "StoredFile",

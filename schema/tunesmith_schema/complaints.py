@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .early_stopping import NEEDS_VALIDATION
+from .job_fit import DOES_NOT_FIT
 
 _MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
+
+_TAG = re.compile(r"<\w+>")
+"""Of a member that a discriminator chose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,8 @@ def complaints(errors: Iterable[Mapping[str, Any]]) -> list[Complaint]:  # Any: 
     found: dict[tuple[str | int, ...], Complaint] = {}
     for error in errors:
         path, inner = _split(tuple(error["loc"]))
-        if error["type"] == NEEDS_VALIDATION:  # found where the whole recipe is looked at
-            path += (error["ctx"]["field"],)
+        if error["type"] == DOES_NOT_FIT:  # found where the whole recipe is looked at
+            path += tuple(error["ctx"]["field"].split("."))
         message = error["msg"].removeprefix("Value error, ")
         if inner:  # of one item of a list that is a member of the union
             message = f"item {'.'.join(str(part) for part in inner)}: {message}"
@@ -52,6 +55,7 @@ def complaints(errors: Iterable[Mapping[str, Any]]) -> list[Complaint]:  # Any: 
 
 def _split(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
     """The field, and where inside a member of its union."""
+    loc = tuple(part for part in loc if not (isinstance(part, str) and _TAG.fullmatch(part)))
     for place, part in enumerate(loc):
         if place and isinstance(part, str) and _MEMBER.fullmatch(part):
             return loc[:place], loc[place + 1 :]

@@ -1,27 +1,24 @@
-"""`recipe.early_stopping`, and what it and `recipe.keep` ask of a job: a validation file."""
+"""`recipe.early_stopping`, and by which metric it and `recipe.keep` judge."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from .base import Request
 
-if TYPE_CHECKING:
-    from .recipe import Recipe
-
-Metric = Literal["valid_loss", "valid_mean_token_accuracy"]
-NEEDS_VALIDATION = "needs_validation_file"
-"""Pydantic's type of the complaint; its context names the field of the recipe."""
+MethodName = Literal["supervised", "reinforcement"]
+Metric = Literal["valid_loss", "valid_mean_token_accuracy", "valid_reward"]
+HIGHER_IS_BETTER = frozenset({"valid_mean_token_accuracy", "valid_reward"})
 
 
 class EarlyStoppingRecipe(Request):
     """End the training once the evaluations gain nothing any more."""
 
-    metric: Metric = "valid_loss"
-    """What is judged: `valid_loss` (lower is better) or `valid_mean_token_accuracy` (higher is)."""
+    metric: Metric | Literal["auto"] = "auto"
+    """What is judged: `valid_loss` (lower is better), `valid_mean_token_accuracy` (higher is) or,
+    with reinforcement, `valid_reward` (higher is). `"auto"`: `valid_loss`, or `valid_reward`."""
     patience: int = Field(default=3, ge=1, le=1000)
     """Evaluations in a row without a gain that end the training; `eval_steps` says how far apart
     they are."""
@@ -30,17 +27,8 @@ class EarlyStoppingRecipe(Request):
     the first. One that is no number is never a gain."""
 
 
-def with_validation_file(recipe: Recipe, info: ValidationInfo) -> Recipe:
-    """Refuse a recipe beside which `validation_file` is missing, by the field that needs one."""
-    if "validation_file" not in info.data or info.data["validation_file"] is not None:
-        return recipe
-    needs = {"early_stopping": recipe.early_stopping is not None, "keep": recipe.keep == "best"}
-    for field, needed in needs.items():
-        if needed:
-            raise PydanticCustomError(
-                NEEDS_VALIDATION,
-                "it needs evaluations, and there is no validation_file: give one, or leave "
-                "recipe.{field} out",
-                {"field": field},
-            )
-    return recipe
+def judged_by(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:
+    """The metric that makes one evaluation better than another."""
+    if rule is not None and rule.metric != "auto":
+        return rule.metric
+    return "valid_reward" if method == "reinforcement" else "valid_loss"

@@ -71,6 +71,8 @@ class ErrorCode(StrEnum):
     BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
     RESUME_MISMATCH = "resume_mismatch"
+    GRADER_INVALID = "grader_invalid"
+    GRADER_FAILED = "grader_failed"
 
 
 class ErrorBody(Response):

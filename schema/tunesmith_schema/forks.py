@@ -7,7 +7,8 @@ from typing import Self
 from pydantic import Field, JsonValue, model_validator
 
 from .base import Request, Text, with_example
-from .jobs import Hyperparameters
+from .graders import Grader
+from .methods import Hyperparameters, ReinforcementHyperparameters
 from .recipe import LoraRecipe, Recipe
 
 
@@ -27,8 +28,13 @@ class JobFork(Request):
     """Fields of the recipe that change, as in a create; the rest is the job's. What training has
     already shaped cannot change: `tuning`, `from_scratch`, `lora` but for `lora_dropout`,
     `quantization`, `precision`, `add_tokens`."""
-    hyperparameters: Hyperparameters | None = None
+    hyperparameters: Hyperparameters | ReinforcementHyperparameters | None = Field(
+        default=None, union_mode="left_to_right"
+    )
     """Those given change, the rest is the job's."""
+    grader: Grader | None = None
+    """Of a reinforcement job: what scores from here on. The best evaluation so far is forgotten, as
+    another grader's rewards do not compare."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """The job's, when not given."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)

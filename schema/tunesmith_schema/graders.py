@@ -7,19 +7,72 @@ completion, `{{sample.output_json.x}}` a field of it, read as JSON.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import keyword
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
+from .formulas import FUNCTIONS, parse_formula
+from .templates import parse_template
 
 OUTPUT = "{{sample.output_text}}"
 """The whole completion."""
 Overlap = Literal["cosine", "fuzzy_match", "bleu", "gleu", "meteor"]
 Rouge = Literal["rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
-Template = Annotated[Text, Field(max_length=100_000)]
+
+
+def _parses(template: str) -> str:
+    parse_template(template)
+    return template
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        with warnings.catch_warnings():  # of what a later Python may read otherwise
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no regular expression that Python's re reads: {error}") from error
+    return pattern
+
+
+Template = Annotated[Text, Field(max_length=100_000), AfterValidator(_parses)]
+Pattern = Annotated[Text, Field(min_length=1, max_length=2000), AfterValidator(_compiles)]
 Name = Annotated[Text, Field(min_length=1, max_length=64)]
+
+
+def _targets(schema: JsonValue) -> Iterator[str]:
+    """Of every $ref in a JSON Schema."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                if key in ("$ref", "$dynamicRef") and isinstance(inner, str):
+                    yield inner
+                elif key not in ("const", "enum", "default", "examples"):
+                    waiting.append(inner)
+
+
+def _one_or_named(value: Any) -> str:  # Any: whatever JSON the caller sent
+    return "<one>" if isinstance(_kind(value), str) else "<named>"
 
 
 class StringCheckGrader(Request):
@@ -79,7 +132,7 @@ class RegexGrader(Request):
     """What its score is called."""
     input: Template = OUTPUT
     """What is looked at."""
-    pattern: Annotated[Text, Field(min_length=1, max_length=2000)]
+    pattern: Pattern
     """Python's `re`, searched anywhere; `^` and `$` are the ends of the text."""
     ignore_case: bool = False
     """Whatever the case."""
@@ -97,6 +150,17 @@ class JsonSchemaGrader(Request):
     json_schema: dict[str, JsonValue]
     """JSON Schema, draft 2020-12; `$ref` only within it."""
 
+    @field_validator("json_schema")
+    @classmethod
+    def _refers_to_itself(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for target in _targets(value):
+            if not target.startswith("#"):
+                raise ValueError(
+                    f"$ref '{target[:200]}' leads out of the schema: put what it names into $defs "
+                    "and write '#/$defs/NAME'"
+                )
+        return value
+
 
 class LengthGrader(Request):
     """1 up to `target`, then falling in a straight line to 0 at `limit`."""
@@ -112,6 +176,12 @@ class LengthGrader(Request):
     limit: Annotated[int, Field(ge=1)]
     """From which on it is worth 0."""
 
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.limit <= self.target:
+            raise ValueError(f"limit={self.limit} must be above target={self.target}")
+        return self
+
 
 class MultiGrader(Request):
     """One reward out of several graders' scores."""
@@ -120,11 +190,44 @@ class MultiGrader(Request):
     """The kind of grader."""
     name: Name = "multi"
     """What the reward is called."""
-    graders: dict[Name, SingleGrader] = Field(min_length=1, max_length=32)
-    """By the names that the formula uses."""
+    graders: Annotated[
+        Annotated[SingleGrader, Tag("<one>")]
+        | Annotated[dict[Name, SingleGrader], Field(min_length=1, max_length=32), Tag("<named>")],
+        Discriminator(_one_or_named),
+    ]
+    """By the names that the formula uses; or one grader, which is called by its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """A formula: + - * / ** %, comparisons, and, or, not, `a if b else c`, min, max, abs, floor,
-    ceil, exp, log, sqrt, numbers and the graders' names."""
+    """A formula: + - * / ** % (`^` is `**`), comparisons, and, or, not, `a if b else c`, min, max,
+    abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
+
+    @property
+    def by_name(self) -> dict[str, SingleGrader]:
+        """The graders as the formula calls them."""
+        return _by_name(self.graders)
+
+    @field_validator("graders")
+    @classmethod
+    def _can_be_named(
+        cls, value: SingleGrader | dict[str, SingleGrader]
+    ) -> SingleGrader | dict[str, SingleGrader]:
+        for name in _by_name(value):
+            if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS:
+                raise ValueError(
+                    f"'{name}' cannot stand in a formula: use letters, digits and _, no digit "
+                    "first, and none of Python's words or the functions' names"
+                )
+        return value
+
+    @field_validator("calculate_output")
+    @classmethod
+    def _formula_fits(cls, value: str, info: ValidationInfo) -> str:
+        if "graders" in info.data:  # else they are at fault, and the formula is not looked at
+            parse_formula(value, _by_name(info.data["graders"]))
+        return value
+
+
+def _by_name(graders: SingleGrader | dict[str, SingleGrader]) -> dict[str, SingleGrader]:
+    return graders if isinstance(graders, dict) else {graders.name: graders}
 
 
 _REFUSED = {
@@ -133,43 +236,64 @@ _REFUSED = {
     "score_model": "no model judges here yet",
     "label_model": "no model judges here yet",
 }
-_KNOWN = "string_check, text_similarity, multi, math_answer, regex, json_schema, length"
+_SINGLE = ("string_check", "text_similarity", "math_answer", "regex", "json_schema", "length")
 
 
-def _kind(value: Any) -> str:  # Any: whatever JSON the caller sent
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind in _REFUSED:
+def _kind(value: Any) -> Any:  # Any: whatever JSON the caller sent
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _tag(value: Any) -> str:  # Any: whatever JSON the caller sent
+    return f"<{_kind(value)}>"
+
+
+def _is_offered(value: Any) -> Any:  # Any: whatever JSON the caller sent
+    return value if _kind(value) == "multi" else _is_single(value, "multi")
+
+
+def _is_single(value: Any, *others: str) -> Any:  # Any: whatever JSON the caller sent
+    kind = _kind(value)
+    if isinstance(kind, str) and kind in _REFUSED:
         raise PydanticCustomError(
             "grader_not_offered",
             "grader type '{type}' is not offered: {reason}",
             {"type": kind, "reason": _REFUSED[kind]},
         )
-    if kind not in _KNOWN.split(", "):
+    if kind == "multi":
+        raise PydanticCustomError(
+            "nested_grader", "a multi grader holds no multi grader: write one formula", {}
+        )
+    if kind not in _SINGLE:
         raise PydanticCustomError(
             "unknown_grader",
             "unknown grader type {type}: it is one of {known}",
-            {"type": repr(kind)[:80].encode(errors="replace").decode(), "known": _KNOWN},
+            {
+                "type": repr(kind)[:80].encode(errors="replace").decode(),
+                "known": ", ".join((*_SINGLE, *others)),
+            },
         )
-    return str(kind)
+    return value
 
 
 SingleGrader = Annotated[
-    Annotated[StringCheckGrader, Tag("string_check")]
-    | Annotated[TextSimilarityGrader, Tag("text_similarity")]
-    | Annotated[MathAnswerGrader, Tag("math_answer")]
-    | Annotated[RegexGrader, Tag("regex")]
-    | Annotated[JsonSchemaGrader, Tag("json_schema")]
-    | Annotated[LengthGrader, Tag("length")],
-    Discriminator(_kind),
+    Annotated[StringCheckGrader, Tag("<string_check>")]
+    | Annotated[TextSimilarityGrader, Tag("<text_similarity>")]
+    | Annotated[MathAnswerGrader, Tag("<math_answer>")]
+    | Annotated[RegexGrader, Tag("<regex>")]
+    | Annotated[JsonSchemaGrader, Tag("<json_schema>")]
+    | Annotated[LengthGrader, Tag("<length>")],
+    Discriminator(_tag),
+    BeforeValidator(_is_single),
 ]
 Grader = Annotated[
-    Annotated[StringCheckGrader, Tag("string_check")]
-    | Annotated[TextSimilarityGrader, Tag("text_similarity")]
-    | Annotated[MathAnswerGrader, Tag("math_answer")]
-    | Annotated[RegexGrader, Tag("regex")]
-    | Annotated[JsonSchemaGrader, Tag("json_schema")]
-    | Annotated[LengthGrader, Tag("length")]
-    | Annotated[MultiGrader, Tag("multi")],
-    Discriminator(_kind),
+    Annotated[StringCheckGrader, Tag("<string_check>")]
+    | Annotated[TextSimilarityGrader, Tag("<text_similarity>")]
+    | Annotated[MathAnswerGrader, Tag("<math_answer>")]
+    | Annotated[RegexGrader, Tag("<regex>")]
+    | Annotated[JsonSchemaGrader, Tag("<json_schema>")]
+    | Annotated[LengthGrader, Tag("<length>")]
+    | Annotated[MultiGrader, Tag("<multi>")],
+    Discriminator(_tag),
+    BeforeValidator(_is_offered),
 ]
 MultiGrader.model_rebuild()

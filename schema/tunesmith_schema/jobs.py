@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request, Response, Text, with_example
-from .early_stopping import with_validation_file
 from .errors import ErrorCategory
-from .graders import Grader
+from .job_fit import check_reinforcement, fits_job
+from .methods import Hyperparameters, Method, ReinforcementHyperparameters
 from .recipe import Auto, Recipe
 
 
@@ -61,69 +61,6 @@ def wire_status(state: JobState) -> str:
     return str(_WIRE.get(state, state))
 
 
-class Hyperparameters(Request):
-    """OpenAI's three knobs. `recipe` says the same in absolute terms."""
-
-    n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
-    """Passes over the data."""
-    batch_size: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
-    """Rows in one optimiser step."""
-    learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
-    """Factor on the learning rate that would be chosen automatically."""
-
-
-class SupervisedMethod(Request):
-    """Settings of supervised fine-tuning."""
-
-    hyperparameters: Hyperparameters | None = None
-    """Without them all are automatic."""
-
-
-class ReinforcementHyperparameters(Hyperparameters):
-    """OpenAI's, for reinforcement tuning. `batch_size` counts prompts."""
-
-    compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
-    """Factor on the completions for each prompt; `recipe.grpo.num_generations` says how many."""
-    eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Steps between two evaluations, as `recipe.eval_steps`."""
-    eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
-    """Completions for each prompt of the validation file. `"auto"`: 1."""
-
-
-class ReinforcementMethod(Request):
-    """Settings of reinforcement tuning."""
-
-    grader: Grader
-    """What scores a completion."""
-    hyperparameters: ReinforcementHyperparameters | None = None
-    """Without them all are automatic."""
-
-
-class Method(Request):
-    """The kind of training."""
-
-    type: Literal["supervised", "reinforcement"]
-    """Which of the members below holds."""
-    supervised: SupervisedMethod | None = None
-    """Its hyperparameters; without them all are automatic."""
-    reinforcement: ReinforcementMethod | None = None
-    """Its grader and hyperparameters."""
-
-    @model_validator(mode="after")
-    def _members_fit(self) -> Self:
-        if self.type == "reinforcement" and self.reinforcement is None:
-            raise ValueError("reinforcement is missing: it must have a grader")
-        others = {"supervised": "reinforcement", "reinforcement": "supervised"}
-        if getattr(self, others[self.type]) is not None:
-            raise ValueError(f"type is '{self.type}': leave {others[self.type]} out")
-        return self
-
-    def hyperparameters(self) -> Hyperparameters | None:
-        """Of the member in force."""
-        chosen = self.reinforcement or self.supervised
-        return chosen.hyperparameters if chosen else None
-
-
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
@@ -144,7 +81,7 @@ class JobCreate(Request):
     training_file: Text
     """Id of an uploaded file."""
     validation_file: Text | None = None
-    """Id of an uploaded file; gives `valid_loss`."""
+    """Id of an uploaded file; gives `valid_loss`, or `valid_reward` with reinforcement."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Goes into the tuned model's name; what a name cannot hold becomes a hyphen."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -157,7 +94,7 @@ class JobCreate(Request):
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
     """The kind of training and its hyperparameters, OpenAI's current form."""
-    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
+    recipe: Annotated[Recipe, AfterValidator(fits_job)] = Field(default_factory=Recipe)
     """How to train, in PEFT's and TRL's words; everything has a default."""
 
     @model_validator(mode="after")
@@ -174,7 +111,7 @@ class JobCreate(Request):
     @model_validator(mode="after")
     def _one_word_for_one_thing(self) -> Self:
         of_method = self.method and self.method.hyperparameters()
-        if self.hyperparameters and of_method and self.hyperparameters != of_method:
+        if self.hyperparameters and of_method and not _same(self.hyperparameters, of_method):
             raise ValueError(
                 f"hyperparameters and method.{self.method.type}.hyperparameters differ: give one"  # type: ignore[union-attr]  # of_method is its
             )
@@ -193,13 +130,24 @@ class JobCreate(Request):
                 "hyperparameters.learning_rate_multiplier scales the automatic rate: "
                 "leave it out when recipe.learning_rate is given"
             )
-        _check_batch(chosen.batch_size, recipe)
+        if isinstance(chosen, ReinforcementHyperparameters):
+            check_reinforcement(chosen, recipe)
+        else:
+            _check_batch(chosen.batch_size, recipe)
         return self
 
     def chosen_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters in force, wherever they were given."""
         of_method = self.method and self.method.hyperparameters()
-        return of_method or self.hyperparameters or Hyperparameters()
+        chosen = of_method or self.hyperparameters or Hyperparameters()
+        if self.method and self.method.type == "reinforcement":
+            return ReinforcementHyperparameters.model_validate(chosen.model_dump())
+        return chosen
+
+
+def _same(legacy: Hyperparameters, of_method: Hyperparameters) -> bool:
+    """As far as the older form goes."""
+    return legacy.model_dump() == of_method.model_dump(include=set(Hyperparameters.model_fields))
 
 
 def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
@@ -250,11 +198,12 @@ class Job(Response):
     training_file: str
     """Id of the data set."""
     validation_file: str | None = None
-    """Id of the data set for `valid_loss`."""
+    """Id of the data set for `valid_loss` or `valid_reward`."""
     hyperparameters: Hyperparameters
     """OpenAI's knobs in force, wherever they were given."""
     method: dict[str, Any] | None = None
-    """The same hyperparameters in OpenAI's newer form."""
+    """OpenAI's newer form: the kind of training, its hyperparameters and, for reinforcement, its
+    grader."""
     result_files: list[str] = Field(default_factory=list)
     """Always empty: `adapter_id` and `/v1/adapters` have what was trained."""
     trained_tokens: int | None = None

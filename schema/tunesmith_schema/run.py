@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request
-from .early_stopping import with_validation_file
+from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
 from .graders import Grader
-from .jobs import Hyperparameters, ReinforcementHyperparameters
+from .job_fit import check_reinforcement, fits_job
+from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
 
@@ -39,9 +40,7 @@ class RunSpec(Request):
     """Path, relative to the run directory."""
     validation_file: str | None = None
     """Path, relative to the run directory."""
-    recipe: Annotated[Recipe, AfterValidator(with_validation_file)] = Field(default_factory=Recipe)
-    """How to train."""
-    method: Literal["supervised", "reinforcement"] = "supervised"
+    method: MethodName = "supervised"
     """The kind of training."""
     grader: Grader | None = None
     """Reinforcement: what scores completions; None: reward functions given to the run itself."""
@@ -49,10 +48,20 @@ class RunSpec(Request):
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
     """OpenAI's knobs; the recipe was checked against them."""
+    recipe: Annotated[Recipe, AfterValidator(fits_job)] = Field(default_factory=Recipe)
+    """How to train."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
     """The first resume point is another job's: the recipe may differ from the one it was made
     with, as far as what it holds still fits."""
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        if self.grader is not None and self.method != "reinforcement":
+            raise ValueError("grader is for method='reinforcement': leave it out")
+        if isinstance(self.hyperparameters, ReinforcementHyperparameters):
+            check_reinforcement(self.hyperparameters, self.recipe)
+        return self
 
     def sha256(self) -> str:
         """Of what decides how the run goes; another attempt at it has the same."""

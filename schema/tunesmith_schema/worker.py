@@ -8,7 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import Request, Response
-from .jobs import Hyperparameters
+from .early_stopping import MethodName
+from .graders import Grader
+from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
 from .report import RunReport
@@ -83,10 +85,16 @@ class Claim(Response):
     training_file: ClaimedFile
     """What to train on."""
     validation_file: ClaimedFile | None = None
-    """What to measure `valid_loss` on."""
+    """What to measure `valid_loss` or `valid_reward` on."""
     recipe: Recipe
     """As the user gave it, defaults filled in."""
-    hyperparameters: Hyperparameters
+    method: MethodName = "supervised"
+    """The kind of training."""
+    grader: Grader | None = None
+    """Of reinforcement."""
+    hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
+        union_mode="left_to_right"
+    )
     """OpenAI's knobs in force."""
     seed: int
     step: int = 0

@@ -24,6 +24,7 @@ from .models import (
     IdempotencyRow,
     JobRow,
     ResumePointRow,
+    SamplesRow,
     UploadPartRow,
     WorkerRow,
 )
@@ -104,6 +105,7 @@ class Janitor(threading.Thread):
         """Delete content that no row refers to; gives how many blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
+            in_use.update(session.scalars(select(SamplesRow.sha256)))
             in_use.update(session.scalars(select(UploadPartRow.id)))
             for files in (AdapterRow.files, ResumePointRow.files):
                 for stored in session.scalars(select(files)):

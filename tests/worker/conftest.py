@@ -13,9 +13,6 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# First of all: a run in this process would hide it from every later one (process.quick_imports).
-import bitsandbytes  # noqa: F401
-
 from tunesmith_schema import Recipe, RunSpec
 
 from ..tiny_model import make_tiny_model

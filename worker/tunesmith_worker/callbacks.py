@@ -20,6 +20,15 @@ from .events import EventLog, finite
 
 Untyped = Any  # Any: transformers is not typed
 
+FURTHER = frozenset(
+    {
+        *("updates_lost_fraction", "embedding_learning_rate", "frac_reward_zero_std", "kl"),
+        *("entropy", "completion_length", "completion_length_max", "truncated_share"),
+        *("clip_ratio", "rollout_gap"),
+    }
+)
+"""Of a step's logs, what some trainers have and others have not."""
+_SHOWN = {"reward": "reward", "loss": "train_loss"}
 NONFINITE_LIMIT = 3
 """Logged steps in a row without a finite loss that end the run."""
 
@@ -85,7 +94,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         **_: Untyped,
     ) -> None:
         logs = logs or {}
-        if "eval_loss" in logs:
+        if "eval_reward" in logs:
+            reward = logs["eval_reward"]
+            self._tell(state, {"valid_reward": reward}, f"valid_reward={reward:.4f}")
+        elif "eval_loss" in logs:
             values = {
                 "valid_loss": logs["eval_loss"],
                 "valid_mean_token_accuracy": logs.get("eval_mean_token_accuracy"),
@@ -102,11 +114,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
                 "trained_tokens": self._trained_tokens(),
                 **self._live(),
             }
-            if "updates_lost_fraction" in logs:
-                values["updates_lost_fraction"] = logs["updates_lost_fraction"]
-            if "embedding_learning_rate" in logs:
-                values["embedding_learning_rate"] = logs["embedding_learning_rate"]
-            self._tell(state, values, f"train_loss={logs['loss']:.4f}")
+            values |= {name: logs[name] for name in logs if name in FURTHER}
+            values |= {name: logs[name] for name in logs if name.startswith("reward")}
+            told = "reward" if "reward" in logs else "loss"
+            self._tell(state, values, f"{_SHOWN[told]}={logs[told]:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 
     def checkpoint_due(self, step: int) -> bool:
@@ -115,7 +126,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
 
     def checkpoint_metrics(self) -> dict[str, float | None]:
         """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
-        names = ("train_loss", "train_mean_token_accuracy")
+        names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
         both = ("valid_loss", "valid_mean_token_accuracy")
         chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}
         return chosen | {f"full_{name}": chosen[name] for name in both if name in chosen}

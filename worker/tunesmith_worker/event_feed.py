@@ -64,8 +64,9 @@ class EventFeed:
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
     def batch(self) -> list[RunEvent]:
-        """The next events to report. A checkpoint whose files are not stored yet holds up the
-        events behind it, so that their order stays what it was."""
+        """The next events to report. A checkpoint or samples whose files are not stored yet hold up
+        the events behind them, so that their order stays what it was: a resume point that is told
+        has the samples of its steps in storage."""
         ready: list[RunEvent] = []
         for event in self._pending:
             if len(ready) == MAX_EVENTS_PER_REPORT or needs_upload(event):
@@ -75,7 +76,11 @@ class EventFeed:
 
     def next_upload(self) -> RunEvent | None:
         """The first checkpoint whose files are not stored yet."""
-        return next((event for event in self._pending if needs_upload(event)), None)
+        return next(iter(self.waiting(EventKind.CHECKPOINT)), None)
+
+    def waiting(self, kind: EventKind) -> list[RunEvent]:
+        """Those of a kind whose files are not stored yet, oldest first."""
+        return [one for one in self._pending if one.kind is kind and needs_upload(one)]
 
     def stored(self, source_seq: int) -> None:
         """The server has everything up to this number."""
@@ -84,10 +89,14 @@ class EventFeed:
                 self.first_step_waits = False
 
     def abandon_uploads(self) -> None:
-        """Report the remaining checkpoints as events only: their files are not wanted any more."""
+        """Report the remaining checkpoints and samples as events only: their files are not wanted
+        any more."""
         for event in self._pending:
             if needs_upload(event):
-                event.files = []
+                if event.kind is EventKind.SAMPLES:
+                    give_up_samples(event, "the run had to end before they were stored")
+                else:
+                    event.files = []
 
     def clear(self) -> None:
         """Give up on what is not stored yet."""
@@ -111,4 +120,10 @@ _NEXT_PHASE = {
 
 
 def needs_upload(event: RunEvent) -> bool:
-    return event.kind is EventKind.CHECKPOINT and event.files is None
+    return event.kind in (EventKind.CHECKPOINT, EventKind.SAMPLES) and event.files is None
+
+
+def give_up_samples(event: RunEvent, why: str) -> None:
+    """They will not be there to be read: what was to tell of them warns instead."""
+    event.kind, event.level, event.files = EventKind.MESSAGE, "warn", None
+    event.message = f"{event.message}, lost: {why}"[:4000]

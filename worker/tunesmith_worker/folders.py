@@ -65,6 +65,15 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
+    @property
+    def rollouts(self) -> Path:
+        """Completions of the step that is being drawn."""
+        return self.root / "rollouts.jsonl"
+
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 

@@ -44,8 +44,8 @@ def gather_resume_points(
 def keep_what_is_needed(root: Path, outcome: Outcome) -> None:
     """Of an attempt that is over: spec, plan, events and log, which are small; of one that was
     released what the next can go on from. The rest is stored elsewhere."""
-    shutil.rmtree(root / "data", ignore_errors=True)
-    shutil.rmtree(root / "adapter", ignore_errors=True)
+    for done in ("data", "adapter", "samples"):
+        shutil.rmtree(root / done, ignore_errors=True)
     if outcome.state != "released":
         for attempt in root.parent.glob("attempt-*"):
             shutil.rmtree(attempt / "checkpoints", ignore_errors=True)

@@ -39,6 +39,7 @@ from .launcher import Launcher
 from .orders import Orders, Released
 from .point_uploads import PointUploads
 from .report.attempt import AttemptAccount
+from .sample_uploads import SampleUploads
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .trainer_process import TrainerProcess
@@ -89,6 +90,7 @@ class HeldJob:
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
         self._points = PointUploads(self._run, self._feed, self._store, claim.recipe.keep_every)
+        self._samples = SampleUploads(self._run, self._feed, self._store)
         self._answered = True
         self._leaving = self._closed = False
         self._leave_by = math.inf
@@ -254,6 +256,7 @@ class HeldJob:
     def close(self) -> None:
         self._closed = True
         self._points.close()
+        self._samples.close()
         if self._trainer is not None and self._trainer.poll() is None:
             self._trainer.kill()
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -285,6 +288,7 @@ class HeldJob:
         """Take in new events, and move uploads forward."""
         self._feed.read()
         self._points.look()
+        self._samples.look()
         event = self._feed.next_upload()
         if event is None:
             return

@@ -19,7 +19,7 @@ from .plan import Choices
 class PlanFile:
     def __init__(self, run: RunDirectory, spec: RunSpec, events: EventLog) -> None:
         self._path, self._events = run.plan, events
-        self._made_for = made_for(run, spec)
+        self.made_for = made_for(run, spec)
         self.choices = Choices(self._earlier(), tell=self._tell)
 
     def write(self) -> None:
@@ -31,7 +31,7 @@ class PlanFile:
 
     @property
     def _plan(self) -> Plan:
-        return Plan(made_for=self._made_for, choices=self.choices.made)
+        return Plan(made_for=self.made_for, choices=self.choices.made)
 
     def _earlier(self) -> Plan | None:
         if not self._path.exists():
@@ -43,7 +43,7 @@ class PlanFile:
                 "plan.json is another version's: what it settled is settled anew", level="warn"
             )
             return None
-        if plan.made_for == self._made_for:
+        if plan.made_for == self.made_for:
             return plan
         self._events.message(
             "plan.json was made for another spec or other data: what it settled is settled anew"

@@ -15,6 +15,7 @@ from .checkpoints.verify import GoodPoint, newest_good
 from .errors import RunError
 from .events import EventLog
 from .folders import RunDirectory
+from .samples import forget_samples
 
 _OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file")
 """What another job may have differently; what then does not fit shows when it is loaded."""
@@ -56,8 +57,9 @@ def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> Goo
             "The resume point that this job was to start from is not there, or is damaged.",
             hint="Fork from another checkpoint.",
         )
+    step = 0 if point is None else point.step
+    forget_samples(run, after=step)
     if point is not None or spec.attempt > 1:
-        step = 0 if point is None else point.step
         text = f"goes on after step {step}" if point else "begins at step 0: nothing to go on from"
         events.append(EventKind.RESUMED, text, {"step": step})
     return point

@@ -10,12 +10,14 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
-from tunesmith_schema import EXIT_STOPPED, EventKind, PhaseName, RunResult
+from tunesmith_schema import EXIT_STOPPED, EventKind, RunResult
 
 from .checkpoints.format import forget_all
 from .compare import compare_stock
+from .context import RunContext
 from .control import StopControl
 from .errors import (
     EXIT_DISK_FULL,
@@ -29,7 +31,6 @@ from .errors import (
 )
 from .events import EventLog
 from .folders import RunDirectory, remove_unfinished, write_json
-from .plan import plan_data, plan_layouts, plan_load, plan_patches, plan_train
 from .plan_file import PlanFile
 from .process import (
     SpawnSettings,
@@ -43,8 +44,7 @@ from .process import (
     waited_for_spawn,
 )
 from .report.recorder import RunRecorder
-from .report.settings import training_settings
-from .resume import begin_anew_after_success, check_steps_left, find_resume_point
+from .resume import begin_anew_after_success, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
@@ -53,15 +53,21 @@ EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: None) -> int:
-    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story."""
+def main(
+    folder: Path,
+    waited: Waited | None = None,
+    show: Show = lambda line: None,
+    rewards: Sequence[str] = (),
+) -> int:
+    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story.
+    `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
     run = RunDirectory(folder.resolve())
     recorder, terminal = RunRecorder(run), Terminal(show)
     control = StopControl(run, before_leaving=recorder.leave)
     unusable = False
     try:
         events = EventLog(run.events, recorder.clock, terminal.event)
-        result = train(run, events, control, recorder, waited or waited_for_spawn())
+        result = train(run, events, control, recorder, waited or waited_for_spawn(), rewards)
     except RunError as error:
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -94,197 +100,56 @@ def train(
     control: StopControl,
     recorder: RunRecorder,
     waited: Waited | None,
+    rewards: Sequence[str] = (),
 ) -> RunResult:
     spec = read_spec(run.root)
+    if rewards:
+        from .rewards.local import load_rewards
+
+        load_rewards(rewards, spec.method)
     begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
-    recipe, full = spec.recipe, spec.recipe.tuning == "full"
+    recipe = spec.recipe
     if waited is not None:
         seconds = round(waited.spawn, 3)
         text = f"spawn took {seconds:.2f} s"
         events.append(EventKind.PHASE, text, {"phase": "spawn", "seconds": seconds})
     point = find_resume_point(run, spec, events)
     plan = PlanFile(run, spec, events)
-    choices = plan.choices
+    context = RunContext(
+        run=run,
+        spec=spec,
+        events=events,
+        control=control,
+        recorder=recorder,
+        plan=plan,
+        point=point,
+    )
 
-    quantized = recipe.quantization != "none"
     waited_for_imports = waited.imports if waited else 0.0
+    quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
-        import transformers
+        from .loading import load
 
-        from .adapter_size import settle_size
-        from .adapters import adapter_dtype, attach_lora, check_saving
-        from .data.prepare import prepare
-        from .embeddings import add_tokens, embedding_rate, train_token_rows, used_tokens
-        from .model import find_device, load_base
-        from .optimizers.choose import described, optimizer_for
-        from .patches import CompiledLayers, patch, why_stock_attention
-        from .quantization import adapter_dtype_kept
-        from .saving import Saving
-        from .self_check import Subject, self_check, supervised_checks
-        from .trainers.layouts import Layouts
-        from .trainers.memory_plan import MemoryPlan
-        from .trainers.sft import SFTTrainer, sft_config
+        if spec.method == "reinforcement":
+            from .reinforcement import prepare_reinforcement as prepare
+        else:
+            from .supervised import prepare_supervised as prepare
 
-    with events.phase("load"):
-        transformers.utils.logging.disable_progress_bar()
-        transformers.set_seed(spec.seed)
-        device = find_device()
-        load_plan = plan_load(recipe, device, choices)
-        base = load_base(spec, load_plan)
-        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
-        model = base.model if full else attach_lora(base.model, recipe, choices)
-        if full:
-            naive = load_plan.precision == "bf16"
-            events.message(described(load_plan.precision), level="warn" if naive else "info")
-        if full or new_tokens.ids:
-            check_saving(run.root, model, base.tokenizer)
-        patches = plan_patches(recipe, choices)
-
-    with events.phase("data"):
-        data_plan = plan_data(recipe, base.context, choices)
-        data = prepare(run, spec, base, data_plan, events)
-        training = data.training
-        if not recipe.from_scratch:
-            itemsize = adapter_dtype(recipe).itemsize
-            used = used_tokens(training.dataset)
-            train_token_rows(
-                model, base.tokenizer, used, new_tokens, events, adapter_itemsize=itemsize
-            )
-        with recorder.clock.during(PhaseName.PACK):
-            train_set, valid_set = data.sets(data_plan, spec.seed)
-
-    recorder.clock.switch(PhaseName.PLAN)
-    train_plan = plan_train(
-        recipe,
-        spec.hyperparameters,
-        rows=training.counts.kept,
-        sequences=len(train_set),
-        has_validation=valid_set is not None,
-        choices=choices,
-    )
-    check_steps_left(point, train_plan.total_steps)
-    token_rate = embedding_rate(model, recipe, train_plan.learning_rate, choices)
-    if not full:
-        settle_size(model, adapter_dtype(recipe), choices)
-
-    layout_plan = plan_layouts(
-        recipe,
-        why_stock_attention(base.model),
-        patched=bool(patches - {"loss"}),
-        lengths=training.lengths,
-        rows=train_plan.per_device_train_batch_size,
-        passes=train_plan.gradient_accumulation_steps,
-        total_steps=train_plan.total_steps,
-        device=device,
-    )
-    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=plan.write)
-    plan.write()
-    recorder.clock.switch(PhaseName.SETUP)
-
-    saving = Saving(
-        run,
-        spec,
-        events,
-        recorder,
-        model,
-        base.tokenizer,
-        probe_ids=training.first,
-        with_tokenizer=bool(new_tokens.ids),
-    )
-    with adapter_dtype_kept(model):
-        trainer = SFTTrainer(
-            model=model,
-            args=sft_config(run.root, load_plan, train_plan, seed=spec.seed),
-            train_dataset=train_set,
-            eval_dataset=valid_set,
-            processing_class=base.tokenizer,
-            save=saving.due,
-            layouts=layouts,
-            embedding_rate=token_rate,
-            optimizer_cls_and_kwargs=optimizer_for(
-                load_plan.precision,
-                full=full,
-                learning_rate=train_plan.learning_rate,
-                seed=spec.seed,
-            ),
-        )
-    trainer.name_row = data.row_numbers
-    callbacks = saving.add_callbacks(
-        trainer,
-        control,
-        plan,
-        layouts,
-        save_steps=train_plan.save_steps,
-        lost_updates=full and load_plan.precision != "fp32",
-    )
-    patched = patch(model, patches) if patches else None
-    events.message(
-        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
-    )
-
-    with events.phase("plan"):
-        memory = MemoryPlan(
-            trainer,
-            layouts,
-            patched.report if patched else None,
-            given=recipe.gradient_checkpointing,
-            may_split=recipe.per_device_train_batch_size == "auto",
-            full=full,
-            precision=load_plan.precision,
-            choices=choices,
-            events=events,
-            write=plan.write,
-        )
-        memory.settle()
-        plan.write()
-    self_check(
-        Subject(
-            trainer=trainer,
-            base=base,
-            patched=patched,
-            layouts=layouts,
-            memory=memory,
-            recipe=recipe,
-            load_plan=load_plan,
-            data_plan=data_plan,
-            train_plan=train_plan,
-            training=training,
-            training_file=run.root / spec.training_file,
-            folder=run.root,
-        ),
-        events,
-        supervised_checks(),
-    )
-    if patched is not None and not memory.recomputes and not quantized:
-        layouts.may_compile(CompiledLayers(base.model, patched.layers))
-    if point is not None:
-        before = trainer.go_on_from(point.folder, forked=spec.forked)
-        layouts.resume(before.layouts, point.step)
-
-    settings = training_settings(
-        load_plan, data_plan, train_plan, full=full, recomputes=memory.recomputes
-    )
-    recorder.watch(
-        trainer,
-        settings,
-        layouts,
-        device=device.name,
-        choices=choices.made,
-        layers=memory.layer_counters(),
-    )
+    ready = prepare(context, load(context))
+    trainer, callbacks = ready.trainer, ready.callbacks
     with events.phase("train"):
         control.training_begins()
-        memory.training_begins()
-        rows, points = train_plan.per_device_train_batch_size, callbacks.resume_points
-        with naming_batch_size(rows), points.writing():
+        ready.memory.training_begins()
+        points = callbacks.resume_points
+        with naming_batch_size(ready.rows_at_a_time), points.writing(), ready.running:
             trainer.train()
             trainer.guard.check()
         recorder.training_ended()
-    memory.report()
+    ready.memory.report()
     steps = trainer.state.global_step
-    if steps < train_plan.total_steps and not (callbacks.stopping.fired or control.end_requested):
+    if steps < trainer.args.max_steps and not (callbacks.stopping.fired or control.end_requested):
         return RunResult(
             outcome="stopped",
             step=steps,
@@ -292,14 +157,14 @@ def train(
             metrics=callbacks.run.metrics,
         )
 
-    layouts.training_ended()
+    ready.layouts.training_ended()
     with events.phase("save"):
-        step, saved = callbacks.stopping.result(run.adapter, steps, saving.weights)
+        step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved is not None:
             events.message(saved.summary(), data=saved.as_data())
     return RunResult(
         outcome="succeeded",
-        kind="full" if full else "lora",
+        kind="full" if recipe.tuning == "full" else "lora",
         directory=run.relative(run.adapter),
         step=step,
         trained_tokens=trainer.trained_tokens,
@@ -318,6 +183,13 @@ def _command() -> int:
         help="train N steps with our kernels and with the stock trainer, and print both curves; "
         "RUN_DIR is only read",
     )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[=WEIGHT]",
+        help="a reward function in TRL's signature, beside the grader; may be given several times",
+    )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
         if arguments.compare_stock < 1:
@@ -325,7 +197,8 @@ def _command() -> int:
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     ctrl_c_is_sigterm()
     by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
-    status = main(arguments.run_dir, show=show_on_stdout) if by_hand else main(arguments.run_dir)
+    show: Show = show_on_stdout if by_hand else lambda line: None
+    status = main(arguments.run_dir, show=show, rewards=arguments.reward)
     if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")

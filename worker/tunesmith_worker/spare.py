@@ -28,20 +28,9 @@ from .spawn import TrainerProgram
 SPARE = "--spare"
 """In place of the run directory on the command line."""
 ENGINE = (
-    "transformers",
-    "tunesmith_worker.adapter_size",
-    "tunesmith_worker.adapters",
-    "tunesmith_worker.data.prepare",
-    "tunesmith_worker.embeddings",
-    "tunesmith_worker.model",
-    "tunesmith_worker.optimizers.choose",
-    "tunesmith_worker.patches",
-    "tunesmith_worker.quantization",
-    "tunesmith_worker.saving",
-    "tunesmith_worker.self_check",
-    "tunesmith_worker.trainers.layouts",
-    "tunesmith_worker.trainers.memory_plan",
-    "tunesmith_worker.trainers.sft",
+    "tunesmith_worker.loading",
+    "tunesmith_worker.reinforcement",
+    "tunesmith_worker.supervised",
 )
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""
 READY, TAKEN = b"ready\n", b"taken\n"

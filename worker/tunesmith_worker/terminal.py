@@ -37,6 +37,8 @@ class Terminal:
             if self._now() - self._shown < METRICS_SECONDS:
                 return
             self._shown = self._now()
+        if event.kind == EventKind.SAMPLES:
+            return  # the step's metrics say what there is to say
         self._show(event.message if event.level == "info" else f"{event.level}: {event.message}")
 
     def end(self, run: RunDirectory, result: RunResult) -> None:
@@ -44,7 +46,9 @@ class Terminal:
         if result.outcome == "failed":
             return
         said = [f"{result.outcome} at step {result.step}"]
-        if (loss := result.metrics.get("train_loss")) is not None:
+        if (reward := result.metrics.get("reward")) is not None:
+            said.append(f"reward {reward:.4f}")
+        elif (loss := result.metrics.get("train_loss")) is not None:
             said.append(f"loss {loss:.4f}")
         if result.directory is not None:
             what = "weights" if result.kind == "full" else "adapter"

@@ -1,4 +1,4 @@
-"""What a job tells: events as pages or live (SSE), metrics, checkpoints."""
+"""What a job tells: events as pages or live (SSE), metrics, checkpoints, samples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
-from tunesmith_schema import Checkpoint, Event, MetricPoint, Page
+from tunesmith_schema import MAX_SAMPLES_PAGE, Checkpoint, Event, MetricPoint, Page, Sample
 
 from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
 from ..services import events, jobs
+from ..services import samples as sample_files
 from ..services.paging import Order
 from ..stream import parse_last_event_id
 
@@ -71,3 +72,24 @@ def checkpoints(
     return events.list_checkpoints(
         session, job, after=cursor.after, limit=cursor.limit, order=cursor.order
     )
+
+
+@router.get("/samples")
+def samples(
+    caller: CallerDep,
+    state: StateDep,
+    job_id: str,
+    step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
+    order: Order = "desc",
+) -> Page[Sample]:
+    """What a reinforcement job drew: prompts, completions, rewards; newest step first, or those of
+    one `step`. There are none of other jobs."""
+    with state.database.read() as session:
+        jobs.retrieve(session, job_id)
+        slices, more = sample_files.find_page(
+            session, job_id, step=step, after=after, limit=limit, order=order
+        )
+    # Storage may take its time: no transaction stays open meanwhile.
+    return sample_files.read_page(state.storage, job_id, slices, more)

@@ -8,6 +8,7 @@ from .idempotency import IdempotencyRow
 from .job import JobRow
 from .report import ReportRow
 from .resume_point import ResumePointRow
+from .sample import SamplesRow
 from .upload import UploadPartRow, UploadRow
 from .worker import WorkerRow
 
@@ -22,6 +23,7 @@ __all__ = [
     "MetricRow",
     "ReportRow",
     "ResumePointRow",
+    "SamplesRow",
     "UploadPartRow",
     "UploadRow",
     "WorkerRow",

@@ -16,7 +16,7 @@ from tunesmith_schema.retention import resume_points_to_keep, stays
 
 from ..errors import BadRequest
 from ..models import JobRow, ResumePointRow
-from . import events, job_fork
+from . import events, job_fork, samples
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
@@ -45,6 +45,7 @@ def resumed(session: Session, job: JobRow, event: RunEvent) -> None:
     if not isinstance(step, int):
         return
     events.forget_steps_after(session, job.id, step)
+    samples.forget_steps_after(session, job.id, step)
     job.step = step
     session.flush()
     # It had its reasons not to take a newer one: nobody is offered that again.

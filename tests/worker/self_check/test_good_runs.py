@@ -122,9 +122,9 @@ def test_the_model_is_afterwards_what_it_was(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every tensor, gradient, mode, flag and random number; the trainer's optimiser too."""
-    from tunesmith_worker import self_check
+    from tunesmith_worker.self_check import self_check as right
 
-    right, seen = self_check.self_check, []
+    seen = []
 
     def state(subject: Untyped) -> Untyped:
         trainer, model = subject.trainer, subject.model
@@ -143,7 +143,7 @@ def test_the_model_is_afterwards_what_it_was(
         right(subject, *rest)
         seen.append((before, state(subject)))
 
-    monkeypatch.setattr(self_check, "self_check", watched)
+    monkeypatch.setattr("tunesmith_worker.supervised.self_check", watched)
     assert main(make_run(QUESTIONS, recipe={"max_steps": 1, **BF16})) == 0
     ((before, after),) = seen
     assert _equal(before, after)

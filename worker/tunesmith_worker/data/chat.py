@@ -53,15 +53,29 @@ def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedR
         template = _Template(tokenizer, row)
         return _render_turns(template, row) if assistant_only else _render_whole(template, row)
     if row.text is None:
-        raise DataError(
-            f"row {row.number} is a conversation, but the model's tokenizer has no chat template.",
-            code=ErrorCode.TEMPLATE_MISSING,
-            hint="Use an instruction-tuned model, or send prompt/completion rows with plain text.",
-        )
+        raise _no_template(row.number)
     text = row.prompt + row.text
     start = len(row.prompt) if assistant_only else 0
     example = Rendered(text=text, spans=((start, len(text)),))
     return RenderedRow(number=row.number, examples=(example,), is_chat=False)
+
+
+def render_prompt(tokenizer: Tokenizer, row: Row) -> tuple[str, bool]:
+    """What the row asks, up to where the model is to answer; whether the template wrote it, special
+    tokens included."""
+    if row.messages is not None and tokenizer.chat_template is not None:
+        return _Template(tokenizer, row).whole(len(row.messages), prompt=True), True
+    if row.text is None:
+        raise _no_template(row.number)
+    return row.prompt, False
+
+
+def _no_template(number: int) -> DataError:
+    return DataError(
+        f"row {number} is a conversation, but the model's tokenizer has no chat template.",
+        code=ErrorCode.TEMPLATE_MISSING,
+        hint="Use an instruction-tuned model, or send prompt/completion rows with plain text.",
+    )
 
 
 class _Template:
@@ -84,10 +98,10 @@ class _Template:
         )
         return rendered
 
-    def whole(self, count: int) -> str:
+    def whole(self, count: int, *, prompt: bool = False) -> str:
         """Like `text`; when the template refuses the messages, the row is a bad row."""
         try:
-            return self.text(count)
+            return self.text(count, prompt=prompt)
         except _REFUSALS as error:
             roles = ", ".join(message["role"] for message in self._messages[:count][:8])
             raise DataError(

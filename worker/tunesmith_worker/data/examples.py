@@ -39,7 +39,7 @@ def tokenize(
     counts = Counts(rows=len(rows))
     examples = list(_examples(rows, tokenizer, plan, name, counts))
     columns = [[ids for ids, _ in examples], [labels for _, labels in examples]]
-    _check_vocabulary(columns[0], vocabulary)
+    check_vocabulary(columns[0], vocabulary)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=SCHEMA), counts
 
@@ -153,7 +153,8 @@ def _count(ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Coun
     counts.endless += trained[-1] not in tokenizer.added_tokens_decoder
 
 
-def _check_vocabulary(examples: Sequence[Sequence[int]], vocabulary: int) -> None:
+def check_vocabulary(examples: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """Raises RunError where a token has no embedding."""
     highest = max((max(ids) for ids in examples), default=0)
     if highest >= vocabulary:
         raise RunError(

@@ -92,22 +92,22 @@ def detect(value: Any) -> RowFormat:  # Any: one record of a file
 def parse(number: int, value: dict[str, Any], format: RowFormat) -> Row:  # Any: JSON
     match format:
         case RowFormat.MESSAGES:
-            messages = _messages("messages", value["messages"])
+            messages = read_messages("messages", value["messages"])
             _needs_assistant("messages", messages)
-            return Row(number=number, messages=messages, tools=_tools(value))
+            return Row(number=number, messages=messages, tools=read_tools(value))
         case RowFormat.SHAREGPT:
             messages = _conversations(value["conversations"])
             _needs_assistant("conversations", messages)
-            return Row(number=number, messages=messages, tools=_tools(value))
+            return Row(number=number, messages=messages, tools=read_tools(value))
         case RowFormat.PROMPT_COMPLETION:
             return _prompt_completion(number, value)
         case RowFormat.ALPACA:
             return _alpaca(number, value)
         case RowFormat.QUESTION_ANSWER:
-            question, answer = _text(value, "question"), _text(value, "answer")
-            return _single_turn(number, question, answer, prompt=f"{question}\n")
+            question, prompt = read_question(value)
+            return _single_turn(number, question, read_text(value, "answer"), prompt=prompt)
         case RowFormat.TEXT:
-            return Row(number=number, text=_text(value, "text"))
+            return Row(number=number, text=read_text(value, "text"))
 
 
 def _prompt_completion(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
@@ -115,26 +115,38 @@ def _prompt_completion(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
     if isinstance(prompt, str) and isinstance(completion, str):
         return Row(
             number=number,
-            prompt=_text(value, "prompt", may_be_empty=True),
-            text=_text(value, "completion"),
+            prompt=read_text(value, "prompt", may_be_empty=True),
+            text=read_text(value, "completion"),
         )
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRow("prompt and completion must both be strings or both be lists of messages")
-    asked, answered = _messages("prompt", prompt), _messages("completion", completion)
+    asked, answered = read_messages("prompt", prompt), read_messages("completion", completion)
     _needs_assistant("completion", answered)
     asked = tuple(
         Message(role=m.role, content=m.content, trained=False, extra=m.extra) for m in asked
     )
-    return Row(number=number, messages=asked + answered, tools=_tools(value))
+    return Row(number=number, messages=asked + answered, tools=read_tools(value))
 
 
 def _alpaca(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
-    instruction, output = _text(value, "instruction"), _text(value, "output")
-    context = _text(value, "input", may_be_empty=True) if value.get("input") is not None else ""
+    question, prompt = read_instruction(value)
+    return _single_turn(number, question, read_text(value, "output"), prompt=prompt)
+
+
+def read_instruction(value: dict[str, Any]) -> tuple[str, str]:  # Any: JSON
+    """What an Alpaca row asks: as a user's message, and as plain text."""
+    instruction = read_text(value, "instruction")
+    context = read_text(value, "input", may_be_empty=True) if value.get("input") is not None else ""
     prompt = _ALPACA.format(more=_ALPACA_INPUT if context else "", instruction=instruction)
     prompt += f"### Input:\n{context}\n\n" if context else ""
     question = f"{instruction}\n\n{context}" if context else instruction
-    return _single_turn(number, question, output, prompt=f"{prompt}### Response:\n")
+    return question, f"{prompt}### Response:\n"
+
+
+def read_question(value: dict[str, Any]) -> tuple[str, str]:  # Any: JSON
+    """As a user's message, and as plain text."""
+    question = read_text(value, "question")
+    return question, f"{question}\n"
 
 
 def _single_turn(number: int, question: str, answer: str, *, prompt: str) -> Row:
@@ -145,7 +157,7 @@ def _single_turn(number: int, question: str, answer: str, *, prompt: str) -> Row
     return Row(number=number, messages=messages, prompt=prompt, text=answer)
 
 
-def _messages(name: str, value: Any) -> tuple[Message, ...]:  # Any: JSON
+def read_messages(name: str, value: Any) -> tuple[Message, ...]:  # Any: JSON
     if not isinstance(value, list) or not value:
         raise BadRow(f"{name} must be a list with at least one message")
     return tuple(_message(f"{name}[{i}]", item) for i, item in enumerate(value))
@@ -205,7 +217,7 @@ def _content(where: str, value: Any) -> str | None:  # Any: JSON
             if kind != "text" or not isinstance(part.get("text"), str):
                 raise BadRow(f"{where}.content[{i}] is a {kind!r} part: only text can be trained")
         value = "".join(part["text"] for part in value)
-    return _sound(f"{where}.content", value)
+    return sound(f"{where}.content", value)
 
 
 def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
@@ -220,7 +232,7 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
         if role is None:
             names = ", ".join(_SHAREGPT_ROLES)
             raise BadRow(f"{where}.from is {item.get('from')!r}: must be one of {names}")
-        content = _sound(f"{where}.value", item.get("value"))
+        content = sound(f"{where}.value", item.get("value"))
         if role == "assistant" and not content:
             raise BadRow(f"{where}.value is empty: an assistant turn needs text")
         messages.append(Message(role=role, content=content))
@@ -236,7 +248,7 @@ def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
         raise BadRow(f"{name} has no assistant turn to train on")
 
 
-def _tools(value: dict[str, Any]) -> tuple[Any, ...] | None:  # Any: JSON
+def read_tools(value: dict[str, Any]) -> tuple[Any, ...] | None:  # Any: JSON
     tools = value.get("tools")
     if tools is None:
         return None
@@ -245,14 +257,16 @@ def _tools(value: dict[str, Any]) -> tuple[Any, ...] | None:  # Any: JSON
     return tuple(tools) or None
 
 
-def _text(value: dict[str, Any], column: str, *, may_be_empty: bool = False) -> str:  # Any: JSON
-    text = _sound(column, value[column])
+def read_text(
+    value: dict[str, Any], column: str, *, may_be_empty: bool = False
+) -> str:  # Any: JSON
+    text = sound(column, value[column])
     if not text and not may_be_empty:
         raise BadRow(f"{column} is empty")
     return text
 
 
-def _sound(where: str, value: Any) -> str:  # Any: JSON
+def sound(where: str, value: Any) -> str:  # Any: JSON
     if not isinstance(value, str):
         raise BadRow(f"{where} is a {type(value).__name__}, must be a string")
     if not value.isascii():

@@ -1,6 +1,6 @@
 """Training rows: reads a data file, finds its row format, checks every row, makes them uniform.
 
-No torch and no tokenizer here: a light worker validates uploads with it.
+No torch and no tokenizer here: a light worker validates uploads with it (validate.py).
 """
 
 from __future__ import annotations
@@ -8,39 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from tunesmith_schema import FileValidation, RowFormat, RowProblem
+from tunesmith_schema import RowFormat, RowProblem
 
 from ..errors import DataError
 from .formats import COLUMNS, BadRow, Row, detect, parse
 from .records import Record, read_records
 
-MAX_PROBLEMS = 20
+Good = TypeVar("Good", covariant=True)
+
+
+class Checks(Protocol[Good]):
+    """What tells good records from bad ones."""
+
+    def check(self, record: Record) -> Good | RowProblem: ...
 
 
 @dataclass(frozen=True)
 class RowFile:
     format: RowFormat
     rows: list[Row]
-
-
-def validate_file(path: Path, filename: str) -> FileValidation:
-    """What is in an uploaded file; the first 20 bad rows are named."""
-    checker = Checker()
-    problems: list[RowProblem] = []
-    bad = total = 0
-    for record in read_records(path, filename):
-        total += 1
-        outcome = checker.check(record)
-        if isinstance(outcome, RowProblem):
-            bad += 1
-            if len(problems) < MAX_PROBLEMS:
-                problems.append(outcome)
-    if total == 0:
-        bad, problems = 1, [RowProblem(row=1, message="the file has no rows")]
-    return FileValidation(
-        ok=bad == 0, format=checker.format, rows=total, problems=problems, num_problems=bad
-    )
 
 
 def read_rows(path: Path) -> RowFile:
@@ -52,7 +40,7 @@ def read_rows(path: Path) -> RowFile:
     return RowFile(checker.format, rows)
 
 
-def good_rows(checker: Checker, records: Iterable[Record], name: str) -> Iterator[Row]:
+def good_rows(checker: Checks[Good], records: Iterable[Record], name: str) -> Iterator[Good]:
     """Raises DataError at the first bad row, naming it and the file."""
     for record in records:
         outcome = checker.check(record)

@@ -39,6 +39,11 @@ def register_over(stock: str) -> str:
     return name
 
 
+def reads_segments(model: Untyped) -> bool:
+    """Whether this causal language model's attention is ours, where rows may stand end to end."""
+    return str(model.base_model.config._attn_implementation).startswith(_NAME)
+
+
 def _attention_over(stock: str) -> Untyped:
     def attention(
         module: Untyped,

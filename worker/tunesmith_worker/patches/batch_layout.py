@@ -10,16 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+from tunesmith_kernels.segments import Prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Which hidden states score which tokens: given, it stands in for a batch's labels, and one
+    hidden state may score several tokens. Tensors on the batch's device."""
+
+    sources: torch.Tensor
+    """int64 [N]: flat places among the batch's tokens."""
+    targets: torch.Tensor
+    """int64 [N]: token ids."""
+    temperature: float
+    """Divides the logits."""
+    entropy: bool | Literal["grad"]
+    """Whether it is asked for, and with a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     bounds: tuple[int, ...] | None
     """Where rows that stand end to end begin, and the number of tokens; None for padded rows."""
-    labelled: torch.Tensor
-    """int64 [N], on the batch's device: the flat places in labels[:, 1:] that have a label."""
+    labelled: torch.Tensor | None = None
+    """int64 [N], on the batch's device: the flat places in labels[:, 1:] that have a label; None
+    where `scored` says what is scored."""
+    scored: Scored | None = None
+    prefixes: Prefixes | None = None
+    """Rows that see another one before their own tokens; None: none does."""
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("batch_layout", default=None)

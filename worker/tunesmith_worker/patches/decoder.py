@@ -154,4 +154,4 @@ def _segments(cumulative: torch.Tensor) -> Segments:
     layout = current_layout()
     if layout is None or layout.bounds is None:
         return Segments.from_cumulative(cumulative)
-    return Segments(layout.bounds, cumulative.to(torch.int32))
+    return Segments(layout.bounds, cumulative.to(torch.int32), layout.prefixes)

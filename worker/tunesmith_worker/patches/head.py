@@ -1,26 +1,34 @@
 """The loss head: only labelled tokens are scored, their gradient comes with them.
 
 Stands in front of what TRL puts on a causal language model (`add_fused_lm_head`) and answers the
-same call with the same fields.
+same call with the same fields. Where the batch's layout says which hidden states score which
+tokens, no labels are needed, and the fields are flat.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 
 from tunesmith_kernels.head_chunks import TrainedRows
-from tunesmith_kernels.log_prob import token_log_probs
+from tunesmith_kernels.log_prob import TokenLogProbs, token_log_probs
 
-from .batch_layout import current_layout
+from .batch_layout import Scored, current_layout
 from .token_rows import has_token_rows, trained_rows
 from .trl_compat import FusedCausalLMOutput, logit_scale
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _IGNORED = -100
+_patched: WeakSet[torch.nn.Module] = WeakSet()
+
+
+def is_head_patched(model: torch.nn.Module) -> bool:
+    """Whether this causal language model answers for a layout's `scored`."""
+    return model in _patched
 
 
 class HeadPatch:
@@ -38,6 +46,9 @@ class HeadPatch:
             labels: torch.Tensor | None = None,
             **kwargs: Untyped,
         ) -> Untyped:
+            layout = current_layout()
+            if fused_lm_head and layout is not None and layout.scored is not None:
+                return _score_flat(this, layout.scored, *args, **kwargs)
             if not fused_lm_head or labels is None or _needs_stock(this, kwargs):
                 if labels is not None:
                     kwargs["labels"] = labels
@@ -45,8 +56,10 @@ class HeadPatch:
             return _score(this, labels, *args, **kwargs)
 
         model.forward = types.MethodType(forward, model)
+        _patched.add(model)
 
     def undo(self) -> None:
+        _patched.discard(self._model)
         if self._stock is None:
             self._model.__dict__.pop("forward", None)
         else:
@@ -72,21 +85,12 @@ def _score(
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     mask = labels[:, 1:] != _IGNORED
     layout = current_layout()
-    places = mask.flatten().nonzero()[:, 0] if layout is None else layout.labelled
+    places = None if layout is None else layout.labelled
+    if places is None:
+        places = mask.flatten().nonzero()[:, 0]
     sources = places + places // max(1, mask.shape[1])  # the same in [B, T]: a row is one longer
-    config = model.config.get_text_config()
-    weight, bias, trained = _read(model.get_output_embeddings())
-    scored = token_log_probs(
-        hidden.flatten(0, 1).index_select(0, sources),
-        weight,
-        bias,
-        labels.flatten().index_select(0, sources + 1),
-        trained=trained,
-        softcap=getattr(config, "final_logit_softcapping", None),
-        logit_scale=logit_scale(config),
-        entropy=True,
-        top1=True,
-    )
+    targets = labels.flatten().index_select(0, sources + 1)
+    scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
     per_token = [
         None if one is None else _Placed.apply(one, places, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for one in (scored.log_probs, scored.entropy, scored.is_top1)
@@ -99,6 +103,50 @@ def _score(
         entropy=entropy,
         is_top1=is_top1,
         label_mask=mask,
+    )
+
+
+def _score_flat(
+    model: Untyped, scored: Scored, *args: Untyped, **kwargs: Untyped
+) -> FusedCausalLMOutput:
+    """Log-probabilities and entropy [N] of `scored`'s tokens."""
+    kwargs["use_cache"] = False
+    hidden = model.base_model(*args, **kwargs).last_hidden_state
+    log_probs, entropy, _ = _log_probs(
+        model,
+        hidden,
+        scored.sources,
+        scored.targets,
+        temperature=scored.temperature,
+        entropy=scored.entropy,
+    )
+    return FusedCausalLMOutput(log_probs=log_probs, entropy=entropy)
+
+
+def _log_probs(
+    model: Untyped,
+    hidden: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    entropy: bool | Literal["grad"],
+    temperature: float = 1.0,
+    top1: bool = False,
+) -> TokenLogProbs:
+    """Of `targets` [N] under the hidden states [B, T, H] at flat places `sources` [N]."""
+    config = model.config.get_text_config()
+    weight, bias, trained = _read(model.get_output_embeddings())
+    return token_log_probs(
+        hidden.flatten(0, 1).index_select(0, sources),
+        weight,
+        bias,
+        targets,
+        trained=trained,
+        temperature=temperature,
+        softcap=getattr(config, "final_logit_softcapping", None),
+        logit_scale=logit_scale(config),
+        entropy=entropy,
+        top1=top1,
     )
 
 

@@ -7,11 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 import trl
-from trl.trainer.utils import FusedCausalLMOutput
+from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 __all__ = [
     "RECOMPUTE",
     "FusedCausalLMOutput",
+    "add_reference_head",
     "logit_scale",
     "metrics_so_far",
     "restore_metrics",
@@ -36,6 +37,12 @@ def logit_scale(config: Untyped) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+
+def add_reference_head(model: Untyped, temperature: float) -> Untyped:
+    """What TRL's GRPOTrainer does to a model whose log-probabilities it asks for."""
+    add_fused_lm_head(model, temperature=temperature)
+    return model
 
 
 def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:

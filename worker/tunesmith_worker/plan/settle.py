@@ -43,14 +43,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
         min(context or 2048, 2048),
         f"the model's context is {context or 'unknown'}; at most 2048",
     )
-    if context is not None and length > context:
-        raise RunError(
-            ErrorCode.RECIPE_INVALID,
-            f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
-            f"set it to {context} or less.",
-            hint="Or leave it at 'auto': the model's context, at most 2,048.",
-            param="recipe.max_seq_length",
-        )
+    check_length(length, context)
     return DataPlan(
         max_seq_length=length,
         overlong=recipe.overlong,
@@ -62,6 +55,18 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
         ),
         packing=recipe.packing is True,
     )
+
+
+def check_length(length: int, context: int | None) -> None:
+    """Refuse rows that are longer than the model was made for."""
+    if context is not None and length > context:
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
+            f"set it to {context} or less.",
+            hint="Or leave it at 'auto': the model's context, at most 2,048.",
+            param="recipe.max_seq_length",
+        )
 
 
 def plan_train(
@@ -76,9 +81,35 @@ def plan_train(
     """`rows` were kept for training; `sequences` is how many there are after packing."""
     per_device, accumulation = _batch(recipe, hyperparameters, sequences, choices)
     steps_per_epoch = math.ceil(math.ceil(sequences / per_device) / accumulation)
+    return plan_schedule(
+        recipe,
+        hyperparameters,
+        rows=rows,
+        batch=(per_device, accumulation),
+        steps_per_epoch=steps_per_epoch,
+        usual_rate=_usual_rate(recipe),
+        has_validation=has_validation,
+        choices=choices,
+    )
+
+
+def plan_schedule(
+    recipe: Recipe,
+    hyperparameters: Hyperparameters,
+    *,
+    rows: int,
+    batch: tuple[int, int],
+    steps_per_epoch: int,
+    usual_rate: tuple[float, str],
+    has_validation: bool,
+    choices: Choices,
+) -> TrainPlan:
+    """`rows`: of the data, which decide how many epochs are usual. `batch`: rows of one forward
+    pass, forward passes of one optimiser step. `usual_rate`: and the kind of training it is for."""
+    per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
-        learning_rate=_learning_rate(recipe, hyperparameters, choices),
+        learning_rate=_learning_rate(recipe, hyperparameters, usual_rate, choices),
         lr_scheduler_type=choices.settle(
             "lr_scheduler_type",
             recipe.lr_scheduler_type,
@@ -159,13 +190,19 @@ def _total_steps(
     return max(1, math.ceil(round(settled * steps_per_epoch, 6)))
 
 
-def _learning_rate(recipe: Recipe, hyperparameters: Hyperparameters, choices: Choices) -> float:
+def _usual_rate(recipe: Recipe) -> tuple[float, str]:
     if recipe.from_scratch:
-        rate, kind = 1e-3, "training from scratch"
-    elif recipe.tuning == "full":
-        rate, kind = 2e-5, "full tuning"
-    else:
-        rate, kind = 2e-4, "LoRA"
+        return 1e-3, "training from scratch"
+    return (2e-5, "full tuning") if recipe.tuning == "full" else (2e-4, "LoRA")
+
+
+def _learning_rate(
+    recipe: Recipe,
+    hyperparameters: Hyperparameters,
+    usual_rate: tuple[float, str],
+    choices: Choices,
+) -> float:
+    rate, kind = usual_rate
     factor = hyperparameters.learning_rate_multiplier
     reason = f"{rate:g} for {kind}"
     if factor != "auto":

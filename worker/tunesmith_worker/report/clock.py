@@ -64,6 +64,11 @@ class WallClock:
         if phase in COMPUTE:
             self.computed(phase, seconds)
 
+    def move(self, phase: str, to: str, seconds: float) -> None:
+        """A part of what `phase` was charged with belongs to another one."""
+        self._spent[phase] = self._spent.get(phase, 0.0) - seconds
+        self._spent[to] = self._spent.get(to, 0.0) + seconds
+
     def follow(self, timeline: Timeline) -> None:
         """Let `timeline` do the booking until `unfollow`."""
         self.switch(self.phase)

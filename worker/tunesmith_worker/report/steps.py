@@ -57,7 +57,7 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
     """Laying out the step's rows counts as data. Of each micro-batch, forward until the loss is
     there, then backward; after the last one the optimiser, until the trainer looks whether to
     log."""
-    training_step, compute_loss = trainer.training_step, trainer.compute_loss
+    training_step, compute_loss = getattr(trainer, trainer.TIMED_STEP), trainer.compute_loss
     restore_counters = trainer.restore_counters
 
     def timed_step(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
@@ -71,7 +71,8 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         # In FORWARD when the step begins again: memory ran out in there.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # of an evaluation
-        counts.micro_batch(inputs["input_ids"].numel(), settled=not layouts.measuring)
+        slots = trainer.described(inputs).tokens
+        counts.micro_batch(slots, settled=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)
         clock.switch(PhaseName.BACKWARD)
@@ -81,5 +82,6 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         counts.step_again(in_forward=clock.phase == PhaseName.FORWARD)
         restore_counters(counters)
 
-    trainer.training_step, trainer.compute_loss = timed_step, timed_loss
+    setattr(trainer, trainer.TIMED_STEP, timed_step)
+    trainer.compute_loss = timed_loss
     trainer.restore_counters = step_again

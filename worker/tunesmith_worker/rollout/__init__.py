@@ -1,11 +1,13 @@
 """Completions from the training model's own weights: requests in, tokens and log-probs out."""
 
-from .native import NativeEngine, RolloutFigures
+from .figures import RolloutFigures, Spent
+from .native import NativeEngine
 from .plan import RolloutDoesNotFit, RolloutPlan, plan_rollout
 from .protocol import (
     Completion,
     FinishReason,
     NotFinite,
+    OnCompletion,
     Request,
     RolloutEngine,
     RolloutError,
@@ -20,6 +22,7 @@ __all__ = [
     "FinishReason",
     "NativeEngine",
     "NotFinite",
+    "OnCompletion",
     "Request",
     "RolloutDoesNotFit",
     "RolloutEngine",
@@ -27,6 +30,7 @@ __all__ = [
     "RolloutFigures",
     "RolloutPlan",
     "SamplingParams",
+    "Spent",
     "UnsupportedModel",
     "UnusableRequest",
     "eos_token_ids",

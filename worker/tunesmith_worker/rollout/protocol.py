@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -106,9 +106,20 @@ class Completion:
     """The stop token's id, or the stop text; None where the length ended it."""
 
 
+OnCompletion = Callable[[int, Completion], None]
+"""Told a request's place in the list, and its completion: the very object that is returned."""
+
+
 class RolloutEngine(Protocol):
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completions, in the order of the requests, under the weights as they now are."""
+    def generate(
+        self, requests: Sequence[Request], on_completion: OnCompletion | None = None
+    ) -> list[Completion]:
+        """The completions, in the order of the requests, under the weights as they now are.
+
+        `on_completion` is called once for each request as soon as it ends, on the calling thread,
+        while others are still drawn: hand what takes long to another thread. An adapter may be
+        folded into the weights meanwhile, so it must not use the model. What it raises ends the
+        rollout and is raised here."""
 
 
 class RolloutError(Exception):

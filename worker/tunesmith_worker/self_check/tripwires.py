@@ -17,7 +17,6 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCategory
 
-from ..data.tokens import IGNORED
 from ..events import EventLog
 from . import gradients
 from .findings import Finding, settle
@@ -31,7 +30,7 @@ STEPS = (1, 10, 50)
 
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     def __init__(self, trainer: Untyped, events: EventLog) -> None:
-        """`trainer`: an SFTTrainer of ours."""
+        """`trainer`: one of ours."""
         self._trainer, self._events = trainer, events
         self.had_gradient: list[str] = []
         """Units that had a gradient at a look before."""
@@ -60,21 +59,25 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         self._movement.steps_with()
         if step in STEPS:
             rows = self._trainer.guard.taking.rows
-            self._labelled = int((rows["labels"] != IGNORED).sum())  # the host's own
+            self._labelled = self._trainer.labelled_tokens(rows)
             self._largest = gradients.largest(self._units)
-            predicting = gradients.predicting_tokens(rows)
+            predicting = self._trainer.predicting_tokens(rows)
             self._rows = gradients.silent_rows(self._trainer.model, predicting)
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step = state.global_step
         if step in STEPS and self._movement is not None:
             self._trainer.guard.check()  # a NaN is told by the row that made it
+            if not self._labelled and self._trainer.may_teach_nothing:
+                return  # chance: every completion of a group was as good as the others
             settle(self._findings(step, self._movement), self._events, step)
         if step >= STEPS[-1]:
             self._movement = None  # and the rows that it keeps
 
     def _findings(self, step: int, movement: Movement) -> list[Finding]:
-        found = list(_judged_loss(float(self._trainer.step_loss), self._labelled, step))
+        found: list[Finding] = []
+        if not self._trainer.may_teach_nothing:
+            found += _judged_loss(float(self._trainer.step_loss), self._labelled, step)
         if any(one.level == "error" for one in found):
             return found  # no gradient, no movement: because of it
         found += gradients.frozen(self._units)

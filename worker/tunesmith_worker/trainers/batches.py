@@ -53,7 +53,7 @@ def split(step: Batch, layout: Layout, *, pad_token_id: int) -> list[Batch]:
     rows = _rows(step)
     if layout.kind == "packed":
         assert layout.tokens is not None, "packed: filled by tokens"
-        bins = _filled([len(row) for row in rows], layout.tokens)
+        bins = filled([len(row) for row in rows], layout.tokens)
         return [_end_to_end([rows[i] for i in chosen]) for chosen in bins]
     assert layout.rows is not None, "filled by rows"
     bins = _in_order(step["rows_of_examples"], layout.rows)
@@ -93,11 +93,11 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
     return bins if most >= before else shared
 
 
-def _filled(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+def filled(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """The fewest bins that sharing out gives with at most `tokens` in each; a row that is longer
     stands alone."""
     limit = max(tokens, *lengths)
-    count = -(-sum(lengths) // limit)
+    count = max(1, -(-sum(lengths) // limit))
     while True:
         bins = _shared(lengths, count)
         if max(sum(lengths[i] for i in one) for one in bins) <= limit:

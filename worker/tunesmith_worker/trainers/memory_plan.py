@@ -7,7 +7,6 @@ predicted peak are one choice of plan.json, `memory_plan`, which a resumed run t
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +19,6 @@ from tunesmith_schema import ErrorCategory, ErrorCode, Precision
 
 from ..errors import RunError, is_out_of_memory
 from ..events import EventLog
-from ..patches.batch_layout import batch_layout
 from ..patches.recompute import LayerModes
 from ..patches.report import PatchReport
 from ..plan import Choices, Layout
@@ -32,11 +30,9 @@ from ..plan.room import HostPeak, find_room, measure_speed
 from ..plan.shapes import Engine, MicroBatch, shape_of
 from ..plan.telling import NAME, as_choice, difference, policy_json, policy_of, sentence, size
 from ..report.watch import LayerCounters
-from .batches import Batch
 from .evaluation_memory import EvaluationMemory
 from .layouts import Layouts
-from .on_device import LAYOUT, on_device
-from .step_memory import StepMemory, describe, first_line
+from .step_memory import StepMemory, first_line
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _TELLING = 256 * 2**20
@@ -44,7 +40,11 @@ _TELLING = 256 * 2**20
 
 
 class MemoryPlan:
-    """One run's: settle it, train, then report."""
+    """One run's: settle it, train, then report.
+
+    The trainer says what its steps are: `longest_step`, its `micro_batches`, how each is
+    `described`, and the `probe_loss` of one.
+    """
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class MemoryPlan:
                 param="recipe.gradient_checkpointing",
             )
         tuning = read_tuning(model, shape, full=full, precision=precision)
-        self._step = _longest_step(trainer)
+        self._step = trainer.longest_step()
         self._ours = mechanisms_of(patched, shape.layers)
         on_gpu = self._device.type == "cuda"
         batch, engine = self._of(layouts.settled, on_gpu=on_gpu)
@@ -173,8 +173,8 @@ class MemoryPlan:
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
         """The longest micro-batch of the longest step, and who computes it."""
         batches = self._trainer.micro_batches(self._step, layout)
-        longest = max(batches, key=lambda one: one["input_ids"].numel())
-        batch = describe(longest, count_labels=True)
+        sizes = [self._trainer.described(one, count_labels=True) for one in batches]
+        batch = max(sizes, key=lambda one: one.tokens)
         if layout.rows is not None:  # of packs, which are not taken apart
             batch = replace(batch, rows=min(batch.rows, layout.rows))
         ours = self._ours_in(padded=batch.padded)
@@ -200,23 +200,15 @@ class MemoryPlan:
         """Of the longest micro-batch under the policy; less is tried where it does not fit."""
         while True:
             batches = self._trainer.micro_batches(self._step, self._layouts.settled)
-            batch = max(batches, key=lambda one: one["input_ids"].numel())
+            batch = max(batches, key=lambda one: self._trainer.described(one).tokens)
             try:
-                loss_of = partial(self._loss, batch)
+                loss_of = partial(self._trainer.probe_loss, batch, self.planner.batch.labelled)
                 return run_probe(self._trainer.model, self._modes.layers, loss_of)
             except Exception as error:  # out of memory comes as many types; others go on
                 if not is_out_of_memory(error):
                     raise
                 failure = first_line(error)
             self.steps.recover(failure)
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        trainer = self._trainer
-        inputs = on_device(batch, self._device)
-        with trainer.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
-            outputs = trainer.model(**inputs, use_cache=False, fused_lm_head=True)
-        loss: torch.Tensor = -outputs.log_probs.sum() / self.planner.batch.labelled
-        return loss
 
     def _corrected(self, probe: Probe) -> Correction:
         planner, policy = self.planner, self.steps.policy
@@ -291,18 +283,6 @@ class MemoryPlan:
 
     def _growth(self, peak: int) -> int:
         return peak - self.planner.tuning.weights - self.planner.tuning.adapter
-
-
-def _longest_step(trainer: Untyped) -> Batch:
-    """The step of the longest rows, the worst that chance can draw."""
-    dataset = trainer.train_dataset
-    lengths: list[int] = []
-    for table in dataset.with_format("arrow").iter(10_000):
-        lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
-    rows = min(trainer.args.per_device_train_batch_size, len(lengths))
-    longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
-    step: Batch = trainer.data_collator([dataset[index] for index in longest])
-    return step
 
 
 def mechanisms_of(patched: PatchReport | None, layers: int) -> frozenset[str]:

@@ -6,6 +6,7 @@ Metrics are sums over tokens that stay on the device until they are logged.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,24 +17,30 @@ import torch
 import trl
 
 from ..data.tokens import IGNORED
-from ..embeddings import embedding_parameters, give_rate
 from ..patches.batch_layout import batch_layout
-from ..patches.trl_compat import RECOMPUTE, metrics_so_far, restore_metrics
-from ..plan import Layout, LoadPlan, TrainPlan
+from ..patches.trl_compat import metrics_so_far, restore_metrics
+from ..plan import Layout, TrainPlan
+from ..plan.shapes import MicroBatch
+from ..self_check.gradients import predicting_tokens
 from ..self_check.nan_guard import NanGuard, TakenStep
 from ..self_check.nan_rows import RowName, why_not_finite
 from .batches import Batch, collate, slots, split
+from .common_config import common_config
 from .evaluation_memory import EvaluationMemory
+from .guarded import Guarded
 from .layouts import Layouts
 from .on_device import LAYOUT, on_device, sent
 from .random_state import random_state
 from .resuming import Resuming
-from .step_memory import StepMemory
+from .step_memory import StepMemory, describe
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+    TIMED_STEP = "training_step"
+    """The method that is one optimiser step's forward and backward."""
+
     def __init__(
         self,
         *,
@@ -42,10 +49,11 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`save` writes what is due at the given step; `embedding_rate`: peak rate of the
-        embedding, the head and token rows, None: as all others."""
+        """`save`, `embedding_rate`: as `Guarded.guarded` takes them."""
         super().__init__(data_collator=collate, **given)
-        self._save, self._layouts, self._embedding_rate = save, layouts, embedding_rate
+        self._layouts = layouts
+        guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
+        self.guarded(guard, save=save, embedding_rate=embedding_rate)
         pad_token_id = given["processing_class"].pad_token_id
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
@@ -57,7 +65,6 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         """Of the last step."""
         self.name_row: RowName | None = None
         """What the user calls a row, given its token ids and labels."""
-        self.guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
 
     @property
     def trained_tokens(self) -> int:
@@ -68,13 +75,6 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
     def input_tokens(self) -> int:
         """All tokens so far."""
         return self._total_train_tokens
-
-    def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if self._embedding_rate is not None:
-            give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
-        self.guard.watch(optimizer)
-        return optimizer
 
     def get_train_dataloader(self) -> Untyped:
         loader = super().get_train_dataloader()
@@ -135,15 +135,44 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
             loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
         return loss
 
-    def _get_grad_norm(self, model: Untyped, grad_norm: Untyped = None) -> Untyped:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self.guard.judge(norm)
-        return norm
+    may_teach_nothing = False
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    @staticmethod
+    def labelled_tokens(rows: Batch) -> int:
+        """Of a collated step, on the host."""
+        return int((rows["labels"] != IGNORED).sum())
+
+    @staticmethod
+    def predicting_tokens(rows: Batch) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        return predicting_tokens(rows)
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
         """A collated step's, in as many parts as its memory needs."""
         parts = 1 if self.memory is None else self.memory.policy.parts
         return self._split(step, layout.narrowed(parts))
+
+    def longest_step(self) -> Batch:
+        """The step of the longest rows, the worst that chance can draw."""
+        lengths: list[int] = []
+        for table in self.train_dataset.with_format("arrow").iter(10_000):
+            lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
+        rows = min(self.args.per_device_train_batch_size, len(lengths))
+        longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
+        return collate([self.train_dataset[index] for index in longest])
+
+    @staticmethod
+    def described(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+        return describe(batch, count_labels=count_labels)
+
+    def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
+        """Of a micro-batch, as training computes it; counts nothing."""
+        inputs = on_device(batch, self.args.device)
+        with self.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
+            outputs = self.model(**inputs, use_cache=False, fused_lm_head=True)
+        loss: torch.Tensor = -outputs.log_probs.sum() / labelled
+        return loss
 
     def counters(self, mode: str = "train") -> Untyped:
         """What has been counted so far: a step may have to be repeated."""
@@ -216,7 +245,7 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         return (nll / count, outputs) if return_outputs else nll / count
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        self.guard.check()
+        self.before_logging(logs)
         mode = "train" if self.model.training else "eval"
         means, metrics = self._sums[mode].taken(), self._metrics[mode]
         if "eval_loss" in logs and means:
@@ -226,18 +255,7 @@ class SFTTrainer(Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is unty
         if means and not self.aux_loss_enabled:
             metrics["entropy"] = [means["entropy"]]
             metrics["mean_token_accuracy"] = [means["top1"]]
-        if self._embedding_rate is not None and "learning_rate" in logs:
-            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both
-            logs["embedding_learning_rate"] = logs["learning_rate"] * share
         super().log(logs, start_time)
-
-    def floating_point_ops(self, inputs: Untyped) -> int:
-        return 0  # the Trainer's estimate counts parameters, frozen or not: it is shown nowhere
-
-    def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
-        # The Trainer's own would pickle the optimiser and write a model card.
-        self.guard.check()
-        self._save(self.state.global_step)
 
 
 class _Sums:
@@ -262,34 +280,15 @@ class _Sums:
         return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
 
 
-def sft_config(folder: Path, load: LoadPlan, train: TrainPlan, *, seed: int) -> Untyped:
+def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
     """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
     return trl.SFTConfig(
-        output_dir=str(folder),  # nothing is written there
-        seed=seed,
+        **common_config(folder, train, seed=seed),
         data_seed=seed,
-        learning_rate=train.learning_rate,
-        lr_scheduler_type=train.lr_scheduler_type,
-        warmup_steps=train.warmup_steps,
-        weight_decay=train.weight_decay,
-        max_grad_norm=train.max_grad_norm,
         # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
         per_device_train_batch_size=train.rows_of_step,
         per_device_eval_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=1,
-        max_steps=train.total_steps,
-        logging_steps=train.logging_steps,
-        logging_nan_inf_filter=False,  # a NaN must be seen, not averaged away
-        eval_strategy="no" if train.eval_steps is None else "steps",
-        eval_steps=train.eval_steps,
-        save_strategy="no",  # the callback asks for checkpoints
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        bf16=False,  # no autocast: the weights are in the dtype that is computed in
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none",
-        disable_tqdm=True,
-        push_to_hub=False,
-        **{RECOMPUTE: False},  # all or nothing: step_memory.py sets it layer by layer
     )

@@ -96,7 +96,7 @@ class StepMemory:
 
     def comes(self, batch: Batch) -> None:
         """A micro-batch, before it is computed."""
-        size = describe(batch)
+        size: MicroBatch = self._trainer.described(batch)
         if self.largest is None or size.tokens > self.largest.tokens:
             self.largest = size
 

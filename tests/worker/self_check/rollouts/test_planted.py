@@ -12,7 +12,7 @@ import torch
 from tunesmith_worker.patches import projections
 from tunesmith_worker.rollout import Request, fold
 from tunesmith_worker.rollout.attention import StepAttention
-from tunesmith_worker.rollout.positions import Positions
+from tunesmith_worker.rollout.positions import Positions, Table
 from tunesmith_worker.self_check.passes import adapter_off
 from tunesmith_worker.self_check.rollouts import ReinforcementSubject
 from tunesmith_worker.self_check.rollouts.positions import check_positions
@@ -87,7 +87,8 @@ def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPat
     right = Positions.table
 
     def stretched(self: Untyped, name: Untyped, era: int, length: int) -> Untyped:
-        return tuple(one[::2] for one in right(self, name, era, 2 * length))
+        found = right(self, name, era, 2 * length)
+        return Table(found.cos[::2], found.sin[::2], found.doubled[::2])
 
     monkeypatch.setattr(Positions, "table", stretched)
     subject = make_subject()

@@ -86,10 +86,13 @@ def _tables(rotary: Untyped, expected: Untyped, dtype: torch.dtype, device: torc
     places = torch.arange(length, device=device)[None]
     x = torch.empty(1, 0, dtype=torch.float32, device=device)
     for name in kinds if isinstance(kinds, dict) else [None]:
-        found = positions.table(name, positions.era(length), length)
+        table = positions.table(name, positions.era(length), length)
         right = expected(x, places) if name is None else expected(x, places, name)
         half = right[0].shape[-1] // 2
-        for one, other in zip(found, right, strict=True):
+        # Prompts are rotated by the first two, single tokens by their doubles.
+        doubled = (table.doubled[:, 0, :half], table.doubled[:, 1, half:])
+        pairs = zip((table.cos, table.sin, *doubled), (*right, *right), strict=True)
+        for one, other in pairs:
             apart = float((one[:length] - other[0, :, :half]).abs().max())
             worst = apart if not apart <= worst else worst
     return worst

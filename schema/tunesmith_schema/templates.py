@@ -1,0 +1,60 @@
+"""Templates of graders: text with `{{item.x}}`, `{{sample.output_text}}` and
+`{{sample.output_json.x}}` in it. Parses them; knows no rows and no completions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+_REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_STEP = re.compile(r"\.?([^\s.\[\]{}'\"]+)|\[(\d{1,9})\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
+_OFFERED = "{{item.FIELD}}, {{sample.output_text}} or {{sample.output_json.FIELD}}"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A place in the data row or in the completion."""
+
+    root: Literal["item", "output_text", "output_json"]
+    path: tuple[str | int, ...]
+    """Keys of objects, and indices of lists."""
+    text: str
+    """As it was written."""
+
+
+def parse_template(template: str) -> tuple[str | Reference, ...]:
+    """Its parts, in order. ValueError: what is wrong, and what there is."""
+    parts: list[str | Reference] = []
+    end = 0
+    for found in _REFERENCE.finditer(template):
+        parts += [template[end : found.start()], _reference(found[1].strip())]
+        end = found.end()
+    rest = template[end:]
+    if "{{" in rest:
+        raise ValueError(f"'{rest[rest.index('{{') :][:60]}' has no closing }}}}")
+    return tuple(part for part in (*parts, rest) if part != "")
+
+
+def references(template: str) -> tuple[Reference, ...]:
+    """The references in a template that parses."""
+    return tuple(part for part in parse_template(template) if isinstance(part, Reference))
+
+
+def _reference(text: str) -> Reference:
+    path, at = list[str | int](), 0
+    while at < len(text):
+        step = _STEP.match(text, at)
+        if step is None or (at == 0) == text.startswith((".", "["), at):
+            raise ValueError(f"'{{{{{text[:60]}}}}}' cannot be read: write {_OFFERED}")
+        key, index, quoted, double = step.groups()
+        path.append(int(index) if index is not None else key or quoted or double or "")
+        at = step.end()
+    if len(path) > 1 and path[0] == "item":
+        return Reference("item", tuple(path[1:]), text)
+    if path == ["sample", "output_text"]:
+        return Reference("output_text", (), text)
+    if path[:2] == ["sample", "output_json"]:
+        return Reference("output_json", tuple(path[2:]), text)
+    raise ValueError(f"'{{{{{text[:60]}}}}}' is not offered: write {_OFFERED}")

@@ -1,0 +1,29 @@
+"""What a run stands on, whatever it trains by. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunesmith_schema import RunSpec
+
+from .checkpoints.verify import GoodPoint
+from .control import StopControl
+from .events import EventLog
+from .folders import RunDirectory
+from .plan_file import PlanFile
+from .report.recorder import RunRecorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    run: RunDirectory
+    spec: RunSpec
+    events: EventLog
+    control: StopControl
+    recorder: RunRecorder
+    plan: PlanFile
+    point: GoodPoint | None
+    """The resume point that it goes on from."""
+    rewards: Sequence[str] = ()
+    """Reward functions of a run by hand, `FILE.py:NAME[=WEIGHT]`."""

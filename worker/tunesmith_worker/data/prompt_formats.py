@@ -1,0 +1,133 @@
+"""The row formats of prompts: what is asked, and every field of the row, for graders.
+
+Knows neither files nor tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import JsonValue
+
+from tunesmith_schema import PromptFormat
+
+from .formats import (
+    BadRow,
+    Message,
+    Row,
+    read_instruction,
+    read_messages,
+    read_question,
+    read_text,
+    read_tools,
+    sound,
+)
+
+PROMPT_COLUMNS: Mapping[PromptFormat, str] = MappingProxyType(
+    {
+        PromptFormat.MESSAGES: "messages",
+        PromptFormat.PROMPT: "prompt",
+        PromptFormat.INSTRUCTION: "instruction",
+        PromptFormat.QUESTION: "question",
+    }
+)
+"""What a row of each format must have, in the order in which they are tried."""
+_COLUMN_NAMES = ", ".join(f"'{name}'" for name in PROMPT_COLUMNS.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One row of prompts."""
+
+    row: Row
+    """What is asked: its `text` is empty, or None where there is only a conversation."""
+    item: Mapping[str, JsonValue]
+    """All fields of the row, as JSON."""
+
+
+def detect_prompt(value: Any) -> PromptFormat:  # Any: one record of a file
+    if not isinstance(value, dict):
+        raise BadRow(f"is a {type(value).__name__}, must be an object with named columns")
+    for format, column in PROMPT_COLUMNS.items():
+        if value.get(column) is not None:
+            return format
+    if null := next((name for name in PROMPT_COLUMNS.values() if name in value), None):
+        raise BadRow(f"{null} is null")
+    raise BadRow(
+        f"has the columns {', '.join(repr(name[:40]) for name in list(value)[:8]) or '(none)'}: "
+        f"a prompt is in one of {_COLUMN_NAMES}"
+    )
+
+
+def parse_prompt(
+    number: int,
+    value: dict[str, Any],  # Any: JSON
+    format: PromptFormat,
+) -> Asked:
+    return Asked(row=_row(number, value, format), item=_item(value))
+
+
+def _row(number: int, value: dict[str, Any], format: PromptFormat) -> Row:  # Any: JSON
+    match format:
+        case PromptFormat.MESSAGES:
+            return _conversation(number, "messages", value)
+        case PromptFormat.PROMPT:
+            if isinstance(value["prompt"], list):
+                return _conversation(number, "prompt", value)
+            return Row(number=number, prompt=read_text(value, "prompt"), text="")
+        case PromptFormat.INSTRUCTION:
+            return _single_turn(number, *read_instruction(value))
+        case PromptFormat.QUESTION:
+            return _single_turn(number, *read_question(value))
+
+
+def _conversation(number: int, column: str, value: dict[str, Any]) -> Row:  # Any: JSON
+    messages = read_messages(column, value[column])
+    if messages[-1].role == "assistant":
+        raise BadRow(
+            f"{column} ends in an assistant turn, which leaves nothing to generate: end it before "
+            "the answer, and put the answer into a field of its own, for the grader"
+        )
+    asked = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
+    if asked == "tool":
+        raise BadRow(
+            f"{column} has a tool's answer before any assistant turn that could have asked"
+        )
+    return Row(number=number, messages=messages, tools=read_tools(value))
+
+
+def _single_turn(number: int, question: str, prompt: str) -> Row:
+    messages = (Message(role="user", content=question),)
+    return Row(number=number, messages=messages, prompt=prompt, text="")
+
+
+def _item(value: dict[str, Any]) -> dict[str, JsonValue]:  # Any: JSON, or what Parquet holds
+    return {
+        sound("the name of a column", name): _json(name, field)
+        for name, field in value.items()
+        if not isinstance(field, bytes)  # pictures and the like: no grader reads them
+    }
+
+
+def _json(where: str, value: Any) -> JsonValue:  # Any: JSON, or what Parquet holds
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return sound(where, value)
+    if isinstance(value, list):
+        return [_json(f"{where}[{i}]", one) for i, one in enumerate(value)]
+    if isinstance(value, dict):
+        return {sound(where, str(k)): _json(f"{where}.{k}", one) for k, one in value.items()}
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise BadRow(f"{where} is a {type(value).__name__}, which JSON cannot hold")

@@ -1,0 +1,165 @@
+"""Reinforcement tuning by GRPO, from the prompts to the moment before the first step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tunesmith_schema import Choice, PhaseName, RolloutRecipe
+
+from .context import RunContext
+from .data.prompts import read_prompts
+from .loading import Loaded, train_rows
+from .plan import (
+    Choices,
+    DataPlan,
+    GRPOPlan,
+    Layout,
+    LayoutPlan,
+    plan_grpo,
+    plan_grpo_train,
+    prompt_limit,
+)
+from .plan.room import find_room
+from .preparing import (
+    Ready,
+    add_callbacks,
+    go_on,
+    make_saving,
+    patch_model,
+    settle_memory,
+    settle_rates,
+    watch,
+)
+from .quantization import adapter_dtype_kept
+from .resume import check_steps_left
+from .rewards import Grading, LocalReward
+from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .samples import write_samples
+from .trainers.grpo import GRPOTrainer
+from .trainers.grpo_config import grpo_config
+from .trainers.kept_rollouts import KeptRollouts
+from .trainers.layouts import Layouts
+from .trainers.rollouts import Rollouts
+
+_WEIGHTS = "rollout_weights"
+"""Of the choice."""
+
+
+def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
+    run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
+    recipe, choices = spec.recipe, context.plan.choices
+    base, model = loaded.base, loaded.model
+
+    with events.phase("data"):
+        limit = prompt_limit(recipe, base.context)
+        prompts = read_prompts(run, spec, base, events, max_prompt_tokens=limit)
+        used = {token for row in prompts.rows for token in row.prompt_ids}
+        train_rows(context, loaded, sorted(used))
+
+    recorder.clock.switch(PhaseName.PLAN)
+    has_validation = prompts.validation is not None
+    plan = plan_grpo(
+        recipe,
+        spec.hyperparameters,
+        prompts=len(prompts.rows),
+        longest_prompt=prompts.longest,
+        context=base.context,
+        has_validation=has_validation,
+        choices=choices,
+    )
+    train_plan = plan_grpo_train(
+        recipe,
+        spec.hyperparameters,
+        plan,
+        prompts=len(prompts.rows),
+        has_validation=has_validation,
+        choices=choices,
+    )
+    check_steps_left(context.point, train_plan.total_steps)
+    rates = settle_rates(context, loaded, train_plan)
+    layouts = _one_layout(plan, choices, train_plan.total_steps)
+    context.plan.write()
+    recorder.clock.switch(PhaseName.SETUP)
+
+    saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
+    grading = Grading(spec.grader, [LocalReward.load(text) for text in context.rewards])
+    engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+    rollouts = Rollouts(
+        NativeEngine(model, engine_plan, base.tokenizer),
+        base.tokenizer,
+        prompts,
+        grading,
+        plan,
+        stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
+        seed=spec.seed,
+        clock=recorder.clock,
+        kept=KeptRollouts(run.rollouts, context.plan.made_for),
+        write=partial(write_samples, run, events),
+    )
+    with adapter_dtype_kept(model):
+        trainer = GRPOTrainer(
+            model=model,
+            args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
+            plan=plan,
+            rollouts=rollouts,
+            shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
+            processing_class=base.tokenizer,
+            save=saving.due,
+            **rates,
+        )
+    callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
+    patched = patch_model(context, loaded)
+    memory = settle_memory(context, loaded, trainer, layouts, patched)
+    go_on(context, trainer, layouts)
+    data_plan = DataPlan(
+        max_seq_length=prompts.longest + plan.max_completion_length,
+        overlong=recipe.overlong,
+        assistant_only_loss=True,
+        packing=False,
+    )
+    watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    return Ready(
+        trainer=trainer,
+        callbacks=callbacks,
+        saving=saving,
+        memory=memory,
+        layouts=layouts,
+        rows_at_a_time=plan.completions_per_step,
+        running=rollouts,
+    )
+
+
+def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
+    """Completions stand end to end; there is nothing to measure."""
+    layout = Layout(kind="padding_free", rows=plan.completions_per_step)
+    layouts = LayoutPlan(
+        candidates={"padding_free": layout},
+        slots_per_token={"padding_free": 1.0},
+        reason="completions stand end to end",
+    )
+    return Layouts(layouts, choices, total_steps=total_steps, decided=lambda: None)
+
+
+def _plan_engine(
+    loaded: Loaded, plan: GRPOPlan, longest_prompt: int, choices: Choices
+) -> RolloutPlan:
+    """What a run that is taken up did before holds."""
+    device = next(loaded.model.parameters()).device
+    found = plan_rollout(
+        loaded.model,
+        rows=plan.completions_per_step,
+        prompt_tokens=longest_prompt,
+        max_tokens=plan.max_completion_length,
+        free=find_room(device, 0).free,
+    )
+    earlier = choices.earlier(_WEIGHTS)
+    if earlier is not None and earlier.value in ("merged", "in_place"):
+        choices.take_again(earlier)
+        return RolloutPlan(
+            weights=earlier.value,  # type: ignore[arg-type]  # one of the two, as was just seen
+            max_rows=int(str(earlier.figures["max_rows"])),
+        )
+    choices.add(
+        Choice(name=_WEIGHTS, value=found.weights, reason=found.reason, figures=found.figures())
+    )
+    return found

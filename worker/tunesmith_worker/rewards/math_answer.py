@@ -1,0 +1,132 @@
+r"""The number that a text gives as its answer: after `####`, in `\boxed{}`, or its last one. They
+are compared as exact fractions. Knows no algebra: `x^{10}` or `\sqrt{2}` is no number here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+AnswerFormat = Literal["any", "hashes", "boxed"]
+_LOOKED_AT = 10_000
+"""Characters from the end in which a last number is sought."""
+_MARKS = 50
+"""So many `####` or boxes from the end are tried."""
+_LONGEST = 400
+"""Characters of an answer in a box, or of a number: what is longer is none."""
+
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]++)?|\.[0-9]++)"
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_^])(?<![0-9]\.)(?<![\^_]\{)"
+    rf"(?:(?<!/)(?:(?P<whole>{_WHOLE})[ ]{{1,3}})?"
+    rf"(?P<over>{_DECIMAL}) ?/ ?(?P<under>{_DECIMAL})(?![\w/])"
+    rf"|(?P<decimal>{_DECIMAL})(?P<exponent>[eE][-+]?[0-9]{{1,3}}(?!\w))?(?![eE][-+]?[0-9]))"
+    r"(?P<percent>\s?%|\s?percent\b)?"
+)
+_SIGN = re.compile(
+    r"(?:\A|(?P<before>.)(?P<gap>[^\S\n]*))(?P<sign>[-+])(?P<space>[^\S\n]?)\Z", re.DOTALL
+)
+_CURRENCY = re.compile(r"[$€£¥₹][^\S\n]?\Z")
+_HASHES = re.compile(r"####([^\n]*)")
+_BOX = re.compile(r"\\boxed\s?\{")
+_BRACES = r"\{([^{}]{1,99})\}"
+_POWER_OF_TEN = r"\s?(?:\\times|\\cdot|[\u00d7*])\s?10\^(?:\{([-+]?[0-9]{1,3})\}|([-+]?[0-9]{1,3}))"
+_REWRITTEN = (
+    (re.compile("[−–﹣－]"), "-"),  # noqa: RUF001 - these signs are what it is about
+    (re.compile(r"\\([$%])"), r"\1"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"(?<=[0-9])(?:\\[,!;: ]|[\u00a0\u2009\u202f])(?=[0-9]{3})"), ""),
+    (re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{[^{}]{0,99}\}"), " "),
+    (re.compile(r"(?<=[0-9])\s?\\[dtc]?frac"), r" \\frac"),
+    (re.compile(rf"\\[dtc]?frac\s?(?:{_BRACES}\s?{_BRACES})"), r"\1/\2"),
+    (re.compile(r"\\[dtc]?frac\s?([0-9])\s?([0-9])"), r"\1/\2"),
+    (re.compile(_POWER_OF_TEN), r"e\1\2"),
+)
+_MORE_THAN_UNARY = re.compile(r"[\w)\]}%]")
+
+
+@dataclass(frozen=True)
+class Number:
+    value: Fraction
+    """Before a percent sign counts."""
+    percent: bool = False
+
+
+def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
+    """The answer that a text gives; None: it gives no number where `format` wants one."""
+    if format in ("any", "hashes"):
+        marks = [found[1] for found in _HASHES.finditer(text)][-_MARKS:]
+        for line in reversed(marks):
+            if (number := next(_numbers(line[:_LOOKED_AT]), None)) is not None:
+                return number
+    if format in ("any", "boxed"):
+        starts = [found.end() for found in _BOX.finditer(text)][-_MARKS:]
+        for start in reversed(starts):
+            content = _in_braces(text[start : start + _LONGEST])
+            if content is not None and (number := _last(content)) is not None:
+                return number
+    return _last(text[-_LOOKED_AT:]) if format == "any" else None
+
+
+def same(answer: Number, reference: Number, tolerance: float) -> bool:
+    """Whether two numbers differ by no more than `tolerance`, relative to the reference. A percent
+    sign that only one of them has is no difference, and may be a factor of 100 as well."""
+    wanted = {reference.value}
+    if answer.percent and not reference.percent:
+        wanted.add(reference.value * 100)
+    elif reference.percent and not answer.percent:
+        wanted.add(reference.value / 100)
+    room = Fraction(str(tolerance))
+    return any(abs(answer.value - value) <= room * abs(value) for value in wanted)
+
+
+def _last(text: str) -> Number | None:
+    number = None
+    for number in _numbers(text):  # noqa: B007 - the last one is wanted
+        pass
+    return number
+
+
+def _numbers(text: str) -> Iterator[Number]:
+    for pattern, instead in _REWRITTEN:
+        text = pattern.sub(instead, text)
+    for found in _NUMBER.finditer(text):
+        parts = {name: (part or "").replace(",", "") for name, part in found.groupdict().items()}
+        if len(found[0]) > _LONGEST:
+            continue
+        if parts["over"]:
+            under = Fraction(parts["under"])
+            if not under:
+                continue
+            value = Fraction(parts["whole"] or 0) + Fraction(parts["over"]) / under
+        else:
+            value = Fraction(parts["decimal"] + parts["exponent"])
+        negative = _is_negative(text[max(0, found.start() - 80) : found.start()])
+        yield Number(-value if negative else value, bool(parts["percent"]))
+
+
+def _is_negative(before: str) -> bool:
+    """Whether a minus before a number is its sign: not that of `5 - 3`, of `5-3`, or of a list."""
+    found = _SIGN.search(_CURRENCY.sub("", before))
+    if found is None or found["sign"] != "-":
+        return False
+    previous, gap, space = found["before"], found["gap"], found["space"]
+    if previous is None:
+        return True
+    if space:
+        return previous != "\n" and not _MORE_THAN_UNARY.match(previous)
+    return bool(gap) or not _MORE_THAN_UNARY.match(previous)
+
+
+def _in_braces(text: str) -> str | None:
+    """Up to the brace that closes what is open."""
+    depth = 1
+    for place, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return text[:place]
+    return None

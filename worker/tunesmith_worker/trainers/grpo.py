@@ -1,0 +1,456 @@
+"""Reinforcement tuning by GRPO: TRL's GRPOTrainer, its completions from our engine and its
+log-probabilities from our kernels. Advantages and losses are TRL's own code.
+
+A step generates a group of completions for each of its prompts, grades them, and trains on them
+once or several times. Rows keep their group from the rollout to the loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, Literal
+
+import datasets
+import torch
+import trl
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from tunesmith_schema import PhaseName
+
+from ..patches.attention_interface import reads_segments
+from ..patches.trl_compat import add_reference_head
+from ..plan import GRPOPlan, Layout
+from ..plan.shapes import MicroBatch
+from ..self_check.nan_guard import NanGuard, TakenStep
+from .completion_scores import CompletionScores, score_completions
+from .group_order import GroupOrder
+from .groups import GroupLayout, RowOfGroup, choose_layout, sizes_of, token_ratio
+from .grpo_config import reward_column
+from .grpo_metrics import StepFigures, renamed
+from .grpo_nan import why_not_finite
+from .guarded import Guarded
+from .random_state import random_state
+from .resuming import Resuming
+from .rollouts import Drawn, Rollouts
+from .step_memory import StepMemory
+from .step_parts import ROWS, SHARE, Inputs, in_parts
+
+Untyped = Any  # Any: transformers and TRL are not typed
+_BUFFER = "rollouts."
+"""Before the names of a resume point's tensors that are completions to be trained on once more."""
+
+
+class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
+    TIMED_STEP = "train_on"
+    """The method that is one optimiser step's forward and backward."""
+
+    def __init__(
+        self,
+        *,
+        plan: GRPOPlan,
+        rollouts: Rollouts,
+        shared_prompt: bool | Literal["auto"],
+        save: Callable[[int], None],
+        optimizer_cls_and_kwargs: Untyped,
+        embedding_rate: float | None = None,
+        **given: Untyped,
+    ) -> None:
+        """`shared_prompt`: recipe.rollout's. `optimizer_cls_and_kwargs`: as the Trainer takes it.
+        `save`, `embedding_rate`: as `Guarded.guarded` takes them. `given["args"]` has no `beta`:
+        TRL would copy a fresh adapter, or load the model once more, for its reference."""
+        model, texts = given["model"], [row.text for row in rollouts.prompts.rows]
+        reference = None
+        if plan.beta and not hasattr(model, "peft_config"):
+            reference = copy.deepcopy(model).eval().requires_grad_(False)
+        super().__init__(
+            reward_funcs=[reward_column(name) for name in rollouts.grading.columns],
+            train_dataset=datasets.Dataset.from_dict({"prompt": texts, "row": range(len(texts))}),
+            **given,
+        )
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs  # TRL does not pass it on
+        self.beta = self.args.beta = plan.beta
+        if reference is not None:
+            self.ref_model = add_reference_head(reference, self.temperature)
+        self.reward_weights = torch.tensor(rollouts.grading.weights, dtype=torch.float32)
+        self._plan, self._rollouts, self._shared_prompt = plan, rollouts, shared_prompt
+        self.memory: StepMemory | None = None
+        """Watches the memory of each step, where it has been planned."""
+        self.step_loss = torch.zeros((), device=self.args.device)
+        """Of the last step."""
+        self.figures = StepFigures()
+        """Of the last step."""
+        self._buffer: Inputs | None = None
+        """The completions that are trained on, until the last of `num_iterations` steps."""
+        self._rows: list[RowOfGroup] | None = None
+        self._trained = 0
+        self._gaps: list[float] = []
+        """Since they were last told: mean |log-prob when drawn - in training| of each step."""
+        guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
+        self.guarded(guard, save=save, embedding_rate=embedding_rate)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Completion tokens that carried loss so far."""
+        return self._trained
+
+    @property
+    def input_tokens(self) -> int:
+        """Of prompts and completions so far, each completion with a prompt of its own."""
+        return int(self.state.num_input_tokens_seen)
+
+    def _get_train_sampler(self, dataset: Untyped = None) -> GroupOrder:
+        return GroupOrder(
+            len(self.train_dataset),
+            prompts_per_step=self._plan.prompts_per_step,
+            num_generations=self._plan.num_generations,
+            num_iterations=self._plan.num_iterations,
+            seed=self.args.seed,
+        )
+
+    def training_step(
+        self, model: Untyped, inputs: list[dict[str, Untyped]], num_items_in_batch: Untyped = None
+    ) -> torch.Tensor:
+        """One optimiser step: rollouts where they are due, then forward and backward."""
+        batch = self._due_batch(inputs)
+        step = partial(self.train_on, model, batch)
+        loss: torch.Tensor = step() if self.memory is None else self.memory.run(step)
+        self._trained += int(batch["completion_mask"].sum())
+        if (self.state.global_step + 1) % self._plan.num_iterations == 0:
+            self._buffer = None
+        return loss
+
+    def _due_batch(self, inputs: list[dict[str, Untyped]]) -> Inputs:
+        if self._buffer is None:
+            self._buffer = self._generate_and_score_completions(inputs)
+        return self._buffer
+
+    def train_on(self, model: Untyped, batch: Inputs) -> torch.Tensor:
+        """Forward and backward of a step's completions, part by part."""
+        self.guard.begins(
+            TakenStep(
+                number=self.state.global_step + 1,
+                rows=batch,
+                layout=None,
+                labelled=None,
+                random_state=random_state(),
+            )
+        )
+        self.figures = StepFigures()
+        parts = self.micro_batches(batch)
+        self.current_gradient_accumulation_steps = 1  # a part's loss has its share already
+        loss = torch.zeros((), device=self.args.device)
+        for part in parts:
+            if self.memory is not None:
+                self.memory.comes(part)
+            loss = loss + super().training_step(model, part, None)
+        if "old_per_token_logps" not in batch:
+            self._gaps.append(self.figures.gap)
+            if self._plan.num_iterations > 1:
+                batch["old_per_token_logps"] = self.figures.log_probs()
+        self.step_loss = loss
+        return loss
+
+    may_teach_nothing = True
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    def labelled_tokens(self, rows: Inputs) -> int:
+        """Completion tokens of a step that teach something."""
+        scored = self._without_idle_groups(rows)
+        return sum(len(row.completion_ids) for row in scored if row.scored)
+
+    def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        found = {
+            token
+            for row in self._without_idle_groups(rows)
+            if row.scored
+            for token in (row.prompt_ids[-1], *row.completion_ids[:-1])
+        }
+        return torch.tensor(sorted(found), dtype=torch.int64)
+
+    def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
+        """A step's, in as many parts as its memory needs. `layout`: there is but one."""
+        parts = 1 if self.memory is None else self.memory.policy.parts
+        return in_parts(step, parts, self.loss_type)
+
+    def longest_step(self) -> Inputs:
+        """The longest prompts there are, and every completion as long as it may be."""
+        plan, prompts = self._plan, self._rollouts.prompts.rows
+        longest = heapq.nlargest(
+            plan.prompts_per_step, (row.prompt_ids for row in prompts), key=len
+        )
+        rows = [
+            RowOfGroup(ids, tuple(islice(cycle(ids), plan.max_completion_length)))
+            for ids in longest
+            for _ in range(plan.num_generations)
+        ]
+        return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
+
+    def described(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
+        """`count_labels`: they are known anyway."""
+        sizes = sizes_of(batch[ROWS])
+        layout = self._layout(batch[ROWS])
+        longest = max((one.prompt + max(one.completions) for one in sizes), default=1)
+        count = sum(len(one.completions) for one in sizes)
+        padded = not reads_segments(_causal(self.model))
+        tokens = count * longest if padded else sum(one.tokens(layout) for one in sizes)
+        return MicroBatch(
+            rows=max(1, count),
+            longest=longest,
+            tokens=max(1, tokens),
+            labelled=max(1, sum(sum(one.completions) for one in sizes)),
+            padded=padded,
+        )
+
+    def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
+        """Of a part, as training computes it; counts nothing."""
+        found = self.scores(self.model, batch[ROWS], entropy=True)
+        return -found.log_probs.sum() / labelled
+
+    def scores(
+        self, model: Untyped, rows: Sequence[RowOfGroup], *, entropy: bool = False
+    ) -> CompletionScores:
+        """Of completions under `model`, as the loss is made of them."""
+        return score_completions(
+            model,
+            rows,
+            layout=self._layout(rows),
+            device=self.args.device,
+            temperature=self.temperature,
+            entropy=entropy,
+            autocast=self.accelerator.autocast,
+        )
+
+    def _prepare_inputs(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+    def compute_loss(
+        self,
+        model: Untyped,
+        inputs: Inputs,
+        return_outputs: bool = False,
+        num_items_in_batch: Untyped = None,
+    ) -> torch.Tensor:
+        rows = self._without_idle_groups(inputs)
+        with self._scoring(rows):
+            loss: torch.Tensor = super().compute_loss(model, inputs)
+        if not loss.requires_grad:  # no row teaches anything: a gradient of zero, as TRL's would be
+            trained = (one for one in self.model.parameters() if one.requires_grad)
+            loss = loss + sum((one.sum() * 0.0 for one in trained), loss.new_zeros(()))
+        share: float = inputs[SHARE]
+        return loss * share
+
+    def _without_idle_groups(self, inputs: Inputs) -> list[RowOfGroup]:
+        """Rows without an advantage have a gradient of zero, unless something else than the
+        advantage makes one: they need no forward."""
+        rows: list[RowOfGroup] = inputs[ROWS]
+        if self.beta or self.aux_loss_enabled or self.top_entropy_quantile < 1.0:
+            return rows
+        idle = (inputs["advantages"] == 0).tolist()
+        return [
+            RowOfGroup(row.prompt_ids, row.completion_ids, left_out=row.left_out or out)
+            for row, out in zip(rows, idle, strict=True)
+        ]
+
+    @contextmanager
+    def _scoring(self, rows: list[RowOfGroup]) -> Iterator[None]:
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
+
+    def _compute_loss(self, model: Untyped, inputs: Inputs) -> torch.Tensor:
+        self._inputs = inputs
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+        finally:
+            del self._inputs
+        return loss
+
+    _inputs: Inputs
+    """Of the loss that is being computed."""
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Untyped,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **given: Untyped,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Of every completion; [B, logits_to_keep]. Nothing for the log-probs of the policy that
+        drew: the first training forward gives them, before any update."""
+        assert self._rows is not None, "the rows are said beforehand"
+        if not torch.is_grad_enabled():
+            return self._without_gradient(model, logits_to_keep), None, None
+        if compute_aux_loss:
+            found: Untyped = super()._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size,
+                compute_entropy,
+                compute_aux_loss,
+                **given,
+            )
+            return found  # type: ignore[no-any-return]  # TRL is untyped
+        scores = self.scores(model, self._rows, entropy=True)
+        log_probs = _widened(scores.log_probs, logits_to_keep)
+        assert scores.entropy is not None, "asked for above"
+        entropy = _widened(scores.entropy, logits_to_keep)
+        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), None
+
+    def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
+        """The reference's, and None of the policy that drew: TRL asks for that one too where
+        completions are trained on several times."""
+        if self.ref_model is None:
+            of_reference = _adapter_is_off(self.accelerator.unwrap_model(self.model))
+        else:
+            of_reference = model is self.ref_model
+        if not of_reference:
+            return None
+        assert self._rows is not None, "the rows are said beforehand"
+        with self._rollouts.clock.during(PhaseName.LOG_PROBS):
+            scores = self.scores(model, self._rows)
+        return _widened(scores.log_probs, width)
+
+    def _layout(self, rows: Sequence[RowOfGroup]) -> GroupLayout:
+        wanted, sizes = self._shared_prompt, sizes_of(rows)
+        self.figures.token_ratio = token_ratio(sizes)
+        if wanted == "auto":
+            return choose_layout(sizes).layout
+        return "shared" if wanted else "plain"
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Untyped]]) -> Inputs:
+        """TRL's, with what belongs to a row kept beside the tensors."""
+        rows = [self._rollouts.prompts.rows[int(one["row"])] for one in inputs]
+        self._drawn = self._rollouts.draw(rows, "train", self.state)
+        with self._scoring([]):
+            batch: Inputs = super()._generate_and_score_completions(inputs)
+            assert self._rows is not None, "said a moment ago"
+            there = batch["completion_mask"].any(1).tolist()
+            batch[ROWS] = [
+                row if is_there else replace(row, left_out=True)
+                for row, is_there in zip(self._rows, there, strict=True)
+            ]
+        batch["index"] = torch.arange(len(rows), device=self.args.device)
+        batch["lengths"] = tuple(
+            len(row.prompt_ids) + len(row.completion_ids) for row in batch[ROWS]
+        )
+        self._rollouts.keep(self._drawn, batch["advantages"].tolist())
+        return batch
+
+    _drawn: Drawn
+    """Of the step whose completions are being made."""
+
+    def _tokenize_prompts(self, prompts: list[Untyped]) -> tuple[list[list[int]], None, Untyped]:
+        return [list(row.prompt_ids) for row in self._drawn.prompts], None, {}
+
+    def _generate_single_turn(self, *_: Untyped, **__: Untyped) -> tuple[Untyped, Untyped]:
+        drawn = self._drawn
+        self._rollouts.generate(drawn, resumed=drawn.step == self.steps_before)
+        pairs = zip(drawn.prompts, drawn.completions, strict=True)
+        self._rows = [RowOfGroup(one.prompt_ids, tuple(done.token_ids)) for one, done in pairs]
+        completions = drawn.completions
+        return [one.token_ids for one in completions], [one.policy_logprobs for one in completions]
+
+    def _calculate_rewards(self, *_: Untyped) -> torch.Tensor:
+        rewards = self._rollouts.grade(self._drawn)
+        return torch.tensor(rewards, dtype=torch.float32, device=self.args.device)
+
+    def evaluate(self, *_: Untyped, **__: Untyped) -> dict[str, float]:
+        """The mean reward of the validation file's prompts, drawn for as in training."""
+        prompts = self._rollouts.prompts.validation
+        assert prompts is not None, "there is nothing to evaluate on"
+        wanted = [row for row in prompts for _ in range(self._plan.eval_samples)]
+        drawn = self._rollouts.draw(wanted, "valid", self.state)
+        self._rollouts.generate(drawn)
+        rewards = torch.tensor(self._rollouts.grade(drawn))
+        weighted = (rewards * self.reward_weights).nansum(1)[~rewards.isnan().all(1)]
+        logs = {"eval_reward": float(weighted.mean())}
+        was_training = self.model.training
+        self.model.eval()  # TRL tells by that which figures are gathered
+        self.log(dict(logs))
+        self.model.train(was_training)
+        self.control = self.callback_handler.on_evaluate(
+            self.args,
+            self.state,
+            self.control,  # type: ignore[has-type]  # the Trainer's, which is untyped
+            logs,
+        )
+        return logs
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.before_logging(logs)
+        if "loss" in logs:
+            gathered = renamed(self._metrics["train"], self._rollouts.grading.columns)
+            gathered["rollout_gap"] = [*self._gaps]
+            self._gaps.clear()
+            self._metrics["train"].clear()
+            self._metrics["train"].update(gathered)
+            logs["num_tokens"] = float(self.input_tokens)
+        super().log(logs, start_time)
+
+    def counters(self, mode: str = "train") -> Untyped:
+        """What has been counted so far: a step may have to be repeated."""
+        return {name: list(values) for name, values in self._metrics[mode].items()}
+
+    def restore_counters(self, counters: Untyped) -> None:
+        self._metrics["train"].clear()
+        self._metrics["train"].update(counters)
+
+    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+        plain, tensors = super().counted()
+        plain |= {"metrics": self.counters(), "gaps": self._gaps, "trained_tokens": self._trained}
+        if self._buffer is None:
+            return plain, tensors
+        plain["rows"] = [
+            [row.prompt_ids, row.completion_ids, row.left_out] for row in self._buffer[ROWS]
+        ]
+        buffered = {
+            _BUFFER + name: one
+            for name, one in self._buffer.items()
+            if isinstance(one, torch.Tensor)
+        }
+        return plain, tensors | buffered
+
+    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+        super().restore_counted(plain, tensors)
+        self.restore_counters(plain["metrics"])
+        self._gaps, self._trained = plain["gaps"], plain["trained_tokens"]
+        if "rows" not in plain:
+            return
+        rows = [RowOfGroup(tuple(one), tuple(other), out) for one, other, out in plain["rows"]]
+        lengths = tuple(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+        self._buffer = {ROWS: rows, "lengths": lengths} | {
+            name.removeprefix(_BUFFER): one.to(self.args.device)
+            for name, one in tensors.items()
+            if name.startswith(_BUFFER)
+        }
+
+
+def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
+    """[B, C] with zeros up to [B, width]."""
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
+
+
+def _causal(model: Untyped) -> Untyped:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def _adapter_is_off(model: Untyped) -> bool:
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            return bool(module.disable_adapters)
+    return False

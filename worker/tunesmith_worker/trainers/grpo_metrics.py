@@ -1,0 +1,96 @@
+"""What a reinforcement step measures beside its loss, and what each figure is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .groups import RowOfGroup
+
+Inputs = dict[str, Any]  # Any: tensors as TRL names them
+
+NAMES = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "kl": "kl",
+    "entropy": "entropy",
+    "completions/mean_length": "completion_length",
+    "completions/max_length": "completion_length_max",
+    "completions/clipped_ratio": "truncated_share",
+    "clip_ratio/region_mean": "clip_ratio",
+    "cispo_clip_ratio": "clip_ratio",
+    "rollout_gap": "rollout_gap",
+}
+"""TRL's name -> ours."""
+
+
+def renamed(
+    metrics: Mapping[str, Sequence[float]], columns: Sequence[str]
+) -> dict[str, list[float]]:
+    """What TRL has gathered since it last logged, under our names; the rest is left out.
+    `columns`: of the rewards, each told by name where there are several."""
+    found = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
+    if len(columns) > 1:
+        for column in columns:
+            found[f"reward_{column}"] = list(metrics.get(f"rewards/{column}/mean", []))
+    return found
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Of those that are numbers."""
+    given = [one for one in values if not math.isnan(one)]
+    return sum(given) / len(given) if given else None
+
+
+@dataclass
+class StepFigures:
+    """Of one optimiser step, gathered part by part."""
+
+    token_ratio: float = 1.0
+    """Tokens of plain rows for each one that the model computed."""
+    _gap: list[torch.Tensor] = field(default_factory=list)
+    """Sum of |log-prob when drawn - in training|, and of tokens, of each part."""
+    _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def scored(
+        self,
+        rows: Sequence[RowOfGroup],
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        inputs: Inputs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a part's completions, [rows, C]. Rows that were left out get a ratio of 1 and the
+        others' mean entropy, so that they change neither the loss nor a mean."""
+        mask = inputs["completion_mask"].to(log_probs.dtype)
+        out = torch.tensor([row.left_out for row in rows], device=log_probs.device)[:, None]
+        computed = mask * ~out
+        tokens = computed.sum()
+        if any(row.left_out for row in rows):
+            as_drawn = inputs.get("old_per_token_logps", torch.zeros_like(log_probs))
+            log_probs = torch.where(out, as_drawn, log_probs)
+            typical = (
+                entropy.detach() * computed
+            ).sum() / tokens  # NaN, which is not told, of none
+            entropy = torch.where(out, typical, entropy)
+        found = log_probs.detach()
+        drawn = inputs["sampling_per_token_logps"]
+        self._gap.append(torch.stack([((found - drawn).abs() * computed).sum(), tokens]))
+        self._log_probs.append((inputs["index"], found))
+        return log_probs, entropy
+
+    @property
+    def gap(self) -> float:
+        """Mean over tokens; NaN where nothing was computed. Waits for the device."""
+        total, tokens = torch.stack(self._gap).sum(0).tolist() if self._gap else (0.0, 0.0)
+        return total / tokens if tokens else math.nan
+
+    def log_probs(self) -> torch.Tensor:
+        """Of all the step's completions, in the batch's order."""
+        index = torch.cat([one for one, _ in self._log_probs])
+        found = torch.cat([one for _, one in self._log_probs])
+        return torch.empty_like(found).index_copy_(0, index, found)

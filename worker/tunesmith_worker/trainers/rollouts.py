@@ -1,0 +1,180 @@
+"""The completions of a step: drawn by the engine, graded beside that, and kept.
+
+What is drawn depends on the run's seed, the step and the weights alone: another attempt at a step
+draws the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pydantic import JsonValue
+
+from tunesmith_schema import PhaseName
+
+from ..data.prompts import PromptRow, Prompts
+from ..plan import GRPOPlan
+from ..report.clock import WallClock
+from ..rewards import Graded, Grading, Round, Sample
+from ..rollout import Completion, FinishReason, NativeEngine, Request, SamplingParams
+from .kept_rollouts import KeptRollouts
+
+Untyped = Any  # Any: transformers is not typed
+
+
+@dataclass(eq=False, kw_only=True)
+class Drawn:
+    """The completions of one occasion, filled in as they come."""
+
+    prompts: list[PromptRow]
+    """One for each completion: a group's stand together."""
+    kind: str
+    """`train` or `valid`."""
+    step: int
+    """Optimiser steps done before."""
+    round: Round
+    completions: list[Completion] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    """By place."""
+    graded: list[Graded] = field(default_factory=list)
+
+
+class Rollouts:
+    def __init__(
+        self,
+        engine: NativeEngine,
+        tokenizer: Untyped,
+        prompts: Prompts,
+        grading: Grading,
+        plan: GRPOPlan,
+        *,
+        stop_token_ids: frozenset[int],
+        seed: int,
+        clock: WallClock,
+        kept: KeptRollouts,
+        write: Callable[[int, list[Mapping[str, JsonValue]]], None],
+    ) -> None:
+        """`write` keeps the samples of a step, numbered from 1."""
+        self.engine, self.prompts, self.grading = engine, prompts, grading
+        self.stop_token_ids = stop_token_ids
+        self.sampling = SamplingParams(
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            top_k=plan.top_k,
+            min_p=plan.min_p or 0.0,
+        )
+        self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
+        self._kept, self._write = kept, write
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+        self.grading.close()
+
+    def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
+        """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the
+        trainer's."""
+        return Drawn(
+            prompts=list(prompts),
+            kind=kind,
+            step=state.global_step,
+            round=self.grading.begin(prompts, state),
+        )
+
+    def generate(self, drawn: Drawn, *, resumed: bool = False) -> None:
+        """Every completion of it; `resumed`: the weights are those that an earlier attempt may
+        have drawn some of them with."""
+        with self.clock.during(PhaseName.GENERATE):
+            requests = [self._request(drawn, place) for place in range(len(drawn.prompts))]
+            done = {}
+            if drawn.kind == "train":
+                done = self._kept.begin(drawn.step, resumed=resumed, count=len(requests))
+            for place, completion in done.items():
+                self._finished(drawn, place, completion)
+            missing = [place for place in range(len(requests)) if place not in done]
+
+            def finished(number: int, completion: Completion) -> None:
+                place = missing[number]
+                self._finished(drawn, place, completion)
+                if drawn.kind == "train":
+                    self._kept.add(place, completion)
+
+            found = self.engine.generate([requests[place] for place in missing], finished)
+            done |= dict(zip(missing, found, strict=True))
+            drawn.completions = [done[place] for place in range(len(requests))]
+        if missing:
+            self.clock.move(
+                PhaseName.GENERATE, PhaseName.SYNC, self.engine.figures.sync.wall_seconds
+            )
+
+    def grade(self, drawn: Drawn) -> list[list[float]]:
+        """[completions, reward columns]; NaN where a completion has none."""
+        with self.clock.during(PhaseName.GRADE):
+            drawn.graded = drawn.round.finish()
+        return [
+            [float("nan") if one is None else one for one in graded.rewards]
+            for graded in drawn.graded
+        ]
+
+    def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
+        """As the samples of the step that comes."""
+        if drawn.kind == "train":
+            samples = [self._sample(drawn, *pair) for pair in enumerate(advantages)]
+            self._write(drawn.step + 1, samples)
+
+    def _request(self, drawn: Drawn, place: int) -> Request:
+        return Request(
+            prompt_ids=drawn.prompts[place].prompt_ids,
+            max_tokens=self._plan.max_completion_length,
+            seed=seed_of(self._seed, drawn.kind, drawn.step, place),
+            sampling=self.sampling,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def _finished(self, drawn: Drawn, place: int, completion: Completion) -> None:
+        text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        drawn.texts[place] = text
+        sample = Sample(
+            text=text,
+            tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason.value,
+        )
+        drawn.round.add(place, sample, completion.token_ids)
+
+    def _sample(self, drawn: Drawn, place: int, advantage: float) -> Mapping[str, JsonValue]:
+        prompt, done = drawn.prompts[place], drawn.completions[place]
+        graded = drawn.graded[place]
+        given = [
+            weight * reward
+            for weight, reward in zip(self.grading.weights, graded.rewards, strict=True)
+            if reward is not None
+        ]
+        return {
+            "group": place // self._plan.num_generations,
+            "row": prompt.number,
+            "prompt": prompt.text,
+            "completion": drawn.texts[place],
+            "reward": sum(given) if given else None,
+            "scores": dict(graded.scores),
+            "advantage": advantage,
+            "prompt_tokens": len(prompt.prompt_ids),
+            "completion_tokens": len(done.token_ids),
+            "finish_reason": done.finish_reason.value,
+        }
+
+
+def truncated_share(completions: Sequence[Completion]) -> float:
+    """Of those that reached their limit."""
+    cut = sum(one.finish_reason == FinishReason.LENGTH for one in completions)
+    return cut / len(completions) if completions else 0.0
+
+
+def seed_of(seed: int, kind: str, step: int, place: int) -> int:
+    """64 bits of its own for each completion of a run."""
+    text = f"{seed}/{kind}/{step}/{place}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
