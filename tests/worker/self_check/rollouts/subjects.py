@@ -112,7 +112,7 @@ def make_subject(
             Request(
                 prompt_ids=one,
                 max_tokens=40,
-                seed=100 + place,
+                seed=(1 << 64) - 1 - place,  # the largest, from which a group counts on
                 sampling=subject.sampling,
                 stop_token_ids=stops,
             )

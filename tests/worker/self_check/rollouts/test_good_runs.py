@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from tunesmith_worker.rollout import NativeEngine, Request, plan_rollout
-from tunesmith_worker.self_check.rollouts import check_rollouts
+from tunesmith_worker.self_check.rollouts import Row, check_rollouts
 from tunesmith_worker.self_check.rollouts.positions import check_positions
 from tunesmith_worker.self_check.rollouts.prompts import check_prompts, check_requests
 from tunesmith_worker.self_check.rollouts.stops import check_stop_tokens
+from tunesmith_worker.trainers.completion_scores import score_completions
+from tunesmith_worker.trainers.groups import GroupLayout, RowOfGroup
 
 from ...patches.models import equal_bits
 from .engines import LeftPadded
@@ -53,6 +56,22 @@ def test_good_rollouts_give_no_alarm(family: str, given: dict[str, Any]) -> None
     coarse = given.get("free") == 0
     assert found["sampling_law"] == ("not_applicable" if coarse else "passed")
     assert ("rollout_in_16_bits" in found) == ("dtype" in given and not coarse)
+
+
+@pytest.mark.parametrize("layout", ["shared", "plain"])
+def test_the_trainers_own_scores_give_no_alarm(layout: GroupLayout) -> None:
+    subject = make_subject("qwen3")
+
+    def score(rows: Sequence[Row], temperature: float) -> tuple[torch.Tensor, None]:
+        given = [RowOfGroup(prompt, completion) for prompt, completion in rows]
+        found = score_completions(
+            subject.model, given, layout=layout, device=subject.device, temperature=temperature
+        )
+        return found.log_probs, None
+
+    found = states(check_rollouts(replace(subject, score=score)))
+    assert found.pop("fresh_adapter") == "not_applicable"
+    assert set(found.values()) == {"passed"}
 
 
 def test_an_engine_that_pads_on_the_left_gives_no_alarm() -> None:

@@ -75,7 +75,7 @@ def requests_of(subject: ReinforcementSubject, prompts: Sequence[TokenIds]) -> l
         for one in subject.requests(prompts)
     ]
     greedy = [replace(one, sampling=GREEDY) for one in asked]
-    group = [replace(asked[0], seed=asked[0].seed + i) for i in range(1, SEEDS)]
+    group = [replace(asked[0], seed=(asked[0].seed + i) % (1 << 64)) for i in range(1, SEEDS)]
     return [*greedy, *asked, *group]
 
 
