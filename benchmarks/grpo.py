@@ -98,7 +98,9 @@ def summary(
 ) -> Run:
     speeds = ratios(theirs, ours, lambda one: float(one["step_cpu_seconds"]))
     generation = ratios(theirs, ours, lambda one: float(one["phases"]["generate"]))
-    over_full = ratios(full, ours[len(ours) - len(full) :], lambda one: float(one["step_cpu_seconds"]))
+    over_full = ratios(
+        full, ours[len(ours) - len(full) :], lambda one: float(one["step_cpu_seconds"])
+    )
     lora, even = given.tuning == "lora", given.prompt_tokens == 70 and not given.ragged
     bar = SPEED_BARS.get((given.dtype, given.prompt_tokens, given.ragged)) if lora else None
     return {

@@ -105,14 +105,14 @@ class Meter(Clock):
         self.phases: list[dict[str, float]] = []
         self.peak = 0.0
         self._spent: dict[str, float] = {}
-        self._time(trainer, "_generate_and_score_completions", "rollout")
-        self._time(trainer, "_generate_single_turn", "generate")
-        self._time(trainer, "compute_loss", "forward")
-        self._time(trainer.accelerator, "backward", "backward")
+        self.time(trainer, "_generate_and_score_completions", "rollout")
+        self.time(trainer, "_generate_single_turn", "generate")
+        self.time(trainer, "compute_loss", "forward")
+        self.time(trainer.accelerator, "backward", "backward")
         trainer.add_callback(self)
         trainer.remove_callback(transformers.PrinterCallback)
 
-    def _time(self, owner: Untyped, name: str, phase: str) -> None:
+    def time(self, owner: Untyped, name: str, phase: str) -> None:
         method: Callable[..., Untyped] = getattr(owner, name)
 
         def timed(*given: Untyped, **named: Untyped) -> Untyped:
@@ -183,7 +183,10 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
         idle = watch_memory()  # before our kernels come: what they take is ours to answer for
         ready = prepare(context, loaded)
-        found.append((Meter(ready.trainer), idle))
+        meter = Meter(ready.trainer)
+        meter.time(ready.trainer._rollouts.engine, "generate", "engine")
+        meter.time(ready.trainer, "scores", "log_probs")
+        found.append((meter, idle))
         return ready
 
     run_ours(task, folder, prepared)
@@ -351,7 +354,7 @@ def main() -> None:
     tokens = sum(sum(task.lengths(step)) for step in range(skip, task.steps))
     phases = {
         name: round(sum(one[name] for one in meter.phases[skip:]) / given.steps, 4)
-        for name in ("generate", "score", "forward", "backward", "other")
+        for name in meter.phases[-1]
     }
     print(
         json.dumps(
