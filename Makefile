@@ -2,6 +2,7 @@
 PYTHON ?= python3
 # Tests at a time; each may start a service and a trainer (1 GB).
 JOBS ?= 2
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -24,11 +25,12 @@ serve: setup
 	$(BIN)/tunesmith serve
 
 # A file's tests stay in one process: those that measure or share a service do not meet themselves.
+# tests/conftest.py says in which order the files come.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 test-quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not stacks and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not stacks and not slow"
 
 # kill -9 of trainers, supervisors and workers, thirty times each: half an hour on two cores.
 chaos: setup

@@ -12,6 +12,7 @@ from tunesmith_schema import (
     MetricPoint,
     Model,
     Recipe,
+    Sample,
     Upload,
     UploadPart,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "PermissionDeniedError",
     "RateLimitError",
     "Recipe",
+    "Sample",
     "TunesmithError",
     "UnprocessableEntityError",
     "Upload",

@@ -8,6 +8,7 @@ import typer
 
 from tunesmith_schema import JobState
 
+from ._cli_grader import GraderOption, read_grader
 from ._cli_jobs import JobId
 from ._cli_output import AsJson, show_json
 from ._cli_recipe import RecipeFile, RecipePairs, build_recipe
@@ -72,6 +73,7 @@ def fork(
     ] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
+    grader: GraderOption = None,
     suffix: Annotated[str | None, typer.Option(help="Goes into the tuned model's name.")] = None,
     seed: Annotated[int | None, typer.Option(help="The job's, when not given.")] = None,
     as_json: AsJson = False,
@@ -83,6 +85,7 @@ def fork(
             step=step,
             checkpoint=checkpoint,
             recipe=build_recipe(recipe or [], recipe_file),
+            grader=read_grader(grader),
             suffix=suffix,
             seed=seed,
         )

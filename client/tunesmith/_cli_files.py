@@ -115,10 +115,9 @@ def _show(file: FileObject, as_json: bool) -> None:
         show_json(file)
         return
     found = file.validation
-    problems = (
-        [f"row {problem.row}: {problem.message}" for problem in found.problems[:5]]
-        if (found)
-        else []
+    problems = [f"row {one.row}: {one.message}" for one in found.problems[:5]] if found else []
+    not_for = (
+        [f"{method}: {bad.summary()}" for method, bad in found.refused.items()] if found else []
     )
     show_fields(
         [
@@ -129,7 +128,9 @@ def _show(file: FileObject, as_json: bool) -> None:
             ("created", moment(file.created_at)),
             ("status", file.status),
             ("reason", file.status_details),
-            ("format", found and found.format),
+            ("format", found and (found.format or found.prompt_format)),
+            ("usable for", found and ", ".join(found.usable_for)),
+            ("not for", "\n".join(not_for) if found and found.ok else None),
             ("rows", found and found.rows),
             ("bad rows", found and (found.num_problems or None)),
             ("problems", "\n".join(problems)),

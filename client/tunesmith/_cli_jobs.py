@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from tunesmith_schema import TERMINAL, Event
 
+from ._cli_grader import GraderOption, read_grader
 from ._cli_output import (
     AsJson,
     Limit,
@@ -29,6 +31,14 @@ from ._job import Job
 
 app = typer.Typer(help="Fine-tuning jobs.", no_args_is_help=True)
 
+
+class JobMethod(StrEnum):
+    """The kinds of training that `create` knows."""
+
+    SUPERVISED = "supervised"
+    REINFORCEMENT = "reinforcement"
+
+
 JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 
 
@@ -42,10 +52,19 @@ def create(
     seed: Annotated[int | None, typer.Option(help="Drawn when not given.")] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
+    method: Annotated[
+        JobMethod | None, typer.Option(help="Reinforcement needs --grader, which implies it.")
+    ] = None,
+    grader: GraderOption = None,
     n_epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows in one step.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows in one step; prompts, in reinforcement.")
+    ] = None,
     learning_rate_multiplier: Annotated[
         float | None, typer.Option(help="Factor on the automatic learning rate.")
+    ] = None,
+    eval_samples: Annotated[
+        int | None, typer.Option(help="Completions for each prompt of the validation file.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
     as_json: AsJson = False,
@@ -55,8 +74,13 @@ def create(
         "n_epochs": n_epochs,
         "batch_size": batch_size,
         "learning_rate_multiplier": learning_rate_multiplier,
+        "eval_samples": eval_samples,
     }
     given = {name: value for name, value in hyperparameters.items() if value is not None}
+    if method is JobMethod.REINFORCEMENT and grader is None:
+        raise typer.BadParameter("reinforcement needs --grader", param_hint="--method")
+    if method is JobMethod.SUPERVISED and grader is not None:
+        raise typer.BadParameter("a supervised job has no grader", param_hint="--grader")
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.create(
             model=model,
@@ -65,6 +89,7 @@ def create(
             suffix=suffix,
             seed=seed,
             hyperparameters=given or None,
+            grader=read_grader(grader),
             recipe=build_recipe(recipe or [], recipe_file),
         )
         if watch:
@@ -163,6 +188,7 @@ def _show(job: Job, as_json: bool) -> None:
             ("model", job.model),
             ("tuned model", job.fine_tuned_model),
             ("adapter", job.adapter_id),
+            ("method", job.method and job.method.get("type")),
             ("step", _step(job)),
             ("trained tokens", job.trained_tokens),
             ("training file", job.training_file),

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunesmith_schema import TRAINING, JobReport, LayerMemory
+from tunesmith_schema import TRAINING, JobReport, LayerMemory, Rollouts, Throughput
 
 from ._cli_output import size
 
@@ -72,6 +72,8 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
         )
         if reached.padding_share is not None:
             yield "padding", f"{reached.padding_share:.1%} of {reached.slots:,} slots"
+    if report.rollouts is not None:
+        yield from _rollouts(report.rollouts, reached)
     if (used := report.utilization) is not None:
         yield "MFU", f"{used.mfu:.1%}" if used.mfu is not None else f"none: {used.reason}"
     peak = report.peak_memory
@@ -97,6 +99,33 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
             f"attempt {earlier.attempt}",
             f"{how} after {_seconds(earlier.wall_seconds)}, {earlier.steps} steps",
         )
+
+
+def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str, str]]:
+    cut = (
+        "" if found.truncated_share is None else f"; {found.truncated_share:.1%} cut at their limit"
+    )
+    yield (
+        "completions",
+        f"{found.completions:,}, {_number(found.mean_length)} tokens each, {found.longest:,} the "
+        f"longest{cut}",
+    )
+    if found.zero_std_share is not None:
+        yield "groups", f"{found.zero_std_share:.1%} with equal rewards, which teach nothing"
+    overall = _number(reached.generated_tokens_per_second if reached else None)
+    yield (
+        "drawn",
+        f"{_number(found.tokens_per_second)} tokens/s while generating, {overall} over all; "
+        f"{found.decode_steps:,} decode steps",
+    )
+    weights = "merged weights" if found.weights == "merged" else "the training weights, folded"
+    prompts = "shared prompts" if found.layout == "shared" else "a prompt with each completion"
+    ratio = (
+        f", {found.token_ratio:.2f} x fewer tokens"
+        if found.token_ratio and found.layout == "shared"
+        else ""
+    )
+    yield "rollouts", f"{weights}; {prompts}{ratio}"
 
 
 def _layers(layers: LayerMemory) -> str:

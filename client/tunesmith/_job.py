@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Self
 
 from pydantic import PrivateAttr
 
 import tunesmith_schema as wire
-from tunesmith_schema import TERMINAL, Event, JobReport, JobState, MetricPoint
+from tunesmith_schema import (
+    MAX_SAMPLES_PAGE,
+    TERMINAL,
+    Event,
+    JobReport,
+    JobState,
+    MetricPoint,
+    Sample,
+)
 
 from ._errors import JobCancelledError, JobFailedError
 
@@ -39,6 +47,10 @@ class Job(wire.Job):
     def metrics(self) -> list[MetricPoint]:
         """Loss and the like, one point a logged step."""
         return self._jobs.metrics(self.id)
+
+    def samples(self, step: int | None = None) -> Iterator[Sample]:
+        """What a reinforcement job drew, newest first; of one step, or of all."""
+        return iter(self._jobs.samples(self.id, step=step, limit=MAX_SAMPLES_PAGE))
 
     def report(self, *, attempt: int | None = None) -> JobReport:
         """Where the time went, what bounds the run, and what would help."""

@@ -15,12 +15,14 @@ import tunesmith_schema as wire
 from tunesmith_schema import (
     Checkpoint,
     Event,
+    Grader,
     Hyperparameters,
     JobCreate,
     JobFork,
     JobReport,
     Method,
     MetricPoint,
+    Sample,
 )
 
 from ._errors import InvalidArgumentError, invalid_argument
@@ -28,6 +30,7 @@ from ._files import Files, Order
 from ._follow import follow
 from ._http import Http, path_of
 from ._job import Job, raise_unless_succeeded
+from ._methods import with_grader
 from ._pages import Page, first_page
 
 DataFile = str | os.PathLike[str]
@@ -55,10 +58,12 @@ class Jobs:
         metadata: Mapping[str, str] | None = None,
         hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,  # Any: JSON
         method: Method | Mapping[str, Any] | None = None,
+        grader: Grader | Mapping[str, Any] | None = None,
         recipe: wire.Recipe | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Starts a job. Files are ids, or local paths, which are uploaded once all else is right.
+        `grader`: train by reinforcement, with this one; in place of `method`.
 
         A second call with the same `idempotency_key` gives the first call's job; give ids then,
         since a path is uploaded again, as another file.
@@ -74,6 +79,7 @@ class Jobs:
             "method": method,
             "recipe": recipe,
         }
+        given = with_grader(given, grader)
         try:
             body = JobCreate.model_validate({k: v for k, v in given.items() if v is not None})
         except ValidationError as error:
@@ -153,6 +159,7 @@ class Jobs:
         suffix: str | None = None,
         seed: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        grader: Grader | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Starts another job from a resume point of this one: the newest, or the newest at or
@@ -172,6 +179,7 @@ class Jobs:
             "suffix": suffix,
             "seed": seed,
             "metadata": None if metadata is None else dict(metadata),
+            "grader": grader,
         }
         try:
             body = JobFork.model_validate({k: v for k, v in given.items() if v is not None})
@@ -229,6 +237,25 @@ class Jobs:
             )
 
         return [*first_page(ask, None)]
+
+    def samples(
+        self,
+        job_id: str,
+        *,
+        step: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[Sample]:
+        """What a reinforcement job drew and how it was graded, newest first: of all steps, or of
+        one. At most 100 a page; iterating goes on to the pages after it."""
+        path = path_of("fine_tuning", "jobs", job_id, "samples")
+
+        def ask(cursor: str | None) -> wire.Page[Sample]:
+            params = {"step": step, "limit": limit, "after": cursor, "order": order}
+            return self._http.get(wire.Page[Sample], path, params)
+
+        return first_page(ask, after)
 
     def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
         """Where the time went, what bounds the run, what would help; of the newest attempt, or of

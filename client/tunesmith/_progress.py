@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -61,17 +62,29 @@ class ProgressView:
         parts = [f"{step:.0f}" + (f"/{total:.0f}" if total else "")]
         # An evaluation tells no training loss: what was last known stays on the line.
         self._known |= {key: value for key, value in event.data.items() if value is not None}
-        if (loss := _number(self._known.get("train_loss"))) is not None:
-            parts.append(f"loss {loss:.4g}")
-        if (valid := _number(self._known.get("valid_loss"))) is not None:
-            parts.append(f"valid {valid:.4g}")
-        if (speed := _number(self._known.get("tokens_per_second"))) is not None:
-            parts.append(f"{_short(speed)} tok/s")
+        parts += self._rewards() if "reward" in self._known else self._losses()
         if total and (seconds := self._seconds_left(step, total, event.created_at)) is not None:
             parts.append(f"ETA {_clock(seconds)}")
         self._progress.update(
             self._task, completed=step, total=total or None, numbers="  ".join(parts)
         )
+
+    def _losses(self) -> Iterator[str]:
+        if (loss := _number(self._known.get("train_loss"))) is not None:
+            yield f"loss {loss:.4g}"
+        if (valid := _number(self._known.get("valid_loss"))) is not None:
+            yield f"valid {valid:.4g}"
+        if (speed := _number(self._known.get("tokens_per_second"))) is not None:
+            yield f"{_short(speed)} tok/s"
+
+    def _rewards(self) -> Iterator[str]:
+        """Of a reinforcement job, whose loss says nothing of how well it does."""
+        reward, spread = _number(self._known["reward"]), _number(self._known.get("reward_std"))
+        yield f"reward {reward:.3g}" + ("" if spread is None else f" ± {spread:.2g}")
+        if (valid := _number(self._known.get("valid_reward"))) is not None:
+            yield f"valid {valid:.3g}"
+        if (length := _number(self._known.get("completion_length"))) is not None:
+            yield f"{length:.0f} tok"
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
         """From the events' own times: those of the past arrive all at once."""

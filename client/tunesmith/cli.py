@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import _cli_adapters, _cli_control, _cli_exec, _cli_files, _cli_jobs
+from . import _cli_adapters, _cli_control, _cli_exec, _cli_files, _cli_jobs, _cli_samples
 from ._cli_session import Connection
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _connection(
 
 
 _cli_control.add_to(_cli_jobs.app)
+_cli_samples.add_to(_cli_jobs.app)
 app.add_typer(_cli_jobs.app, name="jobs")
 app.add_typer(_cli_files.app, name="files")
 app.add_typer(_cli_adapters.adapters, name="adapters")

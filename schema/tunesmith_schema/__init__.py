@@ -4,10 +4,11 @@ Beside it, as modules of their own: the queues, names of settings, and what is u
 """
 
 from .base import FROM_SERVER, Page, Request, Response
-from .early_stopping import EarlyStoppingRecipe
+from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import (
+    BadRows,
     FileDeleted,
     FileObject,
     FilePurpose,
@@ -50,6 +51,7 @@ from .report import (
     LayerMemory,
     PeakMemory,
     PhaseName,
+    Rollouts,
     RunReport,
     Saturation,
     Throughput,
@@ -114,6 +116,7 @@ __all__ = [
     "Advice",
     "AttemptSummary",
     "Auto",
+    "BadRows",
     "Bound",
     "BoundBy",
     "Checkpoint",
@@ -150,6 +153,7 @@ __all__ = [
     "LayerMemory",
     "LoraRecipe",
     "Method",
+    "MethodName",
     "MetricPoint",
     "Model",
     "ModelDeleted",
@@ -171,6 +175,7 @@ __all__ = [
     "Response",
     "ResumePoint",
     "RolloutRecipe",
+    "Rollouts",
     "RowFormat",
     "RowProblem",
     "RunEvent",

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from .base import Request, Response
+from .early_stopping import MethodName
 
 
 class FilePurpose(StrEnum):
@@ -60,19 +61,55 @@ class RowProblem(Response):
     message: str
 
 
+class BadRows(Response):
+    """What keeps a method from using a file."""
+
+    problems: list[RowProblem] = Field(max_length=20)
+    """The first bad rows, with what is wrong."""
+    num_problems: int
+    """All bad rows."""
+
+    def summary(self) -> str:
+        """The first, and how many more there are."""
+        first = self.problems[0] if self.problems else None
+        what = "no usable rows"
+        if first:  # row 0: the file as a whole
+            what = f"row {first.row}: {first.message}" if first.row else first.message
+        more = f" (and {self.num_problems - 1} more)" if self.num_problems > 1 else ""
+        return what + more
+
+
 class FileValidation(Request):
-    """What the light worker found in a data set."""
+    """What the light worker found in a data set. It is read before anybody says what for."""
 
     ok: bool
-    """Whether it can be trained on."""
+    """Whether it can be trained on, by one method at least."""
+    usable_for: list[MethodName | str] = Field(default_factory=list)
+    """The methods that can use every row; a newer server may know more."""
+    refused: dict[MethodName | str, BadRows] = Field(default_factory=dict)
+    """For each other method, the rows that it cannot use, and why."""
     format: RowFormat | None = None
-    """Shape of the rows; null when none was recognised."""
+    """Shape of the rows for supervised training; null when none was recognised."""
+    prompt_format: PromptFormat | None = None
+    """Shape of the rows for reinforcement; null when none was recognised."""
     rows: int = Field(default=0, ge=0)
     """Rows read, good ones and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """The first bad rows, with what is wrong."""
+    """The first bad rows of a file that no method can use, with what is wrong: those of supervised
+    training, unless every row is bad for that one alone."""
     num_problems: int = Field(default=0, ge=0)
     """All bad rows."""
+
+    def why_not(self, method: MethodName) -> str | None:
+        """Why it cannot be used by `method`; None: it can."""
+        once = ["supervised"] if self.ok else []  # read when there was no other method
+        if method in (self.usable_for or once):
+            return None
+        if method in self.refused:
+            return self.refused[method].summary()
+        if not self.ok:
+            return BadRows(problems=self.problems, num_problems=self.num_problems).summary()
+        return "it was uploaded before files were read for that: upload it again"
 
 
 class FileObject(Response):

@@ -73,14 +73,17 @@ class Recipe(Request):
     max_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Optimiser steps; overrides `num_train_epochs`."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
-    """Rows in one forward pass (packs, when `packing`). `"auto"`: at most 8."""
+    """Rows in one forward pass (packs, when `packing`; completions, in reinforcement). `"auto"`: at
+    most 8; reinforcement: one prompt's completions."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Forward passes in one optimiser step. `"auto"`: what makes 16 rows a step, fewer for small
-    data (a sixteenth of the rows)."""
+    data (a sixteenth of the rows); reinforcement: as `grpo` says how large a step is."""
     max_seq_length: Annotated[int, Field(ge=8, le=1_048_576)] | Auto = "auto"
-    """Tokens a row may have. `"auto"`: the model's context, at most 2,048."""
+    """Tokens a row may have. `"auto"`: the model's context, at most 2,048. Reinforcement: a prompt
+    and its completion together; `"auto"`: the model's context."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
-    """What happens to longer rows; dropped and truncated ones are counted and reported."""
+    """What happens to longer rows; dropped and truncated ones are counted and reported. A prompt of
+    reinforcement is never cut."""
     packing: bool | Auto = "auto"
     """Fill sequences with several rows that do not see one another. `false`: rows as they come,
     end to end where our attention runs. `"auto"`: the step's rows are laid out whichever way is
@@ -123,8 +126,8 @@ class Recipe(Request):
     """Steps between two checkpoints. `"auto"`: one an epoch for LoRA, at most ten
     in a run; none for full tuning. A number also names the steps of resume points."""
     save_total_limit: Annotated[int, Field(ge=1)] | None = None
-    """Checkpoints kept: the last so many, and always the one with the lowest `valid_loss`. None:
-    all of them."""
+    """Checkpoints kept: the last so many, and always the one with the lowest `valid_loss`
+    (reinforcement: the highest `valid_reward`). None: all of them."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
     """Checkpoints of every so many steps stay, whatever `save_total_limit` says, and so do resume
     points, beyond the newest two and after success: a fork can start from them."""
@@ -133,8 +136,8 @@ class Recipe(Request):
     learning rate's schedule stays that of the whole run. Needs a validation file."""
     keep: Literal["last", "best"] = "last"
     """Which weights are the result: the last, or those of the evaluation with the best
-    `early_stopping.metric` (`valid_loss` without it; the earlier of equals), which needs a
-    validation file, and room for them twice on the worker's disk."""
+    `early_stopping.metric` (`valid_loss` or `valid_reward` without it; the earlier of equals),
+    which needs a validation file, and room for them twice on the worker's disk."""
     assistant_only_loss: bool | Auto = "auto"
     """Train on assistant turns and completions only. `"auto"`: yes; `text` rows always whole."""
     grpo: GRPORecipe | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from .base import Response
-from .report_example import REPORT_EXAMPLE
+from .report_example import REINFORCEMENT_EXAMPLE, REPORT_EXAMPLE
 from .run import Choice
 
 
@@ -125,6 +125,42 @@ class Throughput(Response):
     """Share of the slots that held no token."""
     micro_batches: int = 0
     """Forward passes of training."""
+    generated_tokens: int = 0
+    """Reinforcement: tokens drawn."""
+    generated_tokens_per_second: float | None = None
+    """Those over all of training time; null: nothing was drawn."""
+
+
+class Rollouts(Response):
+    """What a reinforcement run generated to train on."""
+
+    rounds: int
+    """Times that completions were generated."""
+    num_iterations: int
+    """Optimiser steps on each round (`recipe.grpo.num_iterations`)."""
+    completions: int
+    """Drawn and graded."""
+    generated_tokens: int
+    """Tokens drawn, those that end a completion included."""
+    tokens_per_second: float | None = None
+    """Of generation alone: tokens drawn over the time in `generate`."""
+    decode_steps: int
+    """Forward passes that drew a token for each completion then alive."""
+    mean_length: float | None = None
+    """Tokens of a completion."""
+    longest: int
+    """Tokens of the longest one."""
+    truncated_share: float | None = None
+    """Completions that were cut at `recipe.grpo.max_completion_length`."""
+    zero_std_share: float | None = None
+    """Groups in which all completions had the same reward: nothing is learned from them."""
+    layout: Literal["shared", "plain"]
+    """In training, a group's prompt goes through the model once, or with each completion."""
+    token_ratio: float | None = None
+    """Tokens of a training pass if each completion came with its prompt, for each one computed."""
+    weights: Literal["merged", "in_place"]
+    """Completions were drawn from a merged copy of the weights, or from the training weights with
+    the adapter folded in meanwhile."""
 
 
 class Utilization(Response):
@@ -183,12 +219,16 @@ class BoundBy(StrEnum):
 
     STARTUP = "startup"
     """Everything before the first step."""
+    GENERATION = "generation"
+    """Generating completions, and bringing the weights there."""
+    GRADING = "grading"
+    """Waiting for graders after the last completion."""
     DATA = "data"
     """Waiting for batches."""
     HOST = "host"
     """The GPU waits for the program that feeds it."""
     DEVICE_COMPUTE = "device_compute"
-    """Forward, backward and optimiser on the device."""
+    """Forward, backward and optimiser on the device, and the reference model's passes."""
     MEMORY = "memory"
     """The device computes, on small or recomputed batches because its memory is full."""
     EVALUATION = "evaluation"
@@ -258,6 +298,8 @@ class RunReport(Response):
     """`cpu`, or the GPU's name."""
     throughput: Throughput | None = None
     """Null before the first step."""
+    rollouts: Rollouts | None = None
+    """Of a reinforcement run, once it has generated; null for others."""
     peak_memory: PeakMemory = Field(default_factory=PeakMemory)
     """The most that was held, by kind."""
     utilization: Utilization | None = None
@@ -292,7 +334,9 @@ class AttemptSummary(Response):
 class JobReport(RunReport):
     """What `GET /v1/fine_tuning/jobs/{id}/report` answers: the newest attempt that has a report."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [dict(REPORT_EXAMPLE)]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [dict(REPORT_EXAMPLE), dict(REINFORCEMENT_EXAMPLE)]}
+    )
 
     object: Literal["fine_tuning.job.report"] = "fine_tuning.job.report"
     job_id: str

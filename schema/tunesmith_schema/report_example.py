@@ -1,4 +1,4 @@
-"""One run report, as the OpenAPI document shows it. The figures are made up, but agree."""
+"""Two run reports, as the OpenAPI document shows them. The figures are made up, but agree."""
 
 from __future__ import annotations
 
@@ -83,3 +83,76 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
     }
 )
+
+REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
+    {
+        **REPORT_EXAMPLE,
+        "job_id": "ftjob-89abcdef0123456789abcdef",
+        "phases": {
+            **{"claim": 0.02, "download": 0.35, "spawn": 0.2, "import": 6.1, "load": 3.4},
+            **{"data": 1.1, "plan": 0.03, "setup": 1.2, "self_check": 4.1, "data_wait": 0.4},
+            **{"sync": 3.2, "generate": 246.0, "grade": 1.9, "forward": 34.6, "backward": 88.0},
+            **{"optimizer": 2.4, "checkpointing": 2.1, "logging": 0.6, "train": 1.2, "save": 0.5},
+            **{"exit": 0.6, "upload": 1.5, "other": 0.5},
+        },
+        "steps": 100,
+        "total_steps": 100,
+        "settings": {
+            **{"tuning": "lora", "precision": "bf16", "per_device_train_batch_size": 128},
+            **{"gradient_accumulation_steps": 1, "packing": False, "layout": "padding_free"},
+            **{"gradient_checkpointing": False, "logging_steps": 1, "save_steps": 50},
+        },
+        "throughput": {
+            "seconds": 378.3,
+            "steps_per_second": 0.26,
+            "input_tokens": 4_864_000,
+            "trained_tokens": 4_096_000,
+            "tokens_per_second": 12_857.52,
+            "trained_tokens_per_second": 10_827.39,
+            "slots": 4_864_000,
+            "padding_share": 0.0,
+            "micro_batches": 100,
+            "generated_tokens": 4_096_000,
+            "generated_tokens_per_second": 10_827.39,
+        },
+        "rollouts": {
+            "rounds": 100,
+            "num_iterations": 1,
+            "completions": 12_800,
+            "generated_tokens": 4_096_000,
+            "tokens_per_second": 16_650.41,
+            "decode_steps": 51_200,
+            "mean_length": 320.0,
+            "longest": 512,
+            "truncated_share": 0.08,
+            "zero_std_share": 0.19,
+            "layout": "shared",
+            "token_ratio": 1.7895,
+            "weights": "merged",
+        },
+        "bound": {
+            "by": "generation",
+            "text": "generating completions: 249.2 of 400.0 s, more than any other part: 12,800 "
+            "completions, 320 tokens each at 16,650 tokens/s",
+        },
+        "saturation": {
+            "state": "not_measured",
+            "text": "not measured: all micro-batches have about 48,640 slots",
+        },
+        "advice": {
+            "rule": "generation",
+            "text": "recipe.grpo.num_iterations=2, two steps on the same completions, or a lower "
+            "recipe.grpo.max_completion_length: generating took 249.2 of 400.0 s; saves at most "
+            "31% of the 400.0 s",
+            "gain_share": 0.3115,
+        },
+        "utilization": {
+            "mfu": 0.4688,
+            "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 3,000,000,000, P_lora = "
+            "20,000,000, over 989.4 TFLOP/s of NVIDIA H200; generation left out, its time too",
+            "model_flops": 5.9e16,
+            "peak_tflops": 989.4,
+        },
+    }
+)
+"""Laid over the other."""

@@ -22,14 +22,21 @@ def resume_points_to_keep(steps: Collection[int], keep_every: int | None) -> set
     return {*newest, *(step for step in steps if stays(step, keep_every))}
 
 
-def checkpoints_to_drop(valid_losses: Mapping[int, float | None], recipe: Recipe) -> list[int]:
-    """Steps, ascending. `valid_losses`: of every checkpoint there is, by step; None: not known."""
+def badness(metrics: Mapping[str, float | None]) -> float | None:
+    """By which the best checkpoint is known, the lower the better: `valid_loss`, or `valid_reward`
+    with its sign turned. None: not known."""
+    reward = metrics.get("valid_reward")
+    return metrics.get("valid_loss") if reward is None else -reward
+
+
+def checkpoints_to_drop(values: Mapping[int, float | None], recipe: Recipe) -> list[int]:
+    """Steps, ascending. `values`: the `badness` of every checkpoint there is, by step."""
     limit = recipe.save_total_limit
     if limit is None:
         return []
-    steps = sorted(valid_losses)
+    steps = sorted(values)
     kept = {*steps[-limit:], *(step for step in steps if stays(step, recipe.keep_every))}
-    known = {s: v for s, v in valid_losses.items() if v is not None and math.isfinite(v)}
+    known = {s: v for s, v in values.items() if v is not None and math.isfinite(v)}
     if known:
         kept.add(min(known, key=lambda step: (known[step], step)))
     return [step for step in steps if step not in kept]

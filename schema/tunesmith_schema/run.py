@@ -18,7 +18,7 @@ from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
 from .graders import Grader
-from .job_fit import fits_job
+from .job_fit import check_reinforcement, fits_job
 from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
@@ -56,9 +56,11 @@ class RunSpec(Request):
     with, as far as what it holds still fits."""
 
     @model_validator(mode="after")
-    def _grader_fits(self) -> Self:
+    def _method_fits(self) -> Self:
         if self.grader is not None and self.method != "reinforcement":
             raise ValueError("grader is for method='reinforcement': leave it out")
+        if isinstance(self.hyperparameters, ReinforcementHyperparameters):
+            check_reinforcement(self.hyperparameters, self.recipe)
         return self
 
     def sha256(self) -> str:

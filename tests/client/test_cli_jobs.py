@@ -99,6 +99,47 @@ def test_a_refused_value_names_the_field_and_exits_2(
     assert server.seen == []
 
 
+GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_grader_makes_it_reinforcement(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path, inline: bool
+) -> None:
+    server.answers[f"POST {JOBS}"] = job()
+    (tmp_path / "grader.json").write_text(json.dumps(GRADER))
+    given = json.dumps(GRADER) if inline else "grader.json"
+    done = tunesmith(*CREATE, "--grader", given, "--batch-size", "4", "--eval-samples", "2")
+    assert done.exit_code == 0, done.output
+    assert json.loads(server.seen[-1].body)["method"] == {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {"batch_size": 4, "eval_samples": 2},
+        },
+    }
+    assert "hyperparameters" not in json.loads(server.seen[-1].body)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--method", "reinforcement"), "reinforcement needs --grader"),
+        (("--method", "supervised", "--grader", "{}"), "a supervised job has no grader"),
+        (("--grader", "{]"), "it is not JSON"),
+        (("--grader", "nowhere.json"), "No such file"),
+        (("--grader", '{"type": "math_answer"}'), "reference: Field required"),
+    ],
+)
+def test_a_grader_that_cannot_be_is_refused_before_anything_is_sent(
+    tunesmith: Tunesmith, server: LocalServer, options: tuple[str, ...], said: str
+) -> None:
+    done = tunesmith(*CREATE, *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.replace("\u2502", " ").split())
+    assert not server.seen
+
+
 def test_create_and_watch_shows_the_finished_job(tunesmith: Tunesmith, server: LocalServer) -> None:
     server.answers[f"POST {JOBS}"] = job()
     over = job("succeeded", fine_tuned_model="ft:tiny:x", adapter_id="adp-1")

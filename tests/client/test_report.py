@@ -17,7 +17,7 @@ from .conftest import Tunesmith
 from .fakes import Script, client_of
 from .local_server import LocalServer
 
-(EXAMPLE,) = JobReport.model_json_schema()["examples"]
+EXAMPLE, REINFORCEMENT = JobReport.model_json_schema()["examples"]
 JOB = EXAMPLE["job_id"]
 
 
@@ -67,6 +67,17 @@ def test_a_report_fits_a_screen_of_80_columns() -> None:
     for word in ("steps", "tokens/s", "padding", "MFU", "peak memory", "bound by", "advice"):
         assert word in text
     assert EXAMPLE["advice"]["text"].split()[0] in text
+
+
+def test_a_reinforcement_run_shows_what_it_drew() -> None:
+    lines = shown(JobReport.model_validate(REINFORCEMENT))
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 45
+    text = " ".join(" ".join(lines).split())
+    assert "completions 12,800, 320 tokens each, 512 the longest; 8.0% cut at their limit" in text
+    assert "groups 19.0% with equal rewards, which teach nothing" in text
+    assert "drawn 16,650 tokens/s while generating, 10,827 over all; 51,200 decode steps" in text
+    assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 
 def test_small_phases_stand_in_one_line() -> None:

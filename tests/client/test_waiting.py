@@ -118,6 +118,20 @@ def test_the_bar_shows_step_loss_speed_and_time_left() -> None:
     assert "20/100  loss 1.25  3.2k tok/s  ETA 6:" in line
 
 
+def test_the_bar_of_a_reinforcement_job_shows_rewards_in_place_of_the_loss() -> None:
+    out = io.StringIO()
+    view = ProgressView(Console(file=out, width=80))
+    values = {"reward": 0.4123, "reward_std": 0.222, "completion_length": 118.4, "train_loss": 0.01}
+    now = int(time.time())
+    with view:
+        view.show(event_of(1, kind="state", data={"state": "running"}))
+        for seq, (step, at) in enumerate([(10, now - 50), (20, now)], start=2):
+            data = {"step": step, "total_steps": 100, "tokens_per_second": 9.0, **values}
+            view.show(event_of(seq, kind="metrics", data=data, created_at=at))
+    assert "20/100  reward 0.412 ± 0.22  118 tok  ETA 6:" in out.getvalue()
+    assert "loss" not in out.getvalue()
+
+
 def test_a_queued_job_shows_its_state_and_no_old_numbers() -> None:
     out = io.StringIO()
     view = ProgressView(Console(file=out, width=80))

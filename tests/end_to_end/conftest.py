@@ -1,4 +1,5 @@
-"""One running service for the tests that only use it, and a maker for those that break it."""
+"""One running service, with a TMPDIR of its own, for the tests that only use it, and a maker for
+those that break it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
-    running = Service(tmp_path_factory.mktemp("service") / "data", model_dir)
+    folder = tmp_path_factory.mktemp("service")
+    (folder / "temporary").mkdir()
+    running = Service(folder / "data", model_dir, TMPDIR=str(folder / "temporary"))
     running.start()
     yield running
     running.close()

@@ -10,7 +10,6 @@ import pytest
 import tunesmith
 
 from . import traces
-from .conftest import MakeService
 from .service import LONG, Service, alive, until
 
 pytestmark = pytest.mark.slow
@@ -30,16 +29,12 @@ def obeyed(service: Service, job: tunesmith.Job, verb: str, state: str) -> float
 
 
 def test_pause_and_cancel_are_obeyed_in_five_seconds_and_leave_nothing_behind(
-    make_service: MakeService, rows: Path, tmp_path: Path
+    service: Service, client: tunesmith.Client, rows: Path
 ) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    service = make_service(TMPDIR=str(temporary))
+    temporary = Path(service.worker_env()["TMPDIR"])
     until(service.spares)
     before = traces.shared_memory(), set(temporary.iterdir())
-    job = service.client().fine_tuning.jobs.create(
-        model="tiny", training_file=str(rows), recipe=ENDLESS
-    )
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=ENDLESS)
 
     def train_and_ask(attempt: int, verb: str, state: str) -> None:
         before_it = job.step
@@ -60,6 +55,7 @@ def test_pause_and_cancel_are_obeyed_in_five_seconds_and_leave_nothing_behind(
     assert (job.refresh().state, job.attempt) == ("paused", 1)
     job.resume()
     train_and_ask(2, "cancel", "cancelled")
+    assert job.adapter_id is None
     told = [event.data["state"] for event in job.stream() if event.kind == "state"]
     assert told == ["queued", "running", "pausing", "paused", "queued", "running", "cancelled"]
 

@@ -16,7 +16,6 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .conftest import MakeService
 from .service import (
     LONG,
     QUICK,
@@ -204,16 +203,15 @@ def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows
 
 
 def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
-    make_service: MakeService, rows: Path
+    sturdy: Service, rows: Path
 ) -> None:
-    service = make_service()
-    job = start_training(service, rows)
-    before = [service.pid, *service.processes("")]
-    assert service.stop() < 20
+    job = start_training(sturdy, rows)
+    before = [sturdy.pid, *sturdy.processes("")]
+    assert sturdy.stop() < 20
     assert [pid for pid in before if alive(pid)] == []
-    shutil.rmtree(service.data_dir / "runs")  # as on another host
-    service.start()
-    again = service.client().fine_tuning.jobs.retrieve(job.id)
+    shutil.rmtree(sturdy.data_dir / "runs")  # as on another host
+    sturdy.start()
+    again = sturdy.client().fine_tuning.jobs.retrieve(job.id)
     again.wait(timeout=90)
     assert again.attempt == 2
     messages = [event.message for event in again.stream()]
@@ -224,9 +222,9 @@ def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
     assert_complete(again, LONG["max_steps"])
 
 
-def test_kill_9_of_serve_leaves_no_process(make_service: MakeService, rows: Path) -> None:
-    service = make_service()
-    start_training(service, rows)
-    everything = [service.pid, *service.processes("")]
-    os.kill(service.pid, signal.SIGKILL)
+def test_kill_9_of_serve_leaves_no_process(strict: Service, rows: Path) -> None:
+    """The last one that needs this service."""
+    start_training(strict, rows)
+    everything = [strict.pid, *strict.processes("")]
+    os.kill(strict.pid, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in everything), 20)

@@ -83,16 +83,6 @@ def test_the_openai_client_follows_to_the_store(larger: Service, rows: Path) -> 
         assert client.files.content(file.id).content == rows.read_bytes()
 
 
-def test_what_opens_database_and_store_stays_with_the_api(larger: Service, rows: Path) -> None:
-    job = start_training(larger, rows)
-    for pid in (larger.worker_main(), larger.trainers()[0]):
-        names = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"test-secret" not in names
-        assert b"TUNESMITH_DATABASE_URL" not in names
-    job.cancel()
-    until(lambda: job.refresh().status == "cancelled", 10)
-
-
 def test_a_killed_worker_loses_nothing(larger: Service, rows: Path) -> None:
     job = start_training(larger, rows)
     trainer = larger.trainers()[0]
@@ -113,8 +103,14 @@ def test_a_database_that_hangs_up_on_everybody_costs_no_step(
     assert_complete(job, LONG["max_steps"])
 
 
-def test_a_training_job_is_cancelled(larger: Service, rows: Path, database_url: str) -> None:
+def test_what_opens_database_and_store_stays_with_the_api_and_a_job_is_cancelled(
+    larger: Service, rows: Path, database_url: str
+) -> None:
     job = start_training(larger, rows)
+    for pid in (larger.worker_main(), larger.trainers()[0]):
+        names = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"test-secret" not in names
+        assert b"TUNESMITH_DATABASE_URL" not in names
     job.cancel()
     until(lambda: job.refresh().status == "cancelled", 10)
     assert larger.trainers() == []

@@ -14,19 +14,6 @@ from .service import LONG, SHORT, Service, until
 pytestmark = pytest.mark.slow
 
 
-def test_a_training_job_is_cancelled_within_five_seconds(
-    client: tunesmith.Client, rows: Path, service: Service
-) -> None:
-    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=LONG)
-    until(lambda: job.refresh().step >= 2)
-    asked = time.monotonic()
-    job.cancel()
-    until(lambda: job.refresh().status == "cancelled", 10)
-    assert time.monotonic() - asked < 5
-    assert service.trainers() == []
-    assert job.adapter_id is None
-
-
 def test_a_job_is_cancelled_while_its_trainer_still_imports(
     client: tunesmith.Client, rows: Path, service: Service
 ) -> None:

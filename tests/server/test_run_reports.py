@@ -165,11 +165,16 @@ def test_what_a_newer_worker_says_beside_is_kept(server: Server, claim: dict[str
     assert server.user.json(path(claim))["novelty"] == {"a": [1, None]}
 
 
-def test_the_openapi_document_shows_one(server: Server) -> None:
+def test_the_openapi_document_shows_one_of_each_method(server: Server) -> None:
     document = server.user.json("/openapi.json")
     get = document["paths"]["/v1/fine_tuning/jobs/{job_id}/report"]["get"]
     assert {"200", "4XX"} <= get["responses"].keys()
     schema = document["components"]["schemas"]["JobReport"]
-    (example,) = schema["examples"]
-    assert example.keys() <= schema["properties"].keys()
-    assert sum(example["phases"].values()) == pytest.approx(example["wall_seconds"], abs=0.01)
+    supervised, reinforcement = schema["examples"]
+    for example in (supervised, reinforcement):
+        assert example.keys() <= schema["properties"].keys()
+        assert sum(example["phases"].values()) == pytest.approx(example["wall_seconds"], abs=0.01)
+    rollouts = reinforcement["rollouts"]
+    assert rollouts.keys() == document["components"]["schemas"]["Rollouts"]["properties"].keys()
+    speed = rollouts["generated_tokens"] / reinforcement["phases"]["generate"]
+    assert rollouts["tokens_per_second"] == pytest.approx(speed)

@@ -9,7 +9,8 @@ import pytest
 
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.data.formats import MOST_WORDS
-from tunesmith_worker.data.rows import read_rows, validate_file
+from tunesmith_worker.data.rows import read_rows
+from tunesmith_worker.data.validate import validate_file
 from tunesmith_worker.errors import DataError
 
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}'

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import transformers
 
-from tunesmith_schema import EventKind, Recipe
+from tunesmith_schema import EventKind, RunSpec
 from tunesmith_worker.best_weights import BestWeights, stage_best, take_best_from
 from tunesmith_worker.control import StopControl
 from tunesmith_worker.early_stopping import Course, EarlyStopping
@@ -196,17 +196,23 @@ def test_asked_before_the_first_step_it_does_that_one(make_run: MakeRun) -> None
 RULE = {"early_stopping": {"patience": 2}, "keep": "best"}
 
 
+def spec_of(recipe: dict[str, Any], **changes: Any) -> RunSpec:  # Any: JSON
+    usual = {"job_id": "ftjob-1", "attempt": 1, "model": "m", "model_path": "m"}
+    files = {"training_file": "t", "validation_file": "v"}
+    return RunSpec.model_validate({**usual, **files, "recipe": recipe, **changes})
+
+
 class Trainer:
     """What transformers' Trainer does with the callback: values come in as evaluations, and what
     is saved is the step."""
 
-    def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:  # Any: JSON
+    def __init__(self, folder: Path, recipe: dict[str, Any], **spec: Any) -> None:  # Any: JSON
         folder.mkdir(exist_ok=True)
         self.run, self.events = RunDirectory(folder), EventLog(folder / "events.jsonl")
         self._values: dict[str, float | None] = {}
         self.control = transformers.TrainerControl()
         self.stopping = EarlyStopping(
-            Recipe.model_validate(recipe),
+            spec_of(recipe, **spec),
             BestWeights(self.run.checkpoints, self.save),
             self.events,
             lambda: self._values,
@@ -228,7 +234,8 @@ class Trainer:
     def evaluates(self, *values: float | None) -> None:
         for value in values:
             self.state.global_step += 1
-            self._values = {"valid_loss": value, "valid_mean_token_accuracy": value}
+            names = ("valid_loss", "valid_mean_token_accuracy", "valid_reward")
+            self._values = dict.fromkeys(names, value)
             self.stopping.on_evaluate(None, self.state, self.control)
 
     def resume_point(self, point: Path) -> Path:
@@ -308,6 +315,25 @@ def test_a_fork_goes_on_with_what_still_means_the_same(
         if trainer.stopping.fired and ends is None:
             ends = trainer.state.global_step
     assert (ends, trainer.result()[0]) == (ended_at, kept)
+
+
+def test_rewards_are_better_when_they_are_higher_and_another_grader_begins_anew(
+    tmp_path: Path,
+) -> None:
+    def graded(reference: str) -> dict[str, Any]:  # Any: JSON
+        grader = {"type": "math_answer", "reference": reference}
+        return {"method": "reinforcement", "grader": grader}
+
+    origin = Trainer(tmp_path / "origin", RULE, **graded("{{item.answer}}"))
+    origin.evaluates(0.2, 0.4, 0.3)
+    assert (origin.stopping.course.metric, origin.stopping.course.best) == ("valid_reward", 0.4)
+    point = origin.resume_point(tmp_path / "point")
+    same = Trainer(tmp_path / "same", RULE, **graded("{{item.answer}}"))
+    same.begin(point)
+    assert same.stopping.course == origin.stopping.course
+    other = Trainer(tmp_path / "other", RULE, **graded("{{item.solution}}"))
+    other.begin(point)
+    assert other.stopping.course.best is None
 
 
 def test_a_fork_of_a_run_that_kept_no_best_keeps_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tunesmith_worker.data.rows import validate_file
+from tunesmith_worker.data.validate import validate_file
 from tunesmith_worker.run import main
 
 from .conftest import MakeRun

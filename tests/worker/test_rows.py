@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import RowFormat
-from tunesmith_worker.data.rows import read_rows, validate_file
+from tunesmith_worker.data.rows import read_rows
+from tunesmith_worker.data.validate import validate_file
 from tunesmith_worker.errors import DataError
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}
@@ -32,16 +33,17 @@ def messages(*pairs: Any) -> dict[str, Any]:  # Any: JSON, right or wrong
 
 
 def problem(path: Path, row: Any, good: Any = None) -> str:  # Any: JSON, right or wrong
-    """What validation says about `row`, written as the second line after a good one."""
+    """What is said about `row` as training data, written as the second line after a good one."""
     lines = [good or CHAT, row]
     path.write_text(
         "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     )
     found = validate_file(path, "rows.jsonl")
-    assert not found.ok
+    assert "supervised" not in found.usable_for
     assert found.rows == 2
-    assert [p.row for p in found.problems] == [2]
-    return found.problems[0].message
+    (bad,) = found.refused["supervised"].problems
+    assert bad.row == 2
+    return bad.message
 
 
 @pytest.mark.parametrize("format", GOOD)

@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, RunEvent, StoredFile
+from tunesmith_worker import held_job
 from tunesmith_worker.event_feed import EventFeed
 from tunesmith_worker.events import EventLog
 from tunesmith_worker.folders import RunDirectory, file_hash
+from tunesmith_worker.launcher import Launcher
 from tunesmith_worker.sample_uploads import SampleUploads
 from tunesmith_worker.samples import forget_samples, write_samples
-from tunesmith_worker.server_api import ServerFault
+from tunesmith_worker.server_api import ServerFault, ServerRefused
+from tunesmith_worker.supervise import supervise
+
+from .test_disk_full import files_up_to, settings
+from .test_supervise import TRAINER, FakeApi
 
 
 def sample(completion: str = "4", **other: Any) -> dict[str, Any]:
@@ -107,8 +113,9 @@ def test_what_json_or_unicode_cannot_hold_is_replaced(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_samples_and_not_the_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.samples.write_text("a file where the folder should be: mkdir fails as on a full disk")
-    write_samples(run, EventLog(run.events), 2, [sample()])
+    with files_up_to(5_000):
+        write_samples(run, EventLog(run.events), 2, [sample("x" * 10_000)])
+    assert list(run.samples.iterdir()) == []
     (line,) = run.events.read_text().splitlines()
     event = RunEvent.model_validate_json(line)
     assert (event.kind, event.level) == (EventKind.MESSAGE, "warn")
@@ -169,3 +176,59 @@ def test_a_run_that_must_end_at_once_says_which_samples_were_lost(supervised: Su
     (event,) = supervised.until(supervised.all_ready)
     assert (event.kind, event.level) == (EventKind.MESSAGE, "warn")
     assert "lost" in event.message
+
+
+DRAWING = """
+import json
+def tell(seq, kind, **data):
+    say(json.dumps({"source_seq": seq, "created_at": 1.0, "kind": kind, "message": kind,
+                    "data": data}))
+(root / "samples").mkdir()
+for step in range(1, 31):
+    file = f"samples/step-{step:06d}.jsonl"
+    (root / file).write_text('{"completion": "x"}\\n')
+    tell(100 + 2 * step, "samples", step=step, file=file, count=1)
+    tell(101 + 2 * step, "metrics", step=step)
+save("adapter")
+end("succeeded")
+"""
+
+
+def told_by(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunEvent]:
+    """What the server hears of a whole job whose trainer draws thirty steps in a moment."""
+    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.05)
+    given = settings(tmp_path, TRAINER + DRAWING)
+    assert supervise(given, api, "worker-1", lambda: False, Launcher(given))
+    assert api.outcome.state == "succeeded"
+    return [event for report in api.reports for event in report.events]
+
+
+def test_a_job_stores_the_samples_of_every_step_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    api = FakeApi()
+    api.on_put = lambda path: sent.append(path.name)
+    told = told_by(api, tmp_path, monkeypatch)
+    kinds = (EventKind.SAMPLES, EventKind.METRICS)
+    order = [(event.data["step"], event.kind) for event in told if event.kind in kinds]
+    assert order == [(step, kind) for step in range(1, 31) for kind in kinds]
+    names = [event.files[0].name for event in told if event.files]
+    assert names == [f"step-{step:06d}.jsonl.gz" for step in range(1, 31)]
+    assert sorted(sent) == [*names, "weights.safetensors"], "nothing is sent twice"
+    assert list(tmp_path.rglob("samples")) == [], "nothing stays on the worker's disk"
+
+
+def test_a_job_whose_samples_are_refused_succeeds_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        if path.suffix == ".gz":
+            raise ServerRefused("PUT /blobs: too large")
+
+    api = FakeApi()
+    api.on_put = refuse
+    told = told_by(api, tmp_path, monkeypatch)
+    assert not [event for event in told if event.kind is EventKind.SAMPLES]
+    lost = [event.message for event in told if event.level == "warn"]
+    assert lost == ["samples, lost: they could not be stored: PUT /blobs: too large"] * 30

@@ -55,6 +55,14 @@ def test_a_run_by_hand_shows_its_events_and_its_end(
     assert not [w for w in recwarn if "is_gradient_checkpointing" in str(w.message)]
 
 
+def test_samples_of_every_step_are_not_shown() -> None:
+    shown: list[str] = []
+    terminal = Terminal(shown.append)
+    terminal.event(event(EventKind.SAMPLES, "step 1: 128 samples", step=1))
+    terminal.event(event(EventKind.MESSAGE, "step 2: its 128 samples could not be kept"))
+    assert shown == ["step 2: its 128 samples could not be kept"]
+
+
 def test_json_is_the_result_alone(command: Command) -> None:
     _, out = command("--json")
     assert json.loads(out)["step"] == 3

@@ -203,19 +203,27 @@ def test_a_file_cut_short_names_the_row(tmp_path: Path) -> None:
         streamed(work(), path, 1)
 
 
-def test_what_a_killed_helper_left_undone_is_done_by_the_trainer(tmp_path: Path) -> None:
-    draw = random.Random(3)
-    path = written(tmp_path, "jsonl", [chat(draw) for _ in range(120)])
+def done_with_helpers(
+    path: Path, befalls: Callable[[psutil.Process], None]
+) -> tuple[tuple[list[Any], Counts], list[str]]:
+    """What a stream made of a file, and its warnings, when `befalls` befalls each helper."""
     before = set(psutil.Process().children())
     warnings: list[str] = []
     batches, counts = [], Counts()
     with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
         for batch, of_batch in stream.results(read_chunks(path)):
             for helper in set(psutil.Process().children()) - before:
-                helper.kill()
+                befalls(helper)
             batches.append(batch)
             counts.add(of_batch)
-    assert (pa.Table.from_batches(batches).to_pylist(), counts) == in_memory(work(), path)
+    return (pa.Table.from_batches(batches).to_pylist(), counts), warnings
+
+
+def test_what_a_killed_helper_left_undone_is_done_by_the_trainer(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    path = written(tmp_path, "jsonl", [chat(draw) for _ in range(120)])
+    found, warnings = done_with_helpers(path, psutil.Process.kill)
+    assert found == in_memory(work(), path)
     assert warnings == [
         "train: a process that helped to tokenise ended with signal 9; the trainer does its part"
     ]
@@ -258,15 +266,8 @@ def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
     monkeypatch.setattr(token_stream, "_LOOK_SECONDS", 0.1)
     path = written(tmp_path, "jsonl", [{"text": f"a {i}"} for i in range(60)])
     before = set(psutil.Process().children())
-    warnings: list[str] = []
-    batches, counts = [], Counts()
-    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
-        for batch, of_batch in stream.results(read_chunks(path)):
-            for helper in set(psutil.Process().children()) - before:
-                helper.suspend()
-            batches.append(batch)
-            counts.add(of_batch)
-    assert (pa.Table.from_batches(batches).to_pylist(), counts) == in_memory(work(), path)
+    found, warnings = done_with_helpers(path, psutil.Process.suspend)
+    assert found == in_memory(work(), path)
     assert warnings == [
         "train: a process that helped to tokenise gave no answer and was killed; "
         "the trainer does its part"

@@ -126,7 +126,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
 
     def checkpoint_metrics(self) -> dict[str, float | None]:
         """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
-        names = ("train_loss", "train_mean_token_accuracy")
+        names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
         both = ("valid_loss", "valid_mean_token_accuracy")
         chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}
         return chosen | {f"full_{name}": chosen[name] for name in both if name in chosen}

@@ -15,7 +15,8 @@ from typing import Any
 import transformers
 from transformers.trainer_callback import ExportableState
 
-from tunesmith_schema import EarlyStoppingRecipe, ErrorCategory, ErrorCode, Recipe
+from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
+from tunesmith_schema.early_stopping import HIGHER_IS_BETTER, judged_by
 
 from .adapters import Saved
 from .best_weights import BestWeights, Save
@@ -23,9 +24,6 @@ from .errors import RunError
 from .events import EventLog
 
 Untyped = Any  # Any: transformers is not typed
-
-_SIGN = {"valid_loss": -1.0, "valid_mean_token_accuracy": 1.0}
-"""+1 where higher is better."""
 
 
 @dataclass(kw_only=True)
@@ -57,23 +55,25 @@ class Course:
         return True
 
     def _better(self, value: float, than: float) -> float:
-        return _SIGN[self.metric] * (value - than)
+        return value - than if self.metric in HIGHER_IS_BETTER else than - value
 
 
 class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     def __init__(
         self,
-        recipe: Recipe,
+        spec: RunSpec,
         best: BestWeights,
         events: EventLog,
         evaluated: Callable[[], Mapping[str, float | None]],
     ) -> None:
         """`evaluated` gives the metrics of the evaluation that has just ended, None for NaN."""
+        recipe = spec.recipe
         self._rule = recipe.early_stopping
+        self._grader = spec.grader and spec.grader.model_dump(mode="json")
         self._events, self._evaluated = events, evaluated
         self._kept = best if recipe.keep == "best" else None
         self._saved: Saved | None = None
-        self.course = Course(metric=(self._rule or EarlyStoppingRecipe()).metric)
+        self.course = Course(metric=judged_by(self._rule, spec.method))
         self.fired = False
         """The training has ended because there was no gain."""
 
@@ -88,14 +88,16 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             "course": asdict(self.course),
             "kept": self._kept is not None,
             "saved": self._saved and asdict(self._saved),
+            "grader": self._grader,
         }
 
     @progress.setter
     def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
-        """A fork may judge by another metric, or keep what its origin did not: it begins anew.
+        """A fork may judge by another metric or grader, or keep what its origin did not: it begins
+        anew.
         Raises RunError when the best weights so far are not where they were kept."""
         course = Course(**stored["course"])
-        if course.metric != self.course.metric:
+        if course.metric != self.course.metric or stored.get("grader") != self._grader:
             return
         if self._kept is not None and course.best is not None:
             if not stored["kept"]:

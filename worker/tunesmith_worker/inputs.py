@@ -57,6 +57,8 @@ def fetch_inputs(
         training_file=names["train"],
         validation_file=names.get("valid"),
         recipe=claim.recipe,
+        method=claim.method,
+        grader=claim.grader,
         hyperparameters=claim.hyperparameters,
         seed=claim.seed,
         forked=claim.forked,

@@ -125,7 +125,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         memory=memory,
         layouts=layouts,
         rows_at_a_time=plan.completions_per_step,
-        running=grading,
+        running=rollouts,
     )
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, RunResult
@@ -52,15 +53,21 @@ EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 
-def main(folder: Path, waited: Waited | None = None, show: Show = lambda line: None) -> int:
-    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story."""
+def main(
+    folder: Path,
+    waited: Waited | None = None,
+    show: Show = lambda line: None,
+    rewards: Sequence[str] = (),
+) -> int:
+    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story.
+    `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
     run = RunDirectory(folder.resolve())
     recorder, terminal = RunRecorder(run), Terminal(show)
     control = StopControl(run, before_leaving=recorder.leave)
     unusable = False
     try:
         events = EventLog(run.events, recorder.clock, terminal.event)
-        result = train(run, events, control, recorder, waited or waited_for_spawn())
+        result = train(run, events, control, recorder, waited or waited_for_spawn(), rewards)
     except RunError as error:
         say(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -93,8 +100,13 @@ def train(
     control: StopControl,
     recorder: RunRecorder,
     waited: Waited | None,
+    rewards: Sequence[str] = (),
 ) -> RunResult:
     spec = read_spec(run.root)
+    if rewards:
+        from .rewards.local import load_rewards
+
+        load_rewards(rewards, spec.method)
     begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
@@ -171,6 +183,13 @@ def _command() -> int:
         help="train N steps with our kernels and with the stock trainer, and print both curves; "
         "RUN_DIR is only read",
     )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[=WEIGHT]",
+        help="a reward function in TRL's signature, beside the grader; may be given several times",
+    )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
         if arguments.compare_stock < 1:
@@ -178,7 +197,8 @@ def _command() -> int:
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     ctrl_c_is_sigterm()
     by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
-    status = main(arguments.run_dir, show=show_on_stdout) if by_hand else main(arguments.run_dir)
+    show: Show = show_on_stdout if by_hand else lambda line: None
+    status = main(arguments.run_dir, show=show, rewards=arguments.reward)
     if arguments.json and (arguments.run_dir / "result.json").exists():
         result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
         sys.stdout.write(json.dumps(json.loads(result)) + "\n")

@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 
 from tunesmith_schema import EventKind, PhaseName, RunSpec
+from tunesmith_schema.retention import badness
 
 from .adapters import Saved, adapter_dtype, save_trained
 from .best_weights import BestWeights
@@ -97,7 +98,7 @@ class Saving:
                 "metrics": dict(callback.checkpoint_metrics()),
             },
         )
-        self._light.add(step, callback.metrics.get("valid_loss"))
+        self._light.add(step, badness(callback.metrics))
 
     def add_callbacks(
         self,
@@ -122,7 +123,7 @@ class Saving:
             live=self._recorder.live,
         )
         best = BestWeights(run.checkpoints, self.best)
-        stopping = EarlyStopping(spec.recipe, best, events, lambda: callback.metrics)
+        stopping = EarlyStopping(spec, best, events, lambda: callback.metrics)
         trainer.add_callback(stopping)  # first: its saving is not to count as training
         trainer.add_callback(callback)
         if spec.recipe.self_check:

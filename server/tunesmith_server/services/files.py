@@ -10,10 +10,12 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
     TERMINAL,
+    BadRows,
     ErrorCode,
     FileObject,
     FilePurpose,
     FileValidation,
+    MethodName,
     Page,
     RowProblem,
 )
@@ -26,6 +28,11 @@ from ..queue import WakeUps
 from ..storage import Storage, hash_of
 from .paging import Order, fetch_page, unknown_cursor
 
+USE: dict[MethodName, str] = {
+    "supervised": "trained on",
+    "reinforcement": "used for reinforcement",
+}
+"""What a job does with a file, after "cannot be"."""
 MOST_READINGS = 3
 """Begun and never ended; a message that no worker took does not count."""
 
@@ -189,13 +196,19 @@ def record_validation(session: Session, file_id: str, found: FileValidation) -> 
     row.status = "processed" if found.ok else "error"
     row.status_details = None
     if not found.ok:
-        first = found.problems[0] if found.problems else None
-        what = "no usable rows"
-        if first:  # row 0: the file as a whole
-            what = f"row {first.row}: {first.message}" if first.row else first.message
-        more = f" (and {found.num_problems - 1} more)" if found.num_problems > 1 else ""
-        row.status_details = (what + more).replace("\0", "\ufffd")
+        shown = BadRows(problems=found.problems, num_problems=found.num_problems)
+        row.status_details = shown.summary().replace("\0", "\ufffd")
     return row
+
+
+def why_not(row: FileRow, method: MethodName) -> str | None:
+    """Why a job of that kind cannot be trained on the file; None: it can, or is not known yet."""
+    if row.status == "error":
+        return row.status_details or "no usable rows"
+    if row.validation is None:
+        return None
+    why = FileValidation.model_validate(row.validation).why_not(method)
+    return why and why.replace("\0", "\ufffd")
 
 
 def to_wire(row: FileRow) -> FileObject:

@@ -6,12 +6,13 @@ import hashlib
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, Job, JobCreate, JobState
+from tunesmith_schema import ErrorCode, Job, JobCreate, JobState, MethodName
 
 from ..database import new_id
 from ..errors import BadRequest, Conflict, Unavailable
@@ -67,9 +68,10 @@ def insert(
 ) -> JobRow:
     """A new job, checked and queued. `digest`: sha256 of the request."""
     base = base_models.choose(session, settings, body.model)
-    row_files = [_usable_file(session, body.training_file, "training_file")]
+    kind: MethodName = body.method.type if body.method else "supervised"
+    row_files = [_usable_file(session, body.training_file, "training_file", kind)]
     if body.validation_file:
-        row_files.append(_usable_file(session, body.validation_file, "validation_file"))
+        row_files.append(_usable_file(session, body.validation_file, "validation_file", kind))
     now = time.time()
     job = JobRow(
         id=new_id("ftjob"),
@@ -86,7 +88,7 @@ def insert(
         labels=body.metadata,
         recipe=body.recipe.model_dump(mode="json"),
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
-        method=body.method.model_dump(mode="json") if body.method else None,
+        method=_whole_method(body),
         last_seq=0,
         forked_from=origin and origin.job_id,
         forked_step=origin and origin.step,
@@ -120,6 +122,17 @@ def insert(
     return job
 
 
+def _whole_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
+    """As it is shown, and as it makes the job again: with the hyperparameters in force."""
+    if body.method is None or body.method.reinforcement is None:
+        return body.method.model_dump(mode="json") if body.method else None
+    member = {
+        "grader": body.method.reinforcement.grader.model_dump(mode="json"),
+        "hyperparameters": body.chosen_hyperparameters().model_dump(mode="json"),
+    }
+    return {"type": "reinforcement", "reinforcement": member}
+
+
 def made_before(session: Session, by: Caller, digest: str) -> JobRow | None:
     """The job that this very request has already made."""
     if key := by.idempotency_key:
@@ -147,7 +160,7 @@ def made_before(session: Session, by: Caller, digest: str) -> JobRow | None:
     )
 
 
-def _usable_file(session: Session, file_id: str, param: str) -> FileRow:
+def _usable_file(session: Session, file_id: str, param: str, kind: MethodName) -> FileRow:
     row = files.retrieve(session, file_id, param=param, lock={"read": True})
     if row.purpose != "fine-tune":
         raise BadRequest(
@@ -156,11 +169,12 @@ def _usable_file(session: Session, file_id: str, param: str) -> FileRow:
             param=param,
             hint="upload it with purpose 'fine-tune'",
         )
-    if row.status == "error":
+    if why := files.why_not(row, kind):
+        place = "problems" if row.status == "error" else f"refused.{kind}.problems"
         raise BadRequest(
             jobs.invalid_file_code(param),
-            f"{param}: {row.filename} cannot be trained on: {row.status_details}",
+            f"{param}: {row.filename} cannot be {files.USE[kind]}: {why}",
             param=param,
-            hint=f"GET /v1/files/{file_id} lists the bad rows under validation.problems",
+            hint=f"GET /v1/files/{file_id} lists the bad rows under validation.{place}",
         )
     return row

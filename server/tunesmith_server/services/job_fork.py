@@ -72,7 +72,15 @@ def has_changed(session: Session, job: JobRow) -> bool:
     """Whether a job differs, in what a resume point is made for, from the one it starts from."""
     origin = session.get(JobRow, job.forked_from) if job.forked_from else None
     shaping = ("model", "training_file", "validation_file", "seed", "recipe", "hyperparameters")
-    return origin is not None and any(getattr(origin, n) != getattr(job, n) for n in shaping)
+    return origin is not None and (
+        any(getattr(origin, n) != getattr(job, n) for n in shaping)
+        or _reinforcement(origin) != _reinforcement(job)
+    )
+
+
+def _reinforcement(job: JobRow) -> dict[str, Any] | None:  # Any: JSON
+    """Its grader and hyperparameters; None: it is another kind of job."""
+    return (job.method or {}).get("reinforcement")
 
 
 def _digest(*parts: str) -> str:
@@ -129,10 +137,7 @@ def _changed(parent: JobRow, body: JobFork, step: int) -> JobCreate:
         for name in ("suffix", "seed", "metadata")
         if (value := getattr(body, name)) is not None
     }
-    if body.hyperparameters is not None:
-        given = body.hyperparameters.model_dump(mode="json", exclude_unset=True)
-        changes["hyperparameters"] = {**parent.hyperparameters, **given}
-        changes["method"] = parent.method and {"type": parent.method["type"]}
+    changes |= _changed_method(parent, body)
     changed = _validated(_body_of(parent) | changes | {"recipe": merged(old, body.recipe)})
     new = changed.recipe
     if differs := first_fixed_change(old, new):
@@ -155,6 +160,30 @@ def _changed(parent: JobRow, body: JobFork, step: int) -> JobCreate:
     return changed
 
 
+def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JSON
+    """Of the body of the parent's create."""
+    given = body.hyperparameters
+    knobs = given.model_dump(mode="json", exclude_unset=True) if given else {}
+    if (old := _reinforcement(parent)) is not None:
+        new = {**old, "hyperparameters": {**old["hyperparameters"], **knobs}}
+        if body.grader is not None:
+            new["grader"] = body.grader.model_dump(mode="json")
+        return {"method": {"type": "reinforcement", "reinforcement": new}}
+    if body.grader is not None:
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"grader: job {parent.id!r} is supervised, and a fork trains as its parent does",
+            param="grader",
+            hint="leave it out, or create a new job with method.reinforcement",
+        )
+    if not knobs:
+        return {}
+    return {
+        "hyperparameters": {**parent.hyperparameters, **knobs},
+        "method": parent.method and {"type": parent.method["type"]},
+    }
+
+
 def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
     """What would create it again, seed included."""
     return {
@@ -164,7 +193,7 @@ def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
         "suffix": job.suffix,
         "seed": job.seed,
         "metadata": job.labels,
-        "hyperparameters": job.hyperparameters,
+        "hyperparameters": None if _reinforcement(job) else job.hyperparameters,
         "method": job.method,
         "recipe": job.recipe,
     }

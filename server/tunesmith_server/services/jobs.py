@@ -25,6 +25,7 @@ from tunesmith_schema import (
     JobError,
     JobFailure,
     JobState,
+    MethodName,
     Page,
     Recipe,
     wire_status,
@@ -34,7 +35,7 @@ from tunesmith_schema.queue import TRAIN_TASK
 from ..errors import NotFound
 from ..models import FileRow, JobRow
 from ..queue import WakeUps
-from . import events
+from . import events, files
 from .paging import Order, fetch_page, unknown_cursor
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
@@ -112,12 +113,13 @@ def queue_if_validated(
     session: Session, wake_ups: WakeUps, job: JobRow, of_job: list[FileRow]
 ) -> None:
     """Queue a job whose files are all read and good; fail it on a bad one; else leave it."""
+    kind = kind_of(job)
     for param, file in zip(("training_file", "validation_file"), of_job, strict=False):
-        if file.status == "error":
+        if why := files.why_not(file, kind):
             failure = JobFailure(
                 category=ErrorCategory.DATA,
                 code=invalid_file_code(param),
-                message=f"{file.filename} cannot be trained on: {file.status_details}"[:4000],
+                message=f"{file.filename} cannot be {files.USE[kind]}: {why}"[:4000],
                 hint="mend the rows and upload the file again",
                 param=param,
             )
@@ -125,7 +127,13 @@ def queue_if_validated(
             return
     if all(file.status == "processed" for file in of_job):
         rows = (of_job[0].validation or {}).get("rows")
-        enqueue(session, wake_ups, job.id, f"queued: {rows} training rows")
+        what = "prompts" if kind == "reinforcement" else "training rows"
+        enqueue(session, wake_ups, job.id, f"queued: {rows} {what}")
+
+
+def kind_of(job: JobRow) -> MethodName:
+    """What a job's `method` says."""
+    return "reinforcement" if (job.method or {}).get("type") == "reinforcement" else "supervised"
 
 
 def enqueue(
@@ -225,7 +233,9 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
 
 
 def to_wire(row: JobRow) -> Job:
-    hyperparameters = Hyperparameters.model_validate(row.hyperparameters)
+    hyperparameters = Hyperparameters(
+        **{name: row.hyperparameters[name] for name in Hyperparameters.model_fields}
+    )
     state = JobState(row.state)
     return Job(
         id=row.id,
@@ -237,7 +247,9 @@ def to_wire(row: JobRow) -> Job:
         training_file=row.training_file,
         validation_file=row.validation_file,
         hyperparameters=hyperparameters,
-        method={
+        method=row.method
+        if kind_of(row) == "reinforcement"
+        else {
             "type": "supervised",
             "supervised": {"hyperparameters": hyperparameters.model_dump(mode="json")},
         },

@@ -23,6 +23,7 @@ from tunesmith_schema import (
     JobState,
     Outcome,
     Recipe,
+    ReinforcementHyperparameters,
     Report,
     ReportReply,
     RunEvent,
@@ -84,6 +85,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     validation = session.get(FileRow, job.validation_file) if job.validation_file else None
     assert training is not None, "a file in use cannot be deleted"
     points, forked = resume_points.of_claim(session, job)
+    method = jobs.kind_of(job)
+    reinforced = method == "reinforcement"
+    knobs = ReinforcementHyperparameters if reinforced else Hyperparameters
     return Claim(
         job_id=job.id,
         attempt=job.attempt,
@@ -95,7 +99,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         training_file=_claimed(training),
         validation_file=_claimed(validation) if validation else None,
         recipe=Recipe.model_validate(job.recipe),
-        hyperparameters=Hyperparameters.model_validate(job.hyperparameters),
+        method=method,
+        grader=(job.method or {})["reinforcement"]["grader"] if reinforced else None,
+        hyperparameters=knobs.model_validate(job.hyperparameters),
         seed=job.seed,
         step=job.step,
         resume_points=points,

@@ -10,6 +10,7 @@ from tunesmith_schema import (
     BoundBy,
     Choice,
     PeakMemory,
+    Rollouts,
     RunReport,
     Saturation,
     Throughput,
@@ -29,6 +30,26 @@ def planned(*, fits: bool, reason: str = "as the recipe says") -> list[Choice]:
         "alternatives": [keep],
     }
     return [Choice(name="memory_plan", value=None, reason=reason, figures=figures)]
+
+
+def rollouts(**changes: Any) -> Rollouts:
+    """Of a run of 100 steps that draws 128 completions in each, and learns from most of them."""
+    fields: dict[str, Any] = {
+        "rounds": 100,
+        "num_iterations": 1,
+        "completions": 12_800,
+        "generated_tokens": 640_000,
+        "tokens_per_second": 6_400.0,
+        "decode_steps": 12_000,
+        "mean_length": 50.0,
+        "longest": 120,
+        "truncated_share": 0.1,
+        "zero_std_share": 0.2,
+        "layout": "shared",
+        "token_ratio": 2.5,
+        "weights": "merged",
+    }
+    return Rollouts(**fields | changes)
 
 
 def report(**changes: Any) -> RunReport:

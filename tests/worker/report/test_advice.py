@@ -10,7 +10,7 @@ import pytest
 from tunesmith_schema import Choice, PhaseName, Saturation
 from tunesmith_worker.report.advice import RULES, advice_of
 
-from .reports import GPU, planned, report
+from .reports import GPU, planned, report, rollouts
 
 UNSATURATED = Saturation(state="not_saturated", text="half is fixed", doubling_gain=0.25)
 MEASURED = Choice(
@@ -45,6 +45,33 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
         "recipe.gradient_checkpointing='auto': to keep all activations is predicted to take "
         "10.00 GiB of 12.00 GiB",
         90 / 4 / 98,
+    ),
+    "generation": (
+        {"phases": {"sync": 2.0, "generate": 98.0}, "rollouts": rollouts()},
+        "recipe.grpo.num_iterations=2, two steps on the same completions, or a lower "
+        "recipe.grpo.max_completion_length: generating took 100.0 of 198.0 s",
+        50 / 198,
+    ),
+    "zero_std": (
+        {"phases": {"generate": 50.0, "grade": 2.0}, "rollouts": rollouts(zero_std_share=0.8)},
+        "a larger recipe.grpo.num_generations, or a grader that tells more than right from wrong: "
+        "in 80% of the groups",
+        0.8 * 142 / 150,
+    ),
+    "truncated": (
+        {"phases": {"generate": 50.0}, "rollouts": rollouts(truncated_share=0.6)},
+        "recipe.grpo.max_completion_length=240",
+        0.6 * 140 / 148,
+    ),
+    "grading": (
+        {"phases": {"generate": 20.0, "grade": 30.0}, "rollouts": rollouts()},
+        "a cheaper method.reinforcement.grader",
+        30 / 148,
+    ),
+    "log_probs": (
+        {"phases": {"log_probs": 20.0}, "rollouts": rollouts()},
+        "recipe.grpo.beta=0",
+        20 / 118,
     ),
 }
 
@@ -87,6 +114,11 @@ def test_a_run_that_spends_its_time_well_is_told_so() -> None:
         {"peak_memory": GPU.model_copy(update={"allocated": 100 * 2**30}),
          "settings": {"gradient_checkpointing": True}},
         {"phases": {"evaluation": 98.0}, "settings": {"eval_steps": None}},
+        {"phases": {"generate": 60.0}, "rollouts": rollouts()},
+        {"phases": {"generate": 98.0}, "rollouts": rollouts(num_iterations=2)},
+        {"rollouts": rollouts(truncated_share=0.5, zero_std_share=0.5)},
+        {"phases": {"generate": 20.0, "grade": 9.0}, "rollouts": rollouts()},
+        {"phases": {"log_probs": 10.0}, "rollouts": rollouts()},
         {"phases": {"checkpointing": 49.0}, "settings": {"save_steps": None}},
     ],
 )  # fmt: skip

@@ -12,13 +12,15 @@ from tunesmith_worker.report.batches import Fit
 from tunesmith_worker.report.bound import PARTS, bound_of
 from tunesmith_worker.report.saturation import saturation_of
 
-from .reports import GPU, planned, report
+from .reports import GPU, planned, report, rollouts
 
 FULL = GPU.model_copy(update={"reserved": 135 * 2**30})
 PLANTED: dict[BoundBy, dict[str, Any]] = {
     BoundBy.DEVICE_COMPUTE: {},
     BoundBy.STARTUP: {"phases": {"load": 200.0}},
     BoundBy.DATA: {"phases": {"data_wait": 200.0}},
+    BoundBy.GENERATION: {"phases": {"sync": 10.0, "generate": 95.0}},
+    BoundBy.GRADING: {"phases": {"grade": 200.0}},
     BoundBy.EVALUATION: {"phases": {"evaluation": 200.0}},
     BoundBy.CHECKPOINTING: {"phases": {"checkpointing": 60.0, "upload": 60.0}},
     BoundBy.HOST: {"device_waits_share": 0.9, "peak_memory": GPU},
@@ -30,6 +32,17 @@ PLANTED: dict[BoundBy, dict[str, Any]] = {
 @pytest.mark.parametrize("by", BoundBy)
 def test_what_bounds_a_run_is_told_from_its_figures(by: BoundBy) -> None:
     assert bound_of(report(**PLANTED[by])).by is by
+
+
+def test_a_run_that_generates_most_of_the_time_is_told_how_fast() -> None:
+    found = bound_of(report(phases={"generate": 150.0}, rollouts=rollouts()))
+    assert found.by is BoundBy.GENERATION
+    assert "generating completions: 150.0 of 248.0 s" in found.text
+    assert "12,800 completions, 50 tokens each at 6,400 tokens/s" in found.text
+
+
+def test_passes_of_the_reference_model_are_the_device_s() -> None:
+    assert bound_of(report(phases={"log_probs": 200.0})).by is BoundBy.DEVICE_COMPUTE
 
 
 def test_the_trainer_s_own_loop_is_the_host_s() -> None:

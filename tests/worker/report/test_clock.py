@@ -125,6 +125,38 @@ def train(gpu: Gpu, steps: int, **cost: float) -> tuple[WallClock, CudaTimeline]
     return clock, timeline
 
 
+def test_the_gpu_s_work_in_rollouts_counts_where_it_was_asked_for(gpu: Gpu) -> None:
+    """Generation reads every token, the reference model's passes are only launched."""
+    clock = WallClock(gpu.time)
+    clock.follow(CudaTimeline(clock.charge))
+    for _ in range(10):
+        clock.switch(PhaseName.DATA_WAIT)
+        gpu.time.passes(0.01)
+        with clock.during(PhaseName.SYNC):
+            gpu.time.passes(0.001)
+            gpu.work(0.05)
+        with clock.during(PhaseName.GENERATE):
+            for _ in range(20):
+                gpu.work(0.02)
+                gpu.wait()
+        with clock.during(PhaseName.GRADE):
+            gpu.time.passes(0.03)
+        with clock.during(PhaseName.LOG_PROBS):
+            gpu.time.passes(0.001)
+            gpu.work(0.2)
+        for phase in (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER):
+            clock.switch(phase)
+            gpu.time.passes(0.001)
+            gpu.work(0.1)
+        clock.switch(PhaseName.TRAIN)
+    clock.unfollow()
+    spent = clock.read()
+    expected = {"sync": 0.5, "generate": 4.0, "grade": 0.3, "log_probs": 2.0, "forward": 1.0}
+    assert {name: spent[name] for name in expected} == pytest.approx(expected, rel=0.03)
+    assert sum(spent.values()) == pytest.approx(clock.wall)
+    assert spent.get("other", 0.0) < 0.03 * clock.wall
+
+
 BUSY: dict[str, Any] = {
     **{"host": 0.002, "forward": 0.1, "backward": 0.2, "optimizer": 0.05, "data": 0.02, "log": 0}
 }

@@ -18,62 +18,13 @@ from .rollouts import (
     forward_logprobs,
     make_prompts,
 )
+from .scalings import LONGROPE, ORIGINAL, SCALINGS, logprobs_by_prefix, make_scaled
 
 Untyped = Any  # Any: transformers is not typed
-
-ORIGINAL = 32
-HALF = 6  # of a head
-
-_LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0 + 0.1 * i for i in range(HALF)],
-    "long_factor": [2.0 + 0.7 * i for i in range(HALF)],
-    "original_max_position_embeddings": ORIGINAL,
-    "factor": 8.0,
-}
-SCALINGS: dict[str, dict[str, Untyped]] = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": ORIGINAL,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": ORIGINAL,
-        "beta_fast": 4.0,
-    },
-    "longrope": _LONGROPE,
-}
-
-
-def _scaled(name: str) -> Untyped:
-    context = ORIGINAL if name == "dynamic" else 512
-    given = COMMON | {"max_position_embeddings": context, "num_hidden_layers": 2}
-    given["rope_parameters"] = {"rope_theta": 1000.0, **SCALINGS[name]}
-    return model_of(transformers.LlamaConfig(**given)).eval()
 
 
 def _requests(prompts: list[tuple[int, ...]], new: int) -> list[Request]:
     return [Request(prompt_ids=one, max_tokens=new, seed=i) for i, one in enumerate(prompts)]
-
-
-def _by_prefix(model: Untyped, prompt: tuple[int, ...], tokens: list[int]) -> list[float]:
-    """Each token by a forward over no more than what stands before it: a dynamic model remembers
-    the longest sequence that it has seen, until it sees a short one."""
-    found = []
-    with torch.no_grad():
-        model(input_ids=torch.tensor([[3]]), use_cache=False)
-    for place, token in enumerate(tokens):
-        ids = torch.tensor([[*prompt, *tokens[:place]]])
-        with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        found.append(logits.log_softmax(-1)[token].item())
-    return found
 
 
 @pytest.mark.parametrize("name", SCALINGS)
@@ -83,7 +34,7 @@ def test_the_scaling_changes_this_model(name: str) -> None:
         transformers.LlamaConfig(**COMMON | {"num_hidden_layers": 2, "rope_parameters": _default()})
     ).eval()
     (prompt,) = make_prompts(60)
-    scaled = forward_logprobs(_scaled(name), prompt[:30], prompt[30:])
+    scaled = forward_logprobs(make_scaled(name), prompt[:30], prompt[30:])
     assert float((scaled - forward_logprobs(plain, prompt[:30], prompt[30:])).abs().max()) > 0.05
 
 
@@ -93,7 +44,7 @@ def _default() -> dict[str, Untyped]:
 
 @pytest.mark.parametrize("name", ["linear", "llama3", "yarn", "longrope"])
 def test_sequences_beyond_the_original_context_score_as_a_forward_does(name: str) -> None:
-    model = _scaled(name)
+    model = make_scaled(name)
     lengths = (40, 70) if name == "longrope" else (20, 70)
     prompts = make_prompts(*lengths)
     engine = engine_of(model)
@@ -105,11 +56,11 @@ def test_sequences_beyond_the_original_context_score_as_a_forward_does(name: str
 def test_frequencies_that_change_with_the_length_are_the_prefixes_own(name: str) -> None:
     """One row begins below the original context and crosses it, one begins beyond it, and one ends
     before."""
-    model = _scaled(name)
+    model = make_scaled(name)
     prompts = make_prompts(24, 40, 5)
     engine = engine_of(model)
     for prompt, one in zip(prompts, engine.generate(_requests(prompts, 18)), strict=True):
-        expected = _by_prefix(model, prompt, one.token_ids)
+        expected = logprobs_by_prefix(model, prompt, one.token_ids)
         assert one.policy_logprobs == pytest.approx(expected, abs=3e-5)
     assert engine.stable_length == ORIGINAL
 
@@ -118,8 +69,7 @@ def test_longrope_greedy_tokens_across_the_boundary_are_those_of_generate() -> N
     """Phi-3 computes its cache anew there; so do we."""
     model = model_of(
         transformers.Phi3Config(
-            **COMMON
-            | {"num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e3, **_LONGROPE}},
+            **COMMON | {"num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e3, **LONGROPE}},
             original_max_position_embeddings=ORIGINAL,
             resid_pdrop=0.0,
         )
@@ -137,7 +87,7 @@ def test_longrope_greedy_tokens_across_the_boundary_are_those_of_generate() -> N
 
 
 def test_training_is_not_touched_by_the_tables_of_a_rollout() -> None:
-    model = _scaled("dynamic")
+    model = make_scaled("dynamic")
     (prompt,) = make_prompts(20)
     before = forward_logprobs(model, prompt[:10], prompt[10:])
     engine_of(model).generate(_requests([prompt], 30))

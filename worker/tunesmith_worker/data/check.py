@@ -18,7 +18,7 @@ from pathlib import Path
 from tunesmith_schema import FileValidation, RowProblem
 
 from ..process import SpawnSettings, die_with_supervisor, without_secrets
-from .rows import validate_file
+from .validate import validate_file
 
 MOST_SECONDS = 1800.0
 BASE_MEMORY = 2 * 2**30

@@ -1,6 +1,6 @@
 """Training rows: reads a data file, finds its row format, checks every row, makes them uniform.
 
-No torch and no tokenizer here: a light worker validates uploads with it.
+No torch and no tokenizer here: a light worker validates uploads with it (validate.py).
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tunesmith_schema import FileValidation, RowFormat, RowProblem
+from tunesmith_schema import RowFormat, RowProblem
 
 from ..errors import DataError
 from .formats import COLUMNS, BadRow, Row, detect, parse
 from .records import Record, read_records
 
-MAX_PROBLEMS = 20
 Good = TypeVar("Good", covariant=True)
 
 
@@ -30,25 +29,6 @@ class Checks(Protocol[Good]):
 class RowFile:
     format: RowFormat
     rows: list[Row]
-
-
-def validate_file(path: Path, filename: str) -> FileValidation:
-    """What is in an uploaded file; the first 20 bad rows are named."""
-    checker = Checker()
-    problems: list[RowProblem] = []
-    bad = total = 0
-    for record in read_records(path, filename):
-        total += 1
-        outcome = checker.check(record)
-        if isinstance(outcome, RowProblem):
-            bad += 1
-            if len(problems) < MAX_PROBLEMS:
-                problems.append(outcome)
-    if total == 0:
-        bad, problems = 1, [RowProblem(row=1, message="the file has no rows")]
-    return FileValidation(
-        ok=bad == 0, format=checker.format, rows=total, problems=problems, num_problems=bad
-    )
 
 
 def read_rows(path: Path) -> RowFile:

@@ -13,6 +13,7 @@ from typing import cast
 
 from tunesmith_schema import STARTUP, TRAINING, Advice, PhaseName, RunReport, TrainingSettings
 
+from . import rollout_advice as rollouts
 from .bound import seconds_in
 from .planned import gib, keeping_all
 
@@ -204,7 +205,13 @@ RULES: tuple[Rule, ...] = (
     Rule("small_batches", lambda report, _: report.saturation.doubling_gain, 0.05, _small_batches),
     Rule("host", lambda report, _: report.device_waits_share, 0.50, _host),
     Rule("recompute", _saved_by_keeping, 0.0, _recompute),
+    Rule("generation", rollouts.generation_share, 0.40, rollouts.generation),
+    Rule("zero_std", rollouts.zero_std_share, 0.50, rollouts.zero_std),
+    Rule("truncated", rollouts.truncated_share, 0.50, rollouts.truncated),
+    Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
+    Rule("log_probs", _of_wall(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
 """Name, figure, threshold, and what to do. Shares are of the wall time but for data_wait (of
 training), padding (of the slots), host (of the steps) and recompute (of a step, as
-the planner predicts)."""
+the planner predicts). Reinforcement: zero_std is of the groups, truncated of the completions,
+grading of the time in generation."""

@@ -5,12 +5,18 @@ Pure functions of a report. Does not import torch: the supervisor judges too.
 
 from __future__ import annotations
 
-from tunesmith_schema import COMPUTE, STARTUP, Bound, BoundBy, PhaseName, RunReport
+from tunesmith_schema import COMPUTE, STARTUP, Bound, BoundBy, PhaseName, Rollouts, RunReport
 
 from .planned import gib, keeping_all
 
 PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
-    (BoundBy.DEVICE_COMPUTE, COMPUTE, "forward, backward and optimiser"),
+    (
+        BoundBy.DEVICE_COMPUTE,
+        (*COMPUTE, PhaseName.LOG_PROBS),
+        "forward, backward and optimiser",
+    ),
+    (BoundBy.GENERATION, (PhaseName.SYNC, PhaseName.GENERATE), "generating completions"),
+    (BoundBy.GRADING, (PhaseName.GRADE,), "waiting for graders"),
     (BoundBy.STARTUP, (*STARTUP, PhaseName.EXIT), "starting and ending"),
     (BoundBy.DATA, (PhaseName.DATA_WAIT,), "waiting for batches"),
     (BoundBy.EVALUATION, (PhaseName.EVALUATION,), "evaluation"),
@@ -38,9 +44,19 @@ def bound_of(report: RunReport) -> Bound:
     by, phases, what = max(PARTS, key=lambda part: seconds_in(report, *part[1]))
     seconds = seconds_in(report, *phases)
     share = f"{what}: {seconds:.1f} of {report.wall_seconds:.1f} s"
+    if by is BoundBy.GENERATION and report.rollouts is not None:
+        return Bound(by=by, text=f"{share}, {_of_rollouts(report.rollouts)}")
     if by is not BoundBy.DEVICE_COMPUTE:
         return Bound(by=by, text=f"{share}, more than any other part")
     return _of_compute(report, share)
+
+
+def _of_rollouts(found: Rollouts) -> str:
+    speed = (
+        "" if found.tokens_per_second is None else f" at {found.tokens_per_second:,.0f} tokens/s"
+    )
+    mean = "" if found.mean_length is None else f", {found.mean_length:,.0f} tokens each"
+    return f"more than any other part: {found.completions:,} completions{mean}{speed}"
 
 
 def _of_compute(report: RunReport, share: str) -> Bound:

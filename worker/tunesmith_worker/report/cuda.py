@@ -16,6 +16,8 @@ from tunesmith_schema import COMPUTE, PhaseName
 
 from .clock import Charge
 
+ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
+"""What the GPU works on: between two events, whatever the host did meanwhile."""
 Spans = list[tuple[str, float]]
 """What the host did one after the other, in seconds."""
 
@@ -45,14 +47,14 @@ class CudaTimeline:
         """Optimiser steps, and those at whose end the GPU had finished all before them."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
-        if ended in COMPUTE and self._last is not None:
+        if ended in ON_DEVICE and self._last is not None:
             if ended == PhaseName.OPTIMIZER:
                 self.steps += 1
                 self.waits += self._last.query()
             self._close(_Segment(self._last, self._record(), ended))
         else:
             self._spans.append((ended, seconds))
-            if begins in COMPUTE:
+            if begins in ON_DEVICE:
                 self._begin_compute()
         self._drain()
 

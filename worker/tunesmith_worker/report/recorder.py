@@ -18,6 +18,7 @@ from .judge import empty_report, judged
 
 if TYPE_CHECKING:
     from ..trainers.layouts import Layouts
+    from .rollouts import RoundFigures
     from .watch import LayerCounters, TrainingWatch
 
 WRITE_SECONDS = 5.0
@@ -55,6 +56,11 @@ class RunRecorder:
             choices=choices,
             layers=layers or LayerCounters(),
         )
+
+    def rollout(self, figures: RoundFigures) -> None:
+        """A round of completions was generated and graded, and is about to be trained on."""
+        assert self._watch is not None, "watch comes first"
+        self._watch.rollouts.add(figures)
 
     def live(self) -> dict[str, float | None]:
         """Figures for the metrics of a step, if any; also keeps report.json fresh."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tunesmith_schema import (
     COMPUTE,
+    ROLLOUT,
     Choice,
     LayerMemory,
     PhaseName,
@@ -22,6 +23,7 @@ from .batches import BatchCounts
 from .clock import WallClock
 from .flops import ModelShape, model_shape, peak_tflops
 from .memory import memory_now, peak_memory
+from .rollouts import RolloutCounts
 from .saturation import saturation_of
 from .steps import time_steps
 
@@ -31,7 +33,7 @@ Counter = Callable[[], list[int]]
 
 TELL_SECONDS = 1.0
 """Between two metric events that carry live figures: those of quick steps stay small."""
-STEPPING = (PhaseName.DATA_WAIT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
+STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
 """Training without evaluations and checkpoints: what rates are over."""
 
 
@@ -59,6 +61,7 @@ class _Told:
     seconds: dict[str, float]
     slots: int
     tokens: int
+    generated: int
     step: int
 
 
@@ -81,7 +84,7 @@ class TrainingWatch:
         self._device, self._choices, self._layers = device, choices, layers
         self._shape = model_shape(trainer.model, full=settings.tuning == "full")
         windows = self._shape.windows if isinstance(self._shape, ModelShape) else ()
-        self._counts = BatchCounts(windows)
+        self._counts, self.rollouts = BatchCounts(windows), RolloutCounts()
         self._timeline = time_steps(trainer, clock, self._counts, layouts)
         self._told = self._now()
 
@@ -96,12 +99,16 @@ class TrainingWatch:
         report.peak_memory = peak_memory()
         if self._timeline is not None and self._timeline.steps:
             report.device_waits_share = _share(self._timeline.waits, self._timeline.steps)
+        report.rollouts = self.rollouts.read(report.phases.get(PhaseName.GENERATE, 0.0))
         here = report.steps - self._trainer.steps_before
         if here == 0:
             return
         seconds = sum(report.phases.get(name, 0.0) for name in STEPPING)
         report.throughput = self._throughput(seconds, here)
-        report.utilization = self._utilization(seconds)
+        generation = sum(report.phases.get(name, 0.0) for name in ROLLOUT)
+        report.utilization = self._utilization(seconds - generation)
+        if self.rollouts.rounds:
+            report.utilization.reason += "; generation left out, its time too"
         report.saturation = saturation_of(
             self._counts.fit,
             device="CPU" if self._timeline is None else "GPU",
@@ -121,7 +128,20 @@ class TrainingWatch:
             "step_seconds": round(stepping / steps, 6) if steps else None,
             "data_wait_share": _share(passed.get(PhaseName.DATA_WAIT, 0.0), stepping),
             "padding_share": _share(slots - (now.tokens - before.tokens), slots),
+            **self._live_rollouts(before, now, passed, stepping),
             **memory_now(),
+        }
+
+    def _live_rollouts(
+        self, before: _Told, now: _Told, passed: dict[str, float], stepping: float
+    ) -> dict[str, float | None]:
+        if not self.rollouts.rounds:
+            return {}
+        generating = passed.get(PhaseName.GENERATE, 0.0)
+        return {
+            "generate_share": _share(generating, stepping),
+            "grade_share": _share(passed.get(PhaseName.GRADE, 0.0), stepping),
+            "generated_tokens_per_second": _rate(now.generated - before.generated, generating),
         }
 
     def _now(self) -> _Told:
@@ -130,12 +150,13 @@ class TrainingWatch:
             seconds=self._clock.read(),
             slots=self._counts.slots,
             tokens=self._counts.tokens,
+            generated=self.rollouts.generated_tokens,
             step=self._trainer.state.global_step - self._trainer.steps_before,
         )
 
     def _throughput(self, seconds: float, steps: int) -> Throughput:
         trained = int(self._trainer.trained_tokens) - self._trainer.tokens_before
-        counts = self._counts
+        counts, drawn = self._counts, self.rollouts.generated_tokens
         return Throughput(
             seconds=round(seconds, 3),
             steps_per_second=_rate(steps, seconds),
@@ -146,6 +167,8 @@ class TrainingWatch:
             slots=counts.slots,
             padding_share=_share(counts.slots - counts.tokens, counts.slots),
             micro_batches=counts.micro_batches,
+            generated_tokens=drawn,
+            generated_tokens_per_second=_rate(drawn, seconds) if drawn else None,
         )
 
     def _utilization(self, seconds: float) -> Utilization:

@@ -128,6 +128,13 @@ class LocalReward:
         )
 
 
+def load_rewards(texts: Sequence[str], method: str) -> tuple[LocalReward, ...]:
+    """Of `--reward`, given once or several times. Raises RunError."""
+    if texts and method != "reinforcement":
+        raise _unusable(texts[0], f"the run's method is {method}, which has no rewards")
+    return tuple(LocalReward.load(text) for text in texts)
+
+
 def trl_arguments(
     prompts: Sequence[Prompt], samples: Sequence[Sample], completion_ids: Sequence[Sequence[int]]
 ) -> dict[str, object]:

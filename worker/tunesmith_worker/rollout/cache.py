@@ -7,7 +7,7 @@ there is room for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,13 +91,20 @@ class RowCache:
         kv[..., :now, :] = self._kv
         self._kv = kv
 
-    def places(self) -> torch.Tensor:
-        """Where each row's next key and value go in `layer()` seen as [2 KV B T, D]: [2 KV B]
-        int64, the heads of the keys first, rows innermost."""
-        _, two, kv_heads, rows, room, _ = self._kv.shape
-        within = torch.arange(rows) * room + torch.tensor(self.lengths)
-        heads = torch.arange(two * kv_heads)[:, None] * (rows * room)
-        return (heads + within).flatten().to(self._kv.device)
+    def writer(self) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """Of each row's next keys and values: takes a layer's number and [B, 2 KV, D]. For all
+        layers of a step, until `advance`."""
+        _, two, kv_heads, rows, room, head_dim = self._kv.shape
+        heads = two * kv_heads
+        if len(set(self.lengths)) == 1:  # one column: four times as fast
+            column = self._kv.view(-1, heads, rows, room, head_dim)[:, :, :, self.lengths[0]]
+            by_layer = column.transpose(1, 2).unbind()
+            return lambda layer, new: by_layer[layer].copy_(new)
+        within = torch.arange(rows)[:, None] * room + torch.tensor(self.lengths)[:, None]
+        places = within + torch.arange(heads) * (rows * room)
+        places = places.flatten().to(self._kv.device)
+        flat = self._kv.view(-1, heads * rows * room, head_dim).unbind()
+        return lambda layer, new: flat[layer].index_copy_(0, places, new.reshape(-1, head_dim))
 
     def layer(self, number: int) -> torch.Tensor:
         """Keys and values [2, KV, B, T, D] of one layer, to be written to and read."""

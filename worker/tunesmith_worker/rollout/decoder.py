@@ -76,7 +76,7 @@ class Decoder:
         """ids [B]: each row's newest token, which is cached here. Returns the logits after it,
         [B, V] fp32."""
         cache.make_room()
-        places = cache.places()
+        write = cache.writer()
         attend = StepAttention(cache, self._model.layers[0].shape)
         tables = {
             name: self._row_table(name, cache)
@@ -88,11 +88,10 @@ class Decoder:
             qkv = self._qkv(layer, x)
             if qkv.dtype != self._cache_dtype:
                 qkv = qkv.to(self._cache_dtype)
-            heads = qkv.unflatten(1, (-1, shape.head_dim))
+            heads = qkv.view(len(qkv), -1, shape.head_dim)
             if layer.spec.rope:
                 _rotate_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
-            new = heads[:, shape.heads :].transpose(0, 1).reshape(-1, shape.head_dim)
-            cache.layer(number).view(-1, shape.head_dim).index_copy_(0, places, new)
+            write(number, heads[:, shape.heads :])
             out = attend(heads[:, : shape.heads], number, shape)
             x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
         cache.advance()
@@ -147,22 +146,25 @@ class Decoder:
         """cos and sin [T, R/2] of sequences end to end."""
         parts = []
         for era, length in zip(eras, lengths, strict=True):
-            cos, sin = self._positions.table(name, era, length)
-            parts.append((cos[:length], sin[:length]))
+            table = self._positions.table(name, era, length)
+            parts.append((table.cos[:length], table.sin[:length]))
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
     def _row_table(self, name: str | None, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
         """[cos | cos] and [-sin | sin], [B, 1, R], of each row's newest token."""
-        cosines, sines = [], []
+        parts: list[tuple[int, list[int]]] = []
         for prefix, start, stop in cache.spans:
             places = [prefix.length + own for own in cache.lengths[start:stop]]
-            cos, sin = self._positions.table(name, prefix.era, max(places) + 1)
-            index = torch.tensor(places, device=cos.device)
-            cosines.append(cos[index])
-            sines.append(sin[index])
-        cos, sin = torch.cat(cosines)[:, None], torch.cat(sines)[:, None]
-        pair = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-        return pair[0].to(self._cache_dtype), pair[1].to(self._cache_dtype)
+            if parts and parts[-1][0] == prefix.era:
+                parts[-1][1].extend(places)
+            else:
+                parts.append((prefix.era, places))
+        picked = []
+        for era, places in parts:
+            table = self._positions.table(name, era, max(places) + 1).doubled
+            picked.append(table[torch.tensor(places, device=table.device)])
+        pair = (picked[0] if len(picked) == 1 else torch.cat(picked)).to(self._cache_dtype)
+        return pair[:, :1], pair[:, 1:]
 
 
 def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -178,5 +180,5 @@ def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """[N, 2 I] -> [N, I]"""
     if gate_up.is_cuda or activation != "silu" or gate_up.dtype != torch.float32:
         return gated_forward(gate_up, activation)
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate).mul_(up)
+    size = gate_up.shape[1] // 2
+    return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from .huge_pages import use_huge_pages
+
 
 class Linear:
     """y = x W' + b, weight [out, in], x [N, in]."""
@@ -45,6 +47,7 @@ class PackedLinear(Linear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
         """`rows`: N that the blocks are chosen for; any other one works too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ length its frequencies stand for, and who caches keys computes them anew in a ne
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,17 @@ Untyped = Any  # Any: transformers is not typed
 _STATIC = 0
 """The era of sequences whose frequencies do not depend on their length."""
 _BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Table:
+    """Of positions 0 to P - 1, fp32."""
+
+    cos: torch.Tensor
+    """[P, R/2]"""
+    sin: torch.Tensor
+    doubled: torch.Tensor
+    """[cos | cos] and [-sin | sin], [P, 2, R]: what rotates in few steps."""
 
 
 class Positions:
@@ -31,7 +43,7 @@ class Positions:
         self._rotary = copy.deepcopy(rotary)  # it changes as it is used, and training uses it
         self._kinds: dict[str | None, str] = by_type
         self._dtype, self._device = dtype, device
-        self._tables: dict[tuple[str | None, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[tuple[str | None, int], Table] = {}
         limits = [self._limit(name) for name in by_type]
         self.stable_length: int | None = min((n for n in limits if n is not None), default=None)
         """Sequences up to here have one law. Longer ones have another law with each length
@@ -45,21 +57,17 @@ class Positions:
         dynamic = any("dynamic" in kind for kind in self._kinds.values())
         return length if dynamic else self.stable_length + 1
 
-    def table(
-        self, layer_type: str | None, era: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [P, R/2] fp32 of positions 0 to P - 1, P >= length."""
+    def table(self, layer_type: str | None, era: int, length: int) -> Table:
+        """Of at least `length` positions."""
         key = (layer_type if layer_type in self._kinds else None, era)
         found = self._tables.get(key)
-        if found is None or len(found[0]) < length:
+        if found is None or len(found.cos) < length:
             if len(self._tables) > 64:  # dynamic: an era is left for good
                 self._tables.clear()
             found = self._tables[key] = self._computed(key[0], era, length)
         return found
 
-    def _computed(
-        self, layer_type: str | None, era: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _computed(self, layer_type: str | None, era: int, length: int) -> Table:
         changes = self._limit(layer_type)
         if changes is None:
             length = -(-length // _BLOCK) * _BLOCK
@@ -77,7 +85,8 @@ class Positions:
         cos, sin = rotary(x, positions, *given)
         half = cos.shape[-1] // 2
         cos, sin = (one[0, :, :half].float().contiguous() for one in (cos, sin))
-        return cos, sin
+        pairs = [torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]
+        return Table(cos, sin, torch.stack(pairs, 1))
 
     def _limit(self, layer_type: str | None) -> int | None:
         """Beyond how many tokens frequencies change with the length."""

@@ -30,6 +30,9 @@ from .protocol import NotFinite, SamplingParams
 Untyped = Any  # Any: transformers is not typed
 
 _BLOCK = 256
+"""Uniform numbers are drawn so many at a time."""
+_TOKENS = 128
+"""Of a block of the vocabulary."""
 
 
 class Uniforms:
@@ -84,13 +87,8 @@ def draw(
     elif params.temperature != 1.0:
         scores = scores / params.temperature
     probabilities = torch.softmax(scores, -1)
-    cumulative = probabilities.cumsum(-1)
-    total = cumulative[:, -1:]
-    _check(total)
     u = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-    # Below the total even after rounding: a token of probability 0 is never the first above it.
-    target = torch.minimum((u * total).to(total.dtype), total.nextafter(torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target, right=True)
+    tokens = _inverted(probabilities, u)
     sampling = probabilities.gather(1, tokens).log()[:, 0]
     tokens = tokens[:, 0]
     if params.filters or params.penalises:
@@ -99,6 +97,30 @@ def draw(
         policy = sampling
     packed = torch.stack([tokens.double(), sampling.double(), policy.double()]).tolist()
     return Drawn([int(one) for one in packed[0]], packed[1], packed[2])
+
+
+def _inverted(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The draw, probabilities [B, V] and u [B, 1]: tokens [B, 1], none of probability 0.
+
+    First the block of tokens, then the token in it: a sum over all tokens is many times as fast as
+    a running sum over all of them."""
+    short = -probabilities.shape[1] % _TOKENS
+    padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
+    blocks = padded.view(len(padded), -1, _TOKENS)
+    ends = blocks.sum(-1).cumsum(-1)
+    total = ends[:, -1:]
+    _check(total)
+    target = _below((u * total).to(total.dtype), total)
+    block = torch.searchsorted(ends, target, right=True)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _TOKENS))[:, 0].cumsum(-1)
+    before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
+    place = torch.searchsorted(inside, _below(target - before, inside[:, -1:]), right=True)
+    return block * _TOKENS + place
+
+
+def _below(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """Also after rounding: a token of probability 0 is then never the first above it."""
+    return torch.minimum(x, limit.nextafter(torch.zeros_like(limit)))
 
 
 def law(logits: torch.Tensor, params: SamplingParams, seen: Sequence[Seen] = ()) -> torch.Tensor:

@@ -222,8 +222,14 @@ def _norm(spec: NormSpec) -> Map:
     if spec.kind is NormKind.GEMMA:
         weight = 1.0 + weight.float()
     shape = tuple(weight.shape)
+    least = torch.full((), eps, device=weight.device)
 
     def norm(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == weight.dtype == torch.float32 and not x.is_cuda:
+            # rms_norm is eight operations there, which take nearly twice as long.
+            size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            scale = torch.addcmul(least, size, size, value=1 / shape[-1]).rsqrt_()
+            return (x * scale).mul_(weight)
         if x.dtype == weight.dtype:
             return rms_norm(x, shape, weight, eps)
         return rms_norm(x.float(), shape, weight.float(), eps).to(x.dtype)

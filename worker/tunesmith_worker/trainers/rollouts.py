@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from pydantic import JsonValue
 
@@ -68,6 +68,13 @@ class Rollouts:
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
         self._kept, self._write = kept, write
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+        self.grading.close()
 
     def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
         """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the

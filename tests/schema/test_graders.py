@@ -1,0 +1,161 @@
+"""What a grader may be, and where the complaint points when it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from tunesmith_schema import Grader, MultiGrader
+from tunesmith_schema.complaints import complaints
+from tunesmith_schema.formulas import parse_formula, used_names
+from tunesmith_schema.templates import Reference, parse_template
+
+# Any: graders are JSON
+GRADER: TypeAdapter[Any] = TypeAdapter(Grader)
+CHECK = {
+    "type": "string_check",
+    "name": "right",
+    "input": "{{sample.output_text}}",
+    "reference": "{{ item.answer }}",
+    "operation": "eq",
+}
+
+
+def multi(formula: str = "right", **graders: object) -> dict[str, object]:
+    return {
+        "type": "multi",
+        "graders": graders or {"right": CHECK},
+        "calculate_output": formula,
+    }
+
+
+def complaint(grader: object) -> tuple[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        GRADER.validate_python(grader)
+    (only,) = complaints(caught.value.errors())
+    return only.name, only.message
+
+
+@pytest.mark.parametrize("graders", [{"right": CHECK}, CHECK])
+def test_a_multi_grader_takes_a_map_or_one_grader_and_gives_back_what_it_took(
+    graders: dict[str, Any],
+) -> None:
+    sent = {"type": "multi", "name": "all", "graders": graders, "calculate_output": "right ^ 2"}
+    grader = GRADER.validate_python(sent)
+    assert isinstance(grader, MultiGrader)
+    assert list(grader.by_name) == ["right"]
+    assert grader.model_dump() == sent
+    assert GRADER.validate_json(grader.model_dump_json()) == grader
+
+
+@pytest.mark.parametrize(
+    ("grader", "place", "says"),
+    [
+        ({"type": "python", "source": "x"}, "", "there is no sandbox"),
+        ({"type": "score_model"}, "", "no model judges here yet"),
+        ({"type": "exact"}, "", "unknown grader type 'exact': it is one of string_check"),
+        ({"type": ["x"]}, "", "unknown grader type"),
+        (3, "", "unknown grader type None"),
+        ({**CHECK, "operation": "same"}, "operation", "'eq', 'ne', 'like' or 'ilike'"),
+        ({**CHECK, "inputs": "x"}, "", "did you mean 'input'?"),
+        ({**CHECK, "input": "{{sample.text}}"}, "input", "'{{sample.text}}' is not offered"),
+        ({**CHECK, "reference": "a {{item.b"}, "reference", "'{{item.b' has no closing }}"),
+        ({**CHECK, "reference": "{{item}}"}, "reference", "write {{item.FIELD}}"),
+        ({"type": "regex", "pattern": "a("}, "pattern", "unterminated subpattern"),
+        ({"type": "regex", "pattern": "(" * 1999}, "pattern", "no regular expression"),
+        ({"type": "length", "target": 5, "limit": 5}, "", "limit=5 must be above target=5"),
+        (
+            {"type": "json_schema", "json_schema": {"items": [{"$ref": "http://x/y"}]}},
+            "json_schema",
+            "$ref 'http://x/y' leads out of the schema",
+        ),
+        (multi("right", right={"type": "python"}), "graders.right", "there is no sandbox"),
+        (multi("right", right=multi()), "graders.right", "holds no multi grader"),
+        (multi("r", r={**CHECK, "input": "{{x}}"}), "graders.r.input", "is not offered"),
+        (multi("1", **{"a b": CHECK}), "graders", "'a b' cannot stand in a formula"),
+        (multi("1", max=CHECK), "graders", "'max' cannot stand in a formula"),
+        (multi("wrong"), "calculate_output", "'wrong' is no grader of these: right"),
+    ],
+)
+def test_a_wrong_grader_is_refused_with_the_place(grader: object, place: str, says: str) -> None:
+    name, message = complaint(grader)
+    assert name == place
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("formula", "says"),
+    [
+        ("a.__class__", "no Attribute"),
+        ("a[0]", "no Subscript"),
+        ("(lambda: 1)()", "is no function of these"),
+        ("[a for a in a]", "no ListComp"),
+        ("(b := a)", "no NamedExpr"),
+        ("f'{a}'", "no JoinedStr"),
+        ("__import__('os')", "is no function of these: min"),
+        ("'a' * 3", "constants are numbers"),
+        ("True", "constants are numbers"),
+        ("1e999", "constants are numbers"),
+        ("9" * 5000, "no formula"),
+        ("a // 2", "has an operator that is none of"),
+        ("a << 9", "has an operator that is none of"),
+        ("a is a", "has an operator that is none of"),
+        ("a in a", "has an operator that is none of"),
+        ("~a", "has an operator that is none of"),
+        ("min(*a)", "no Starred"),
+        ("min(a, key=a)", "min takes one value or more"),
+        ("min()", "min takes one value or more"),
+        ("sqrt(a, 2)", "sqrt takes one value"),
+        ("max", "'max' is no grader of these: a"),
+        ("a +", "is no formula"),
+        ("a; a", "is no formula"),
+        ("a\x00", "is no formula"),
+        ("(" * 900 + "a" + ")" * 900, "is no formula"),
+        ("-" * 1900 + "a", "nested more than 100 deep"),
+        ("+".join("a" * 900), "nested more than 100 deep"),
+    ],
+)
+def test_a_formula_holds_arithmetic_alone(formula: str, says: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_formula(formula, {"a"})
+    assert says in str(caught.value)
+
+
+def test_a_formula_names_the_graders_it_reads() -> None:
+    tree = parse_formula("0.5 * min(a, max) if b > 0.5 and not c else -1", {"a", "b", "c", "max"})
+    assert used_names(tree) == {"a", "b", "c", "max"}
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("", ()),
+        ("no { reference } here", ("no { reference } here",)),
+        ("{{item.a}}", (Reference("item", ("a",), "item.a"),)),
+        (
+            "x {{ item.a.b[2].c }} y",
+            ("x ", Reference("item", ("a", "b", 2, "c"), "item.a.b[2].c"), " y"),
+        ),
+        ('{{item["two words"]}}', (Reference("item", ("two words",), 'item["two words"]'),)),
+        ("{{item.größe-x}}", (Reference("item", ("größe-x",), "item.größe-x"),)),
+        (
+            "{{sample.output_text}}{{sample.output_json[0].x}}",
+            (
+                Reference("output_text", (), "sample.output_text"),
+                Reference("output_json", (0, "x"), "sample.output_json[0].x"),
+            ),
+        ),
+    ],
+)
+def test_templates_are_read(template: str, parts: tuple[str | Reference, ...]) -> None:
+    assert parse_template(template) == parts
+
+
+@pytest.mark.parametrize(
+    "reference", ["", "item.", ".item.a", "item..a", "item.a b", "[0]", "item.a[-1]", "item.a[x]"]
+)
+def test_what_is_no_reference_is_refused(reference: str) -> None:
+    with pytest.raises(ValueError, match="write"):
+        parse_template("{{" + reference + "}}")

@@ -1,0 +1,53 @@
+"""Prompts, samples and graders for the tests of rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+from tunesmith_schema import Grader
+from tunesmith_worker.rewards import Graded, Sample
+from tunesmith_worker.rewards.grading import SpecGrader
+from tunesmith_worker.rewards.protocol import Item
+from tunesmith_worker.rewards.templates import Completion
+
+_GRADER: TypeAdapter[Grader] = TypeAdapter(Grader)
+
+
+@dataclass(frozen=True)
+class Row:
+    item: Item = field(default_factory=dict)
+    number: int = 1
+    text: str = "the prompt"
+
+
+def sample(text: str, tokens: int = 5) -> Sample:
+    return Sample(text, tokens, "stop")
+
+
+def grader(type: str, **fields: object) -> Grader:
+    return _GRADER.validate_python({"type": type, **fields})
+
+
+def score(text: str, item: Item | None = None, **fields: object) -> float:
+    """Of one completion by the single grader that `fields` are."""
+    graded = _graded(text, item, fields)
+    assert graded.errors == ()
+    (reward,) = graded.rewards
+    assert reward is not None
+    return reward
+
+
+def error(text: str, item: Item | None = None, **fields: object) -> str:
+    """Why that grader cannot score it."""
+    graded = _graded(text, item, fields)
+    assert graded.rewards == (None,)
+    (message,) = graded.errors
+    return message
+
+
+def _graded(text: str, item: Item | None, fields: dict[str, object]) -> Graded:
+    return SpecGrader(_GRADER.validate_python(fields)).grade(
+        Completion(Row(item or {}), sample(text))
+    )
