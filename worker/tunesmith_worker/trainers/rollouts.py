@@ -20,8 +20,7 @@ from ..plan import GRPOPlan
 from ..report.clock import WallClock
 from ..report.rollouts import RoundFigures
 from ..rewards import Graded, Grading, Round, Sample
-from ..rollout import Completion, FinishReason, NativeEngine, Request, SamplingParams
-from .groups import GroupLayout, RowOfGroup, sizes_of
+from ..rollout import Completion, NativeEngine, Request, SamplingParams
 from .kept_rollouts import KeptRollouts
 
 Untyped = Any  # Any: transformers is not typed
@@ -143,29 +142,6 @@ class Rollouts:
                 if score is not None:
                     found.setdefault(name, []).append(score)
         return found
-
-    def figures(
-        self, drawn: Drawn, rows: Sequence[RowOfGroup], layout: GroupLayout
-    ) -> RoundFigures:
-        """For the run report; once it is graded."""
-        lengths = [len(one.token_ids) for one in drawn.completions]
-        sizes, group = sizes_of(rows), self._plan.num_generations
-        told = [one.rewards for one in drawn.graded]
-        groups = [told[start : start + group] for start in range(0, len(told), group)]
-        return RoundFigures(
-            num_iterations=self._plan.num_iterations,
-            completions=len(lengths),
-            generated_tokens=sum(lengths),
-            longest=max(lengths),
-            truncated=sum(one.finish_reason == FinishReason.LENGTH for one in drawn.completions),
-            groups=len(groups),
-            zero_std_groups=sum(all(one == each[0] for one in each) for each in groups),
-            decode_steps=self.engine.figures.decode_steps,
-            weights=self.engine.plan.weights,
-            layout=layout,
-            trained_slots=sum(one.tokens(layout) for one in sizes),
-            plain_slots=sum(one.tokens("plain") for one in sizes),
-        )
 
     def _request(self, drawn: Drawn, place: int) -> Request:
         return Request(
