@@ -13,6 +13,7 @@ from tunesmith_schema import Choice, PhaseName, RolloutRecipe
 from .context import RunContext
 from .data.prompts import PromptRow, read_prompts
 from .loading import Loaded, train_rows
+from .patches import patch
 from .plan import (
     Choices,
     DataPlan,
@@ -38,7 +39,10 @@ from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
 from .rewards import Grading
 from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .rollout_alarms import RolloutAlarms
 from .samples import write_samples
+from .self_check import self_check
+from .self_check.rollouts import ReinforcementSubject, reinforcement_checks
 from .trainers.grpo import GRPOTrainer
 from .trainers.grpo_config import grpo_config
 from .trainers.kept_rollouts import KeptRollouts
@@ -116,7 +120,31 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         )
     callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
     patched = patch_model(context, loaded)
+    if trainer.ref_model is not None and loaded.patches:
+        patch(trainer.ref_model, loaded.patches)
     memory = settle_memory(context, loaded, trainer, layouts, patched)
+    tuning = memory.planner.tuning
+    self_check(
+        ReinforcementSubject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            engine=rollouts.engine,
+            score=trainer.score,
+            requests=rollouts.requests,
+            prompts=prompts.rows,
+            recipe=recipe,
+            load_plan=loaded.load_plan,
+            train_plan=train_plan,
+            free=find_room(trainer.args.device, 0).free,
+            optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
+            folder=run.root,
+        ),
+        events,
+        reinforcement_checks(),
+    )
+    if recipe.self_check:
+        trainer.add_callback(RolloutAlarms(events, loaded.load_plan.precision))
     go_on(context, trainer, layouts)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,

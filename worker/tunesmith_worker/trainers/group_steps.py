@@ -108,8 +108,22 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
         found = self.scores(self.model, batch[ROWS], entropy=True)
         return -found.log_probs.sum() / labelled
 
+    def score(
+        self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies of prompts' completions: the training forward, for who
+        checks it."""
+        given = [RowOfGroup(prompt, completion) for prompt, completion in rows]
+        found = self.scores(self.model, given, entropy=True, temperature=temperature)
+        return found.log_probs, found.entropy
+
     def scores(
-        self, model: Untyped, rows: Sequence[RowOfGroup], *, entropy: bool = False
+        self,
+        model: Untyped,
+        rows: Sequence[RowOfGroup],
+        *,
+        entropy: bool = False,
+        temperature: float | None = None,
     ) -> CompletionScores:
         """Of completions under `model`, as the loss is made of them."""
         return score_completions(
@@ -117,7 +131,7 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
             rows,
             layout=self.layout_of(rows),
             device=self.args.device,
-            temperature=self.temperature,
+            temperature=self.temperature if temperature is None else temperature,
             entropy=entropy,
             autocast=self.accelerator.autocast,
         )

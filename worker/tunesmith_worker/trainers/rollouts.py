@@ -80,6 +80,10 @@ class Rollouts:
         self._kept.close()
         self.grading.close()
 
+    def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+        """What the engine is asked for at the first step, were these its prompts."""
+        return [self._request(ids, ("train", 0, place)) for place, ids in enumerate(prompts)]
+
     def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
         """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the
         trainer's."""
@@ -96,7 +100,10 @@ class Rollouts:
         training = drawn.kind == "train"
         phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
         with self.clock.during(phase):
-            requests = [self._request(drawn, place) for place in range(len(drawn.prompts))]
+            requests = [
+                self._request(row.prompt_ids, (drawn.kind, drawn.step, place))
+                for place, row in enumerate(drawn.prompts)
+            ]
             done = {}
             if drawn.kind == "train":
                 done = self._kept.begin(drawn.step, resumed=resumed, count=len(requests))
@@ -143,11 +150,11 @@ class Rollouts:
                     found.setdefault(name, []).append(score)
         return found
 
-    def _request(self, drawn: Drawn, place: int) -> Request:
+    def _request(self, prompt_ids: tuple[int, ...], occasion: tuple[str, int, int]) -> Request:
         return Request(
-            prompt_ids=drawn.prompts[place].prompt_ids,
+            prompt_ids=prompt_ids,
             max_tokens=self._plan.max_completion_length,
-            seed=seed_of(self._seed, drawn.kind, drawn.step, place),
+            seed=seed_of(self._seed, *occasion),
             sampling=self.sampling,
             stop_token_ids=self.stop_token_ids,
         )
