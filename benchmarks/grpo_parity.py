@@ -1,0 +1,91 @@
+"""The same ragged completions fed into both sides of benchmarks/grpo.py: one JSON line.
+
+Both compute a step's loss and gradients from the same weights, an adapter that is not zero. Ours as
+it trains, with a group's prompt shared; stock through TRL's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import grpo_side
+from benchmarks.grpo_side import GROUP, PROMPTS, Prepare, Task
+
+Untyped = Any  # Any: transformers, PEFT and TRL are not typed
+
+
+def compare(task: Task, folder: Path) -> NoReturn:
+    """`loss_difference` on stock's loss; `gradient_difference`: relative RMS of all gradients
+    together; `worst_gradient`: of the worst tensor. Ends this program before any step."""
+
+    def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
+        print(json.dumps(difference(task, prepare(context, loaded).trainer, folder)))
+        sys.exit()
+
+    grpo_side.run_ours(task, folder, prepared)
+    raise AssertionError("it has ended")
+
+
+def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
+    stock = grpo_side.stock_trainer(task, grpo_side.stock_model(task), folder / "stock")
+    trained = {name: one for name, one in ours.model.named_parameters() if one.requires_grad}
+    theirs = {name: one for name, one in stock.model.named_parameters() if one.requires_grad}
+    assert trained.keys() == theirs.keys()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for name, one in trained.items():
+            if "lora_B" in name:  # zero at the start: then no gradient would reach the others
+                one.normal_(std=0.02)
+            theirs[name].copy_(one)
+    loss = step_of_ours(ours)
+    completions = [list(one.token_ids) for one in ours._drawn.completions]
+    stock._generate_single_turn = lambda *_, **__: (completions, None)
+    stock.model.train()
+    stock.current_gradient_accumulation_steps = 1
+    batch = stock._generate_and_score_completions(inputs_of(ours))
+    expected = stock.compute_loss(stock.model, batch)
+    expected.backward()
+    errors, sizes = [], []
+    for name, one in trained.items():
+        right = theirs[name].grad.float()
+        errors.append((one.grad.float() - right).square().sum())
+        sizes.append(right.square().sum())
+    error, size = torch.stack(errors), torch.stack(sizes)
+    return {
+        "loss": expected.item(),
+        "loss_difference": abs(loss.item() / expected.item() - 1),
+        "gradient_difference": float((error.sum() / size.sum()).sqrt()),
+        "worst_gradient": float((error / size).sqrt().max()),
+    }
+
+
+def inputs_of(ours: Untyped) -> list[Untyped]:
+    return [ours.train_dataset[place] for place in range(PROMPTS) for _ in range(GROUP)]
+
+
+def step_of_ours(ours: Untyped) -> torch.Tensor:
+    ours.model.train()
+    batch = ours._generate_and_score_completions(inputs_of(ours))
+    loss: torch.Tensor = ours.train_on(ours.model, batch)
+    return loss
+
+
+def main() -> None:
+    given = grpo_side.parser().parse_args()
+    torch.set_num_threads(1)
+    task = replace(grpo_side.task_of(given), ragged=True, steps=1)
+    with tempfile.TemporaryDirectory() as folder:
+        compare(task, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""One side of the comparison in benchmarks/grpo.py, in a process of its own: one JSON line.
+
+Ours is a run directory that is trained as `tunesmith run` trains it; stock is TRL's GRPOTrainer on
+the same model. The model is random, so the lengths of completions are forced on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import peft
+import torch
+import transformers
+import trl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.sft_side import PROJECTIONS, Clock, make_model, most_memory, watch_memory
+
+Untyped = Any  # Any: transformers, PEFT and TRL are not typed
+
+Prepare = Callable[[Untyped, Untyped], Untyped]
+
+RANK, ALPHA, RATE, SEED = 32, 16, 1e-4, 3
+PROMPTS, GROUP = 2, 8
+SHORTEST = 16
+"""Tokens of a ragged completion."""
+_END = 1
+"""The token that ends a completion where one is forced to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    side: str
+    dtype: str
+    tuning: str
+    prompt_tokens: int
+    new_tokens: int
+    ragged: bool
+    steps: int
+    """All of them, warm-up included."""
+
+    @property
+    def autocast(self) -> bool:
+        return self.side == "stock-autocast"
+
+    @property
+    def weights(self) -> torch.dtype:
+        full_precision = self.dtype == "float32" or self.autocast
+        return torch.float32 if full_precision else torch.bfloat16
+
+    def prompts(self) -> list[list[int]]:
+        draw = random.Random(1)
+        count = PROMPTS * self.steps
+        return [[draw.randrange(3, 8192) for _ in range(self.prompt_tokens)] for _ in range(count)]
+
+    def lengths(self, step: int) -> list[int]:
+        """Tokens of each completion of a step: all, or log-uniform."""
+        if not self.ragged:
+            return [self.new_tokens] * (PROMPTS * GROUP)
+        draw = random.Random(step)
+        low, high = math.log(SHORTEST), math.log(self.new_tokens)
+        return [round(math.exp(draw.uniform(low, high))) for _ in range(PROMPTS * GROUP)]
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--side", choices=["ours", "stock", "stock-autocast"], required=True)
+    arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    arguments.add_argument("--tuning", choices=["lora", "full"], default="lora")
+    arguments.add_argument("--prompt-tokens", type=int, default=70)
+    arguments.add_argument("--new-tokens", type=int, default=128)
+    arguments.add_argument("--ragged", action="store_true")
+    arguments.add_argument("--steps", type=int, default=4, help="beside the warm-up")
+    arguments.add_argument("--warm-up", type=int, default=2)
+    arguments.add_argument("--profile", choices=["python", "torch"])
+    return arguments
+
+
+def even_share(
+    prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
+    **_: object,
+) -> list[float]:  # fmt: skip
+    """The reward of both sides: of a completion's tokens, the share with even ids."""
+    return [sum(one % 2 == 0 for one in ids) / len(ids) for ids in completion_ids]
+
+
+class Meter(Clock):
+    """CPU seconds of each step, and of what it consists of; the memory at its peak."""
+
+    def __init__(self, trainer: Untyped) -> None:
+        super().__init__()
+        self.phases: list[dict[str, float]] = []
+        self.peak = 0.0
+        self._spent: dict[str, float] = {}
+        self.time(trainer, "_generate_and_score_completions", "rollout")
+        self.time(trainer, "_generate_single_turn", "generate")
+        self.time(trainer, "compute_loss", "forward")
+        self.time(trainer.accelerator, "backward", "backward")
+        trainer.add_callback(self)
+        trainer.remove_callback(transformers.PrinterCallback)
+
+    def time(self, owner: Untyped, name: str, phase: str) -> None:
+        method: Callable[..., Untyped] = getattr(owner, name)
+
+        def timed(*given: Untyped, **named: Untyped) -> Untyped:
+            start = time.process_time()
+            try:
+                return method(*given, **named)
+            finally:
+                spent = time.process_time() - start
+                self._spent[phase] = self._spent.get(phase, 0.0) + spent
+
+        setattr(owner, name, timed)
+
+    def on_step_end(self, *given: Untyped, **named: Untyped) -> None:
+        super().on_step_end(*given, **named)
+        spent, self._spent = self._spent, {}
+        generate, rollout = spent["generate"], spent.pop("rollout")
+        spent["score"] = rollout - generate
+        spent["other"] = self.cpu[-1] - rollout - spent["forward"] - spent["backward"]
+        self.phases.append(spent)
+
+    def on_train_end(self, *_: Untyped, **__: Untyped) -> None:
+        self.peak = most_memory()
+
+
+def base_model(task: Task) -> Untyped:
+    model = make_model(task.weights)
+    model.config.eos_token_id = model.generation_config.eos_token_id = _END
+    return model
+
+
+def tokenizer() -> Untyped:
+    """Words are the tokens' numbers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(8192)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="0", eos_token=str(_END)
+    )
+
+
+def text(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+class ForcedLengths:
+    """Our engine, its completions as long as the task says and none ended by a token."""
+
+    def __init__(self, engine: Untyped, task: Task) -> None:
+        self._engine, self._task, self._step = engine, task, 0
+
+    @property
+    def figures(self) -> Untyped:
+        return self._engine.figures
+
+    def generate(self, requests: Sequence[Untyped], *given: Untyped) -> Untyped:
+        wanted = self._task.lengths(self._step)
+        self._step += 1
+        pairs = zip(requests, wanted, strict=True)
+        forced = [replace(one, max_tokens=n, stop_token_ids=frozenset()) for one, n in pairs]
+        return self._engine.generate(forced, *given)
+
+
+def ours(task: Task, folder: Path) -> tuple[Meter, float]:
+    """The meter, and the memory before training."""
+    found: list[tuple[Meter, float]] = []
+
+    def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
+        idle = watch_memory()  # before our kernels come: what they take is ours to answer for
+        ready = prepare(context, loaded)
+        meter = Meter(ready.trainer)
+        meter.time(ready.trainer._rollouts.engine, "generate", "engine")
+        meter.time(ready.trainer, "scores", "log_probs")
+        found.append((meter, idle))
+        return ready
+
+    run_ours(task, folder, prepared)
+    return found[0]
+
+
+def run_ours(
+    task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
+) -> None:
+    """A whole `tunesmith run`; `prepared` stands in for what makes it ready for its first step, and
+    is given that. Ends this program where it fails."""
+    from tunesmith_worker import reinforcement, run
+    from tunesmith_worker.process import keep_freed_memory
+
+    keep_freed_memory()
+    root = run_directory(task, folder)
+    original = reinforcement.prepare_reinforcement
+
+    def prepare(context: Untyped, loaded: Untyped) -> Untyped:
+        rewards = [f"{__file__}:{even_share.__name__}"]
+        ready = original(replace(context, rewards=rewards), loaded)
+        rollouts = ready.trainer._rollouts
+        rollouts.engine = ForcedLengths(rollouts.engine, task)
+        return ready
+
+    reinforcement.prepare_reinforcement = partial(prepared, prepare)
+    if run.main(root):
+        sys.exit((root / "result.json").read_text())
+
+
+def run_directory(task: Task, folder: Path) -> Path:
+    from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe, RunSpec
+
+    base_model(task).save_pretrained(folder / "model")
+    tokenizer().save_pretrained(folder / "model")
+    root = folder / "run"
+    (root / "data").mkdir(parents=True)
+    rows = "".join(json.dumps({"prompt": text(ids)}) + "\n" for ids in task.prompts())
+    (root / "data/train.jsonl").write_text(rows)
+    half = "bf16" if task.tuning == "lora" else "bf16_error_word"
+    recipe = Recipe(
+        tuning=task.tuning,
+        lora=LoraRecipe(r=RANK, lora_alpha=ALPHA) if task.tuning == "lora" else None,
+        precision="fp32" if task.dtype == "float32" else half,
+        learning_rate=RATE,
+        lr_scheduler_type="linear",
+        max_steps=task.steps,
+        save_steps=task.steps,
+        gradient_checkpointing=False,
+        grpo=GRPORecipe(
+            num_generations=GROUP,
+            prompts_per_step=PROMPTS,
+            max_completion_length=task.new_tokens,
+        ),
+    )
+    spec = RunSpec(
+        job_id="benchmark",
+        attempt=1,
+        model="random",
+        model_path=str(folder / "model"),
+        training_file="data/train.jsonl",
+        validation_file=None,
+        seed=SEED,
+        method="reinforcement",
+        grader=None,
+        recipe=recipe,
+    )
+    (root / "spec.json").write_text(spec.model_dump_json())
+    return root
+
+
+class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # untyped
+    """A completion ends where its length is reached, and nowhere else; in place."""
+
+    def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:
+        self._prompt, self._wanted, self._ends = prompt, torch.tensor(wanted), ends
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, self._ends] = -math.inf
+        last = self._wanted == input_ids.shape[1] - self._prompt + 1
+        if last.any():
+            scores[last] = -math.inf
+            scores[last, self._ends[0]] = 0.0
+        return scores
+
+
+def stock_trainer(task: Task, model: Untyped, folder: Path) -> Untyped:
+    prompts = [{"prompt": text(ids)} for ids in task.prompts()]
+    return trl.GRPOTrainer(
+        model=model,
+        reward_funcs=even_share,
+        args=trl.GRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=PROMPTS * GROUP,
+            gradient_accumulation_steps=1,
+            steps_per_generation=1,
+            num_generations=GROUP,
+            max_completion_length=task.new_tokens,
+            max_steps=task.steps,
+            activation_checkpointing=False,
+            learning_rate=RATE,
+            lr_scheduler_type="linear",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            bf16=task.autocast,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            seed=SEED,
+        ),
+        train_dataset=datasets.Dataset.from_list(prompts),
+        processing_class=tokenizer(),
+    )
+
+
+def stock_model(task: Task) -> Untyped:
+    model = base_model(task)
+    if task.tuning == "full":
+        return model
+    lora = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS
+    )
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, lora)
+
+
+def stock(task: Task, folder: Path) -> tuple[Meter, float]:
+    model = stock_model(task)
+    idle = watch_memory()
+    trainer = stock_trainer(task, model, folder)
+    generate, steps = model.generate, iter(range(task.steps))
+
+    def forced(**given: Untyped) -> Untyped:
+        prompt = given["input_ids"].shape[1]
+        lengths = LengthsByEnd(prompt, task.lengths(next(steps)), trainer.eos_token_ids)
+        return generate(**given, logits_processor=transformers.LogitsProcessorList([lengths]))
+
+    model.generate = forced
+    meter = Meter(trainer)
+    trainer.train()
+    return meter, idle
+
+
+def task_of(given: argparse.Namespace) -> Task:
+    return Task(
+        side=given.side,
+        dtype=given.dtype,
+        tuning=given.tuning,
+        prompt_tokens=given.prompt_tokens,
+        new_tokens=given.new_tokens,
+        ragged=given.ragged,
+        steps=given.warm_up + given.steps,
+    )
+
+
+def main() -> None:
+    given = parser().parse_args()
+    torch.set_num_threads(1)
+    task = task_of(given)
+    with tempfile.TemporaryDirectory() as folder:
+        make = ours if given.side == "ours" else stock
+        meter, idle = _profiled(given.profile, lambda: make(task, Path(folder)))
+    skip = given.warm_up
+    tokens = sum(sum(task.lengths(step)) for step in range(skip, task.steps))
+    phases = {
+        name: round(sum(one[name] for one in meter.phases[skip:]) / given.steps, 4)
+        for name in meter.phases[-1]
+    }
+    print(
+        json.dumps(
+            {
+                "side": given.side,
+                "tuning": given.tuning,
+                "step_cpu_seconds": sum(meter.cpu[skip:]) / given.steps,
+                "step_cpu_seconds_all": [round(one, 3) for one in meter.cpu[skip:]],
+                "warm_up_cpu_seconds": [round(one, 3) for one in meter.cpu[:skip]],
+                "phases": phases,
+                "generated_tokens": tokens,
+                "tokens_per_cpu_second": tokens / sum(meter.cpu[skip:]),
+                "generated_per_cpu_second": tokens / given.steps / phases["generate"],
+                "idle_mib": idle,
+                "peak_above_idle_mib": meter.peak - idle,
+                "torch": torch.__version__,
+            }
+        )
+    )
+
+
+def _profiled(how: str | None, run: Callable[[], Untyped]) -> Untyped:
+    if how is None:
+        return run()
+    if how == "torch":
+        with torch.profiler.profile() as seen:
+            found = run()
+        sys.stderr.write(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=40))
+        return found
+    import cProfile
+    import pstats
+
+    with cProfile.Profile(time.process_time) as calls:
+        found = run()
+    pstats.Stats(calls, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+    return found
+
+
+if __name__ == "__main__":
+    main()
