@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import datasets
 
 from tunesmith_schema import Choice, PhaseName, RolloutRecipe
 
 from .context import RunContext
-from .data.prompts import read_prompts
+from .data.prompts import PromptRow, read_prompts
 from .loading import Loaded, train_rows
 from .plan import (
     Choices,
@@ -32,7 +36,7 @@ from .preparing import (
 )
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
-from .rewards import Grading, LocalReward
+from .rewards import Grading
 from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .samples import write_samples
 from .trainers.grpo import GRPOTrainer
@@ -82,7 +86,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     recorder.clock.switch(PhaseName.SETUP)
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
-    grading = Grading(spec.grader, [LocalReward.load(text) for text in context.rewards])
+    grading = Grading(spec.grader, context.rewards)
     engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
     rollouts = Rollouts(
         NativeEngine(model, engine_plan, base.tokenizer),
@@ -102,6 +106,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
             args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
             plan=plan,
             rollouts=rollouts,
+            eval_dataset=_listed(prompts.validation),
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
             processing_class=base.tokenizer,
             save=saving.due,
@@ -118,6 +123,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         packing=False,
     )
     watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    trainer.tell_round = recorder.rollout
     return Ready(
         trainer=trainer,
         callbacks=callbacks,
@@ -127,6 +133,11 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         rows_at_a_time=plan.completions_per_step,
         running=rollouts,
     )
+
+
+def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
+    """What the Trainer wants to see before it evaluates; the rollouts have the prompts."""
+    return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 
 def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:

@@ -18,8 +18,10 @@ from tunesmith_schema import PhaseName
 from ..data.prompts import PromptRow, Prompts
 from ..plan import GRPOPlan
 from ..report.clock import WallClock
+from ..report.rollouts import RoundFigures
 from ..rewards import Graded, Grading, Round, Sample
 from ..rollout import Completion, FinishReason, NativeEngine, Request, SamplingParams
+from .groups import GroupLayout, RowOfGroup, sizes_of
 from .kept_rollouts import KeptRollouts
 
 Untyped = Any  # Any: transformers is not typed
@@ -127,6 +129,38 @@ class Rollouts:
             samples = [self._sample(drawn, *pair) for pair in enumerate(advantages)]
             self._write(drawn.step + 1, samples)
 
+    def scores(self, drawn: Drawn) -> dict[str, list[float]]:
+        """Of each grader and reward function by name, those that there are."""
+        found: dict[str, list[float]] = {}
+        for graded in drawn.graded:
+            for name, score in graded.scores.items():
+                if score is not None:
+                    found.setdefault(name, []).append(score)
+        return found
+
+    def figures(
+        self, drawn: Drawn, rows: Sequence[RowOfGroup], layout: GroupLayout
+    ) -> RoundFigures:
+        """For the run report; once it is graded."""
+        lengths = [len(one.token_ids) for one in drawn.completions]
+        sizes, group = sizes_of(rows), self._plan.num_generations
+        told = [one.rewards for one in drawn.graded]
+        groups = [told[start : start + group] for start in range(0, len(told), group)]
+        return RoundFigures(
+            num_iterations=self._plan.num_iterations,
+            completions=len(lengths),
+            generated_tokens=sum(lengths),
+            longest=max(lengths),
+            truncated=sum(one.finish_reason == FinishReason.LENGTH for one in drawn.completions),
+            groups=len(groups),
+            zero_std_groups=sum(all(one == each[0] for one in each) for each in groups),
+            decode_steps=self.engine.figures.decode_steps,
+            weights=self.engine.plan.weights,
+            layout=layout,
+            trained_slots=sum(one.tokens(layout) for one in sizes),
+            plain_slots=sum(one.tokens("plain") for one in sizes),
+        )
+
     def _request(self, drawn: Drawn, place: int) -> Request:
         return Request(
             prompt_ids=drawn.prompts[place].prompt_ids,
@@ -166,12 +200,6 @@ class Rollouts:
             "completion_tokens": len(done.token_ids),
             "finish_reason": done.finish_reason.value,
         }
-
-
-def truncated_share(completions: Sequence[Completion]) -> float:
-    """Of those that reached their limit."""
-    cut = sum(one.finish_reason == FinishReason.LENGTH for one in completions)
-    return cut / len(completions) if completions else 0.0
 
 
 def seed_of(seed: int, kind: str, step: int, place: int) -> int:
