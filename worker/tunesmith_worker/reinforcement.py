@@ -105,6 +105,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
         tell=recorder.rollout,
+        warn=partial(events.message, level="warn"),
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(

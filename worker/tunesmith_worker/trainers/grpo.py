@@ -256,6 +256,8 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         self._rollouts.keep(self._drawn, advantages)
         for name, scores in self._rollouts.scores(self._drawn).items():
             self._metrics["train"][f"scores/{name}"].append(fmean(scores))
+        for name, value in self._drawn.round.metrics.items():
+            self._metrics["train"][f"logged/{name}"].append(value)
         self._rollouts.tell(
             round_figures(
                 batch[ROWS],

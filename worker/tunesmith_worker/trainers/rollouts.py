@@ -59,9 +59,11 @@ class Rollouts:
         kept: KeptRollouts,
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
         tell: Callable[[RoundFigures], None],
+        warn: Callable[[str], None],
     ) -> None:
         """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
-        from 1; `tell` takes the figures of what was drawn for it."""
+        from 1; `tell` takes the figures of what was drawn for it, `warn` what a user should know.
+        """
         self.engine, self.prompts, self.grading = engine, prompts, grading
         self.stop_token_ids, self.weights = stop_token_ids, weights
         self.sampling = SamplingParams(
@@ -71,7 +73,9 @@ class Rollouts:
             min_p=plan.min_p or 0.0,
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
-        self._kept, self._write, self.tell = kept, write, tell
+        self._kept, self._write, self.tell, self._warn = kept, write, tell, warn
+        self._blamed: set[str] = set()
+        """Graders that were warned of."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,10 +134,23 @@ class Rollouts:
         training = drawn.kind == "train"
         with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
+        self._warn_of_errors(drawn)
         return [
             [float("nan") if one is None else one for one in graded.rewards]
             for graded in drawn.graded
         ]
+
+    def _warn_of_errors(self, drawn: Drawn) -> None:
+        """Once for each grader."""
+        for graded in drawn.graded:
+            for error in graded.errors:
+                name = error.partition(":")[0]
+                if name not in self._blamed:
+                    self._blamed.add(name)
+                    self._warn(
+                        f"Step {drawn.step + 1}: a completion could not be scored, and takes no "
+                        f"part: {error}"
+                    )
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""
