@@ -13,7 +13,7 @@ lora_over_full    ours: full tuning's CPU-seconds of a step, in one run / LoRA's
 phases            CPU-seconds of a step: generate, score (rewards, advantages), forward, backward,
                   other (optimiser, logs)
 
-The first two steps are left out and printed. In bf16 stock gets the better of bf16 weights and
+The first step is left out and printed. In bf16 stock gets the better of bf16 weights and
 autocast, by round. `--ragged`: completions of 16 to 128 tokens, log-uniform, so forced on both
 sides. `--their-allocator` gives our malloc options to the other side as well.
 """
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
-    parser.add_argument("--steps", type=int, default=4, help="beside the two that warm up")
+    parser.add_argument("--steps", type=int, default=4, help="beside the one that warms up")
     parser.add_argument("--their-allocator", action="store_true")
     given = parser.parse_args()
     shared = [

@@ -52,6 +52,7 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     stock.model.train()
     stock.current_gradient_accumulation_steps = 1
     batch = stock._generate_and_score_completions(inputs_of(ours))
+    assert batch["prompt_ids"].tolist() == [list(one.prompt_ids) for one in ours._drawn.prompts]
     expected = stock.compute_loss(stock.model, batch)
     expected.backward()
     errors, sizes = [], []

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--new-tokens", type=int, default=128)
     arguments.add_argument("--ragged", action="store_true")
     arguments.add_argument("--steps", type=int, default=4, help="beside the warm-up")
-    arguments.add_argument("--warm-up", type=int, default=2)
+    arguments.add_argument("--warm-up", type=int, default=1)
     arguments.add_argument("--profile", choices=["python", "torch"])
     return arguments
 
@@ -144,13 +144,14 @@ def base_model(task: Task) -> Untyped:
 
 
 def tokenizer() -> Untyped:
-    """Words are the tokens' numbers."""
+    """Words are the tokens' numbers, but for the special ones: those are found inside of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(8192)}, unk_token="0"))
+    numbers = {"<pad>": 0, "<end>": _END} | {str(i): i for i in range(2, 8192)}
+    words = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="0", eos_token=str(_END)
+        tokenizer_object=words, pad_token="<pad>", eos_token="<end>"
     )
 
 
@@ -262,14 +263,18 @@ class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # untyp
     """A completion ends where its length is reached, and nowhere else; in place."""
 
     def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:
-        self._prompt, self._wanted, self._ends = prompt, torch.tensor(wanted), ends
+        self._prompt, self._ends = prompt, ends
+        self._rows: dict[int, list[int]] = {}
+        """By length."""
+        for row, length in enumerate(wanted):
+            self._rows.setdefault(length, []).append(row)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, self._ends] = -math.inf
-        last = self._wanted == input_ids.shape[1] - self._prompt + 1
-        if last.any():
-            scores[last] = -math.inf
-            scores[last, self._ends[0]] = 0.0
+        for end in self._ends:
+            scores[:, end].fill_(-math.inf)
+        for row in self._rows.get(input_ids.shape[1] - self._prompt + 1, []):
+            scores[row].fill_(-math.inf)
+            scores[row, self._ends[0]].fill_(0.0)
         return scores
 
 
