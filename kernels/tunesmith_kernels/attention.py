@@ -216,16 +216,12 @@ class _Tile:
     queries: slice
     keys: slice
     """Its row's own."""
-    prefix: slice
-    """Keys before those; may be empty."""
+    prefix: slice | None = None
+    """Keys before those."""
 
     @property
     def rows(self) -> int:
         return int(self.queries.stop - self.queries.start)
-
-    @property
-    def before(self) -> int:
-        return int(self.prefix.stop - self.prefix.start)
 
 
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
@@ -238,24 +234,26 @@ def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iter
             left = 0  # keys, counted from the prefix's first, that no query of the tile sees
             if shape.window is not None:
                 left = max(0, row.prefix + start - row.start - shape.window + 1)
-            yield _Tile(
-                queries=slice(start, stop),
-                keys=slice(row.start + max(0, left - row.prefix), stop),
-                prefix=slice(min(row.prefix_start + left, row.prefix_stop), row.prefix_stop),
-            )
+            queries = slice(start, stop)
+            if left >= row.prefix:
+                yield _Tile(queries, slice(row.start + left - row.prefix, stop))
+            else:
+                prefix = slice(row.prefix_start + left, row.prefix_stop)
+                yield _Tile(queries, slice(row.start, stop), prefix)
 
 
 def _seen(x: torch.Tensor, tile: _Tile) -> torch.Tensor:
     """A tile's keys or values [keys, KV, D] of k or v [T, KV, D]."""
     own = x[tile.keys]
-    return torch.cat([x[tile.prefix], own]) if tile.before else own
+    return own if tile.prefix is None else torch.cat([x[tile.prefix], own])
 
 
 def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float = 1.0) -> None:
     """Adds a tile's gradient [KV, keys, D] to those of all keys [KV, T, D]."""
-    if tile.before:
-        total[:, tile.prefix].add_(part[:, : tile.before], alpha=alpha)
-        part = part[:, tile.before :]
+    if tile.prefix is not None:
+        before = tile.prefix.stop - tile.prefix.start
+        total[:, tile.prefix].add_(part[:, :before], alpha=alpha)
+        part = part[:, before:]
     total[:, tile.keys].add_(part, alpha=alpha)
 
 

@@ -28,7 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
 from .formulas import FUNCTIONS, parse_formula
-from .templates import parse_template
+from .templates import parse_template, references
 
 OUTPUT = "{{sample.output_text}}"
 """The whole completion."""
@@ -297,3 +297,12 @@ Grader = Annotated[
     BeforeValidator(_is_offered),
 ]
 MultiGrader.model_rebuild()
+
+
+def reads_completion(grader: Grader) -> bool:
+    """Whether anything of it can tell one completion of a prompt from another."""
+    if isinstance(grader, MultiGrader):
+        return any(reads_completion(one) for one in grader.by_name.values())
+    texts = [getattr(grader, name, "") for name in ("input", "reference")]
+    found = [reference for text in texts for reference in references(text)]
+    return isinstance(grader, LengthGrader) or any(one.root != "item" for one in found)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .base import Request
 from .early_stopping import MethodName
-from .graders import Grader
+from .graders import Grader, reads_completion
 from .recipe import Auto
 
 
@@ -50,6 +50,16 @@ class ReinforcementMethod(Request):
     """What scores a completion."""
     hyperparameters: ReinforcementHyperparameters | None = None
     """Without them all are automatic."""
+
+    @field_validator("grader")
+    @classmethod
+    def _reads_completions(cls, grader: Grader) -> Grader:
+        if not reads_completion(grader):
+            raise ValueError(
+                "it gives every completion of a prompt the same score, and nothing would be "
+                "learned: let input or reference read {{sample.output_text}}"
+            )
+        return grader
 
 
 class Method(Request):

@@ -122,7 +122,7 @@ class Throughput(Response):
     slots: int = 0
     """Places in the training batches, padding counted."""
     padding_share: float | None = None
-    """Share of the slots that held no token."""
+    """Share of the slots that held no token; null where a prompt's tokens serve several rows."""
     micro_batches: int = 0
     """Forward passes of training."""
     generated_tokens: int = 0

@@ -25,7 +25,7 @@ class Sample(Response):
     group: int
     """Which prompt of the step, 0 first."""
     row: int
-    """Row of the training file, 0 first."""
+    """Row of the training file, counted from 1."""
     prompt: str
     """As the model read it, the chat template's marks included."""
     completion: str

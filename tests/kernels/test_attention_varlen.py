@@ -20,19 +20,24 @@ from tunesmith_kernels.segments import Segments
 
 SHAPE = AttentionShape(heads=4, kv_heads=2, head_dim=8, scale=0.3)
 LENGTHS = [5, 1, 17, 30]
+PREFIXES = [(0, 0), (0, 5), (1, 4), (6, 23)]
 
 
-def _dense(q: Any, k: Any, v: Any, cumulative: Any, scale: float, window: tuple[int, int]) -> Any:
+def _dense(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, scale: float, window: tuple[int, int]
+) -> Any:
     """What the kernels compute, by their documentation: `window` keys before the query, and none
-    after it; -1 is no limit."""
+    after it; -1 is no limit. The last query of a row stands at its last key."""
     assert window[1] == 0
-    bounds, groups = cumulative.tolist(), q.shape[1] // k.shape[1]
+    groups = q.shape[1] // k.shape[1]
     outputs = []
-    for start, stop in pairwise(bounds):
-        rows = (x[start:stop].transpose(0, 1) for x in (q, k, v))
-        one, *others = rows
-        keys, values = (x.repeat_interleave(groups, 0) for x in others)
-        distance = torch.arange(stop - start)[:, None] - torch.arange(stop - start)[None]
+    for (start, stop), (first, after) in zip(
+        pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True
+    ):
+        one = q[start:stop].transpose(0, 1)
+        keys, values = (x[first:after].transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v))
+        queries = torch.arange(stop - start) + after - first - (stop - start)
+        distance = queries[:, None] - torch.arange(after - first)[None]
         hidden = (distance < 0) | ((distance > window[0]) if window[0] >= 0 else distance < 0)
         scores = (one @ keys.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
         outputs.append((scores.softmax(-1) @ values).transpose(0, 1))
@@ -43,11 +48,12 @@ def of_torch_2_11(
     q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *,
     return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
 ) -> Any:  # fmt: skip
-    assert cu_q is cu_k
-    assert cu_q.dtype == torch.int32
-    assert max_q == max_k == max(LENGTHS)
+    for cumulative, longest, rows in ((cu_q, max_q, q), (cu_k, max_k, k)):
+        assert cumulative.dtype == torch.int32
+        assert longest == cumulative.diff().max()
+        assert len(rows) == cumulative[-1]
     assert all(x.stride(-1) == 1 for x in (q, k, v))
-    return _dense(q, k, v, cu_q, scale, window_size)
+    return _dense(q, k, v, cu_q, cu_k, scale, window_size)
 
 
 def of_torch_2_13(
@@ -74,7 +80,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("version", [of_torch_2_11, of_torch_2_13])
+@pytest.mark.parametrize("prefixes", [None, PREFIXES], ids=["plain", "prefixes"])
 def test_what_varlen_is_given_makes_it_equal_the_reference(
+    prefixes: list[tuple[int, int]] | None,
     version: Callable[..., Any],
     window: int | None,
     hopper: None,
@@ -82,7 +90,7 @@ def test_what_varlen_is_given_makes_it_equal_the_reference(
 ) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", version)
     shape = AttentionShape(4, 2, 8, 0.3, window)
-    segments = Segments.from_lengths(LENGTHS)
+    segments = Segments.from_lengths(LENGTHS, prefixes=prefixes)
     angles = torch.rand(sum(LENGTHS), 4, dtype=torch.float64)
     tables = angles.cos(), angles.sin()
     qkv = torch.randn(sum(LENGTHS), shape.width, dtype=torch.float64, requires_grad=True)
@@ -107,6 +115,32 @@ def test_the_torch_that_is_installed_takes_our_arguments(hopper: None) -> None:
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     gradients = torch.autograd.grad(out.sum(), (q, k, v))
     assert [one.shape for one in gradients] == [x.shape for x in (q, k, v)]
+
+
+def test_the_torch_that_is_installed_takes_more_keys_than_queries(hopper: None) -> None:
+    segments = Segments.from_lengths(LENGTHS, prefixes=PREFIXES)
+    assert segments.prefixes is not None
+    on_meta = Segments(
+        segments.bounds, segments.cumulative.to("meta"), segments.prefixes.to("meta")
+    )
+    q, k, v = (
+        torch.empty(53, n, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for n in (4, 2, 2)
+    )
+    out = attention_varlen.varlen_attention(q, k, v, on_meta, SHAPE)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert [one.shape for one in gradients] == [x.shape for x in (q, k, v)]
+
+
+def test_what_many_rows_add_to_a_key_is_summed_in_fp32() -> None:
+    """In bf16, 256 + 1 is 256."""
+    x = torch.zeros(2, 1, 1, dtype=torch.bfloat16, requires_grad=True)
+    index = torch.tensor([0] * 9 + [1])
+    upstream = torch.tensor([256.0, *[1.0] * 8, 3.0], dtype=torch.bfloat16)
+    attention_varlen._gathered(x, index).backward(upstream[:, None, None])
+    assert x.grad is not None
+    assert x.grad.flatten().tolist() == [264.0, 3.0]
 
 
 def test_an_old_card_and_a_torch_without_it_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

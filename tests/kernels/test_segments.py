@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.segments import NO_PREFIX, Segment, Segments
 
 
 def test_both_ways_of_saying_it_are_one() -> None:
@@ -37,3 +37,34 @@ def test_it_does_not_follow_a_tensor_that_is_changed_afterwards() -> None:
     cumulative[1] = 4
     assert segments.rows() == [(0, 2), (2, 5)]
     assert segments.cumulative.tolist() == [0, 2, 5]
+
+
+def test_a_row_says_what_it_sees_before_its_own_tokens() -> None:
+    """Prompt, two completions, one without tokens, and a row of its own."""
+    prefixes = [NO_PREFIX, (0, 3), (0, 3), (1, 2), NO_PREFIX]
+    segments = Segments.from_lengths([3, 2, 0, 1, 2], prefixes=prefixes)
+    assert [(one.start, one.stop, one.prefix) for one in segments.segments()] == [
+        (0, 3, 0),
+        (3, 5, 3),
+        (5, 6, 1),
+        (6, 8, 0),
+    ]
+    assert segments.prefixes is not None
+    assert segments.prefixes.keys.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 1, 5, 6, 7]
+    assert segments.prefixes.cumulative.tolist() == [0, 3, 8, 8, 10, 12]
+    assert segments.prefixes.cumulative.dtype == torch.int32
+    assert segments.prefixes.longest == 5
+    plain = Segments.from_lengths([3, 2])
+    assert plain.segments() == [Segment(0, 3), Segment(3, 5)]
+
+
+@pytest.mark.parametrize("wrong", [(3, 5), (4, 6), (0, 4), (2, 1), (-2, 1), (1, 1), (9, 10)])
+def test_a_prefix_is_part_of_one_earlier_row(wrong: tuple[int, int]) -> None:
+    """Itself, a later one, two rows, nothing, outside."""
+    with pytest.raises(ValueError, match=r"the prefix of row 1 must be tokens of one row before"):
+        Segments.from_lengths([3, 2, 4], prefixes=[NO_PREFIX, wrong, NO_PREFIX])
+
+
+def test_every_row_needs_a_prefix_or_none() -> None:
+    with pytest.raises(ValueError, match="3 rows need as many prefixes, got 1"):
+        Segments.from_lengths([3, 2, 4], prefixes=[NO_PREFIX])

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from tunesmith_schema import Grader, MultiGrader
 from tunesmith_schema.complaints import complaints
 from tunesmith_schema.formulas import parse_formula, used_names
+from tunesmith_schema.methods import ReinforcementMethod
 from tunesmith_schema.templates import Reference, parse_template
 
 # Any: graders are JSON
@@ -83,6 +84,28 @@ def test_a_wrong_grader_is_refused_with_the_place(grader: object, place: str, sa
     name, message = complaint(grader)
     assert name == place
     assert says in message
+
+
+@pytest.mark.parametrize(
+    ("grader", "reads"),
+    [
+        (CHECK, True),
+        ({**CHECK, "input": "{{item.a}}", "reference": "{{sample.output_json.a}}"}, True),
+        ({**CHECK, "input": "{{item.a}}"}, False),
+        ({"type": "length", "target": 1, "limit": 2}, True),
+        (multi("a", a={**CHECK, "input": "x"}), False),
+        (multi("a * b", a={**CHECK, "input": "{{item.kind}}"}, b=CHECK), True),
+    ],
+)
+def test_a_job_s_grader_reads_the_completion(grader: dict[str, object], reads: bool) -> None:
+    if reads:
+        assert ReinforcementMethod.model_validate({"grader": grader}).grader.name
+    else:
+        with pytest.raises(ValidationError) as caught:
+            ReinforcementMethod.model_validate({"grader": grader})
+        (only,) = complaints(caught.value.errors())
+        assert only.name == "grader"
+        assert "gives every completion of a prompt the same score" in only.message
 
 
 @pytest.mark.parametrize(

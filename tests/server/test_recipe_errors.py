@@ -26,15 +26,34 @@ def test_the_error_names_the_field(server: Server, wrong: object) -> None:
         reply = server.create_reply(file_id, **body)
         if reply.status_code == 200:
             optional = {"lora", "early_stopping", "target_modules", "add_tokens"}
-            optional |= {"save_total_limit", "keep_every"}
+            optional |= {"save_total_limit", "keep_every", "grpo", "rollout"}
             assert path[-1] in optional or wrong == "wrong", path
             continue
         error = reply.json()["error"]
         assert reply.status_code == 400
         expected = ".".join(path)
-        if path[-1] in ("lora", "early_stopping") and isinstance(wrong, dict):
+        if path[-1] in ("lora", "early_stopping", "grpo", "rollout") and isinstance(wrong, dict):
             expected += ".a"
         if path[-1] == "target_modules" and wrong == []:
             expected = "recipe.lora"  # the rule is one of the whole object
         assert error["param"] == expected, error
+        assert error["message"].startswith(error["param"])
+
+
+def test_the_wrong_part_of_a_grader_is_named(server: Server) -> None:
+    file_id = server.good_file()
+    regex = {"type": "regex", "pattern": "("}
+    wrong = ".calculate_output"
+    several = {"type": "multi", "graders": {"form": regex}, "calculate_output": "form"}
+    for grader, place in (
+        (regex, ".pattern"),
+        (several, ".graders.form.pattern"),
+        ({"type": "multi", "graders": regex | {"pattern": "a"}, "calculate_output": "form"}, wrong),
+        ({"type": "python", "source": "def grade(sample, item): return 1"}, ""),
+    ):
+        method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+        reply = server.create_reply(file_id, method=method)
+        assert reply.status_code == 400, grader
+        error = reply.json()["error"]
+        assert error["param"] == f"method.reinforcement.grader{place}", error
         assert error["message"].startswith(error["param"])

@@ -114,9 +114,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
                 "trained_tokens": self._trained_tokens(),
                 **self._live(),
             }
-            values |= {name: logs[name] for name in logs if name in FURTHER}
-            values |= {name: logs[name] for name in logs if name.startswith("reward")}
-            told = "reward" if "reward" in logs else "loss"
+            further = {name: one for name, one in logs.items() if one is not None}
+            values |= {name: further[name] for name in further if name in FURTHER}
+            values |= {name: one for name, one in further.items() if name.startswith("reward")}
+            told = "reward" if "reward" in further else "loss"
             self._tell(state, values, f"{_SHOWN[told]}={logs[told]:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tunesmith_schema import RunSpec
 
@@ -13,6 +14,9 @@ from .events import EventLog
 from .folders import RunDirectory
 from .plan_file import PlanFile
 from .report.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from .rewards import LocalReward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +29,5 @@ class RunContext:
     plan: PlanFile
     point: GoodPoint | None
     """The resume point that it goes on from."""
-    rewards: Sequence[str] = ()
-    """Reward functions of a run by hand, `FILE.py:NAME[=WEIGHT]`."""
+    rewards: Sequence[LocalReward] = ()
+    """Reward functions of a run by hand."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import datasets
 
 from tunesmith_schema import Choice, PhaseName, RolloutRecipe
 
 from .context import RunContext
-from .data.prompts import read_prompts
+from .data.prompts import PromptRow, read_prompts
 from .loading import Loaded, train_rows
+from .patches import patch
 from .plan import (
     Choices,
     DataPlan,
@@ -32,9 +37,12 @@ from .preparing import (
 )
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
-from .rewards import Grading, LocalReward
+from .rewards import Grading
 from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .rollout_alarms import RolloutAlarms
 from .samples import write_samples
+from .self_check import self_check
+from .self_check.rollouts import ReinforcementSubject, reinforcement_checks
 from .trainers.grpo import GRPOTrainer
 from .trainers.grpo_config import grpo_config
 from .trainers.kept_rollouts import KeptRollouts
@@ -82,7 +90,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     recorder.clock.switch(PhaseName.SETUP)
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
-    grading = Grading(spec.grader, [LocalReward.load(text) for text in context.rewards])
+    grading = Grading(spec.grader, context.rewards)
     engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
     rollouts = Rollouts(
         NativeEngine(model, engine_plan, base.tokenizer),
@@ -90,11 +98,13 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         prompts,
         grading,
         plan,
+        weights=engine_plan.weights,
         stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
         seed=spec.seed,
         clock=recorder.clock,
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
+        tell=recorder.rollout,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(
@@ -102,6 +112,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
             args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
             plan=plan,
             rollouts=rollouts,
+            eval_dataset=_listed(prompts.validation),
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
             processing_class=base.tokenizer,
             save=saving.due,
@@ -109,7 +120,31 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         )
     callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
     patched = patch_model(context, loaded)
+    if trainer.ref_model is not None and loaded.patches:
+        patch(trainer.ref_model, loaded.patches)
     memory = settle_memory(context, loaded, trainer, layouts, patched)
+    tuning = memory.planner.tuning
+    self_check(
+        ReinforcementSubject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            engine=rollouts.engine,
+            score=trainer.score,
+            requests=rollouts.requests,
+            prompts=prompts.rows,
+            recipe=recipe,
+            load_plan=loaded.load_plan,
+            train_plan=train_plan,
+            free=find_room(trainer.args.device, 0).free,
+            optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
+            folder=run.root,
+        ),
+        events,
+        reinforcement_checks(),
+    )
+    if recipe.self_check:
+        trainer.add_callback(RolloutAlarms(events, loaded.load_plan.precision))
     go_on(context, trainer, layouts)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
@@ -127,6 +162,11 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         rows_at_a_time=plan.completions_per_step,
         running=rollouts,
     )
+
+
+def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
+    """What the Trainer wants to see before it evaluates; the rollouts have the prompts."""
+    return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 
 def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:

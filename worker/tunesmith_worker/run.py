@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, RunResult
 
@@ -48,6 +49,9 @@ from .resume import begin_anew_after_success, find_resume_point
 from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
+
+if TYPE_CHECKING:
+    from .rewards import LocalReward
 
 EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
@@ -103,10 +107,11 @@ def train(
     rewards: Sequence[str] = (),
 ) -> RunResult:
     spec = read_spec(run.root)
+    local: Sequence[LocalReward] = ()
     if rewards:
         from .rewards.local import load_rewards
 
-        load_rewards(rewards, spec.method)
+        local = load_rewards(rewards, spec.method)
     begin_anew_after_success(run)
     run.forget_outcome()
     recorder.attempt = spec.attempt
@@ -125,6 +130,7 @@ def train(
         recorder=recorder,
         plan=plan,
         point=point,
+        rewards=local,
     )
 
     waited_for_imports = waited.imports if waited else 0.0

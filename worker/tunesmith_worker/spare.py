@@ -30,6 +30,7 @@ SPARE = "--spare"
 ENGINE = (
     "tunesmith_worker.loading",
     "tunesmith_worker.reinforcement",
+    "tunesmith_worker.rewards.local",
     "tunesmith_worker.supervised",
 )
 """What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""

@@ -22,7 +22,7 @@ from .preparing import (
 )
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
-from .self_check import Subject, self_check
+from .self_check import Subject, self_check, supervised_checks
 from .trainers.layouts import Layouts
 from .trainers.sft import SFTTrainer, sft_config
 
@@ -99,6 +99,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
             folder=run.root,
         ),
         events,
+        supervised_checks(),
     )
     quantized = recipe.quantization != "none"
     if patched is not None and not memory.recomputes and not quantized:

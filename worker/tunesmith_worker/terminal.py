@@ -33,7 +33,8 @@ class Terminal:
         self._shown = -METRICS_SECONDS
 
     def event(self, event: RunEvent) -> None:
-        if event.kind == EventKind.METRICS and "valid_loss" not in event.data:
+        evaluated = {"valid_loss", "valid_reward"} & event.data.keys()
+        if event.kind == EventKind.METRICS and not evaluated:
             if self._now() - self._shown < METRICS_SECONDS:
                 return
             self._shown = self._now()

@@ -14,7 +14,10 @@ from tunesmith_worker.run import main
 
 from ..runs import read_events
 
-MEASURED = ("tokens_per_second", "step_seconds", "data_wait_share", "padding_share")
+MEASURED = (
+    *("tokens_per_second", "step_seconds", "data_wait_share", "padding_share"),
+    *("generate_share", "grade_share", "generated_tokens_per_second"),
+)
 """Metrics that differ from run to run, with those of memory."""
 
 

@@ -16,6 +16,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tunesmith_worker.patches import patch
 from tunesmith_worker.patches.recompute import LayerModes
+from tunesmith_worker.plan.memory import Mode
 from tunesmith_worker.trainers.groups import RowOfGroup
 
 from ..patches.models import (
@@ -112,9 +113,11 @@ def test_micro_batches_are_one_batch(layout: Any) -> None:  # Any: a layout's na
     assert_same_gradients(found, expected)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "offload"])
-def test_layers_that_recompute_give_the_bits_of_keeping_all(mode: Any) -> None:  # Any: a mode
-    model, rows = make_tuned("gemma2", "lora", lora_dropout=0.2).train(), make_rows()
+@every_family
+def test_layers_that_recompute_give_the_bits_of_keeping_all(family: str) -> None:
+    """Their inputs on the host in every second family."""
+    mode: Mode = "offload" if list(FAMILIES).index(family) % 2 else "recompute"
+    model, rows = make_tuned(family, "lora", lora_dropout=0.2).train(), make_rows()
     patch(model)
     torch.manual_seed(5)
     _, expected = trained(model, rows, "shared")
@@ -125,6 +128,7 @@ def test_layers_that_recompute_give_the_bits_of_keeping_all(mode: Any) -> None: 
     assert equal_bits(found, expected)
     assert modes.surprises() == []
     assert [counts.recomputes for counts in modes.counts] == [1] * len(modes.layers)
+    assert [counts.offloads for counts in modes.counts] == [mode == "offload"] * len(modes.layers)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -67,7 +67,7 @@ def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary:
 class GivenEngine:
     """Answers with the task's completions, in a group's order."""
 
-    figures = SimpleNamespace(sync=SimpleNamespace(wall_seconds=0.0))
+    figures = SimpleNamespace(sync=SimpleNamespace(wall_seconds=0.0), decode_steps=0)
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -177,11 +177,13 @@ def ours(
         Prompts(rows=rows, validation=None),
         GivenGrading(task),  # type: ignore[arg-type]  # has of a grading what is asked for
         plan,
+        weights="merged",
         stop_token_ids=frozenset({EOS}),
         seed=0,
         clock=WallClock(),
         kept=KeptRollouts(folder / "rollouts.jsonl", "test"),
         write=lambda step, samples: None,
+        tell=lambda figures: None,
     )
     trainer = GRPOTrainer(
         model=model,

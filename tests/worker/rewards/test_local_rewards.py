@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import inspect
 import math
@@ -146,6 +147,13 @@ def test_a_function_that_raises_is_named_with_its_line() -> None:
         return [1 / 0]
 
     assert "raised ZeroDivisionError in line" in failure(later)
+
+    class Broken:
+        def __call__(self, **_: Any) -> list[float]:
+            raise OSError("no network")
+
+    assert "raised OSError in line" in failure(Broken())
+    assert "raised TypeError: " in failure(functools.partial(int, "x"))
 
 
 def test_a_signature_that_takes_too_little_is_explained() -> None:

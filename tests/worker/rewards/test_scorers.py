@@ -105,6 +105,9 @@ def test_a_schema_bounds_its_own_patterns_and_depth() -> None:
     assert score('"' + "a" * 30_000 + '!"', type="json_schema", json_schema=trap) == 0.0
     tree = {"type": "array", "items": {"$ref": "#"}}
     assert score("[" * 500 + "]" * 500, type="json_schema", json_schema=tree) == 1.0
+    assert score("[" * 900 + "]" * 900, type="json_schema", json_schema=tree) == 0.0
+    deep = {**CHECK, "input": "{{sample.output_json}}", "operation": "ne"}
+    assert score("[" * 900 + "]" * 900, {"a": "x"}, **deep) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
     there = ", ".join(repr(field[:40]) for field in first.available[:8])
     raise RunError(
         ErrorCode.GRADER_INVALID,
-        f"{name}, row {rows[first.first].number}: the grader reads {first.field}, but the row has "
-        f"only {there}; so it is with {first.rows} of {len(rows)} rows.",
+        f"{name}, row {rows[first.first].number}: the grader reads {{{{{first.field}}}}}, "
+        f"but the row has only {there}; so it is with {first.rows} of {len(rows)} rows.",
         category=ErrorCategory.GRADER,
         hint="Mend the rows, or the name in the grader's template.",
         param="method.reinforcement.grader",

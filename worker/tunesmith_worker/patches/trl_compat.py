@@ -3,6 +3,7 @@ TRL changes it."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +20,9 @@ __all__ = [
 ]
 
 Untyped = Any  # Any: transformers is not typed
+
+# TRL 1.16 asks transformers 5.23 by the old name, at every step.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 _NAMES = {field.name for field in fields(trl.SFTConfig)}
 RECOMPUTE = (

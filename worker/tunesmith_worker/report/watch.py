@@ -127,7 +127,7 @@ class TrainingWatch:
         return {
             "step_seconds": round(stepping / steps, 6) if steps else None,
             "data_wait_share": _share(passed.get(PhaseName.DATA_WAIT, 0.0), stepping),
-            "padding_share": _share(slots - (now.tokens - before.tokens), slots),
+            "padding_share": _padding(slots, now.tokens - before.tokens),
             **self._live_rollouts(before, now, passed, stepping),
             **memory_now(),
         }
@@ -165,7 +165,7 @@ class TrainingWatch:
             tokens_per_second=_rate(counts.tokens, seconds),
             trained_tokens_per_second=_rate(trained, seconds),
             slots=counts.slots,
-            padding_share=_share(counts.slots - counts.tokens, counts.slots),
+            padding_share=_padding(counts.slots, counts.tokens),
             micro_batches=counts.micro_batches,
             generated_tokens=drawn,
             generated_tokens_per_second=_rate(drawn, seconds) if drawn else None,
@@ -188,6 +188,11 @@ class TrainingWatch:
             mfu = flops / (seconds * peak * 1e12) if seconds else None
             return Utilization(mfu=mfu, reason=reason, model_flops=flops, peak_tflops=peak)
         return Utilization(reason=reason, model_flops=flops)
+
+
+def _padding(slots: int, tokens: int) -> float | None:
+    """None: rows share the places of their prompt, so that tokens are more than places."""
+    return _share(slots - tokens, slots) if tokens <= slots else None
 
 
 def _share(part: float, whole: float) -> float | None:

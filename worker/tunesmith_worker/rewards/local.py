@@ -29,7 +29,7 @@ _GIVEN = (
     "A reward function is called with prompts, completions, completion_ids, trainer_state, "
     "log_extra, log_metric and one list for each column of the rows: end its signature in **kwargs."
 )
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+_NOT_COLUMNS = ("messages", "prompt", "completion", "completion_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,9 @@ class LocalReward:
             raise self.failed(error) from error
 
     def failed(self, error: Exception) -> RunError:
-        trace, where = error.__traceback__, ""
+        trace, where, file = error.__traceback__, "", self._file()
         while trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_filename == inspect.getsourcefile(self.function):
+            if trace.tb_frame.f_code.co_filename == file:
                 where = f" in line {trace.tb_lineno}"
             trace = trace.tb_next
         return RunError(
@@ -96,6 +95,13 @@ class LocalReward:
             category=ErrorCategory.GRADER,
             hint=_GIVEN if isinstance(error, TypeError) and not where else None,
         )
+
+    def _file(self) -> str | None:
+        """Where it is written; None: it is no Python."""
+        for function in (inspect.unwrap(self.function), type(self.function).__call__):
+            if (code := getattr(function, "__code__", None)) is not None:
+                return str(code.co_filename)
+        return None
 
     def checked(self, answer: Any, count: int) -> list[float | None]:  # Any: the user's answer
         """One number or None for each completion. NaN is None, as in TRL. Raises RunError."""
@@ -145,13 +151,11 @@ def trl_arguments(
         [{"role": "assistant", "content": sample.text}] if isinstance(prompt, list) else sample.text
         for prompt, sample in zip(asked, samples, strict=True)
     ]
-    messages_are_prompt = all("prompt" not in prompt.item for prompt in prompts)
-    dropped = (*_NOT_COLUMNS, "messages") if messages_are_prompt else _NOT_COLUMNS
     return {
         **{
             name: [prompt.item.get(name) for prompt in prompts]
             for name in columns
-            if name not in dropped
+            if name not in _NOT_COLUMNS
         },
         "prompts": asked,
         "completions": answered,
@@ -160,7 +164,7 @@ def trl_arguments(
 
 
 def _asked(prompt: Prompt) -> object:
-    for name in ("prompt", "messages"):
+    for name in ("messages", "prompt"):  # the order in which data files are read
         if isinstance(value := prompt.item.get(name), str | list):
             return value
     return prompt.text

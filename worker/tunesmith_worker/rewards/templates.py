@@ -18,6 +18,7 @@ from .protocol import GraderError, Item, NoSuchOutput, Prompt, Sample
 
 _FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _SHOWN_FIELDS = 12
+_DEEPEST = 500
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,26 @@ def as_text(value: JsonValue) -> str:
 
 
 def read_json(text: str) -> JsonValue:
-    """Of a whole text, or of the Markdown fence that is all of it. Raises NoSuchOutput; NaN and
-    Infinity are no JSON."""
+    """Of a whole text, or of the Markdown fence that is all of it. Raises NoSuchOutput, also for
+    what is nested so deeply that those who walk it would run out of stack; NaN and Infinity are no
+    JSON."""
     fenced = _FENCE.fullmatch(text)
     try:
         value: JsonValue = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:  # ValueError: also digits by the thousand
         raise NoSuchOutput(f"the completion is not JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [inner for outer in level for inner in _inside(outer)]:
+        depth += 1
+        if depth > _DEEPEST:
+            raise NoSuchOutput(f"the completion is nested more than {_DEEPEST} deep")
     return value
+
+
+def _inside(value: JsonValue) -> Iterable[JsonValue]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,8 @@ def _read(causal: Untyped) -> Architecture:
     config = backbone.config
     kind = FAMILIES[type(layers[0]).__name__].norm
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
-    types = config.layer_types if several_ropes else [None] * len(layers)
+    # Of a model that runs with its first layers only, the first types.
+    types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
     specs = [_layer(one, name) for one, name in zip(layers, types, strict=True)]
     if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
         raise Unsupported("its layers differ in their number or size of heads")

@@ -1,11 +1,20 @@
 """Proof before the first step, and along the way, that a run learns what it should.
 
-`self_check` is the main path; one file for each group of checks.
+`self_check` is the main path; one file for each group of checks. What only reinforcement runs need
+lies in rollouts/.
 """
 
-from .checks import self_check
+from .checks import Checks, self_check, supervised_checks
 from .findings import Finding, settle
 from .subject import Subject
 from .tripwires import Tripwires
 
-__all__ = ["Finding", "Subject", "Tripwires", "self_check", "settle"]
+__all__ = [
+    "Checks",
+    "Finding",
+    "Subject",
+    "Tripwires",
+    "self_check",
+    "settle",
+    "supervised_checks",
+]

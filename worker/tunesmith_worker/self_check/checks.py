@@ -1,10 +1,16 @@
 """The self-check, top to bottom: what is cheap to see first, then passes of a piece of real data
-through the model. What it looks at is afterwards what it was, bit for bit."""
+through the model. What it looks at is afterwards what it was, bit for bit.
+
+Which checks a run needs goes by what it learns from: `supervised_checks` here, those of
+reinforcement in rollouts/.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pydantic import JsonValue
 
@@ -15,35 +21,48 @@ from .directory import check_directory
 from .findings import settle
 from .labels import check_answers, check_end_token, check_labels
 from .numerics import check_numerics
-from .subject import Outcome, Subject, passed
+from .subject import Outcome, Subject, Tuned, passed
 from .trained import check_optimizer, check_trained_parameters
 from .weights import check_embeddings, check_weights
 
-Check = Callable[[Subject], Outcome]
+AnySubject = TypeVar("AnySubject", bound=Tuned)
 
 
-def self_check(subject: Subject, events: EventLog) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Checks(Generic[AnySubject]):
+    cheap: Sequence[Callable[[AnySubject], Outcome]]
+    """What can be seen without running the model: all are judged, then the run ends if one
+    failed."""
+    numeric: Callable[[AnySubject], list[Outcome]]
+    """Those that run it."""
+
+
+def supervised_checks() -> Checks[Subject]:
+    return Checks(
+        cheap=(
+            check_labels,
+            check_answers,
+            check_end_token,
+            check_trained_parameters,
+            check_optimizer,
+            check_weights,
+            check_embeddings,
+            check_longest_batch,
+            check_directory,
+        ),
+        numeric=check_numerics,
+    )
+
+
+def self_check(subject: AnySubject, events: EventLog, checks: Checks[AnySubject]) -> None:
     """Raises RunError when the run would not learn what it should."""
     if not subject.recipe.self_check:
         return
     began = time.perf_counter()
     with events.phase(PhaseName.SELF_CHECK):
-        outcomes = [
-            check(subject)
-            for check in (
-                check_labels,
-                check_answers,
-                check_end_token,
-                check_trained_parameters,
-                check_optimizer,
-                check_weights,
-                check_embeddings,
-                check_longest_batch,
-                check_directory,
-            )
-        ]
+        outcomes = [check(subject) for check in checks.cheap]
         _settle(outcomes, events)
-        numeric = check_numerics(subject)
+        numeric = checks.numeric(subject)
         _settle(numeric, events)
         outcomes += numeric
     _tell(outcomes, events, time.perf_counter() - began)
@@ -65,9 +84,10 @@ def _tell(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:
         for state in ("passed", "not_applicable", "skipped")
     }
     text = f"self-check: {len(by_state['passed'])} checks passed in {seconds:.1f} s"
-    equal = [one.detail for one in by_state["passed"] if one.check == "patched_equals_stock"]
+    shown = ("patched_equals_stock", "rollout_equals_stock")
+    equal = [one.detail for one in by_state["passed"] if one.check in shown]
     if equal:
-        text += f" ({equal[0]})"
+        text += f" ({'; '.join(equal)})"
     for state, words in (("not_applicable", "do not apply"), ("skipped", "were skipped")):
         if by_state[state]:
             which = "; ".join(f"{one.check}: {one.detail}" for one in by_state[state])

@@ -12,7 +12,7 @@ from ..adapter_size import predict_bytes
 from ..adapters import adapter_dtype
 from ..plan.telling import size
 from .findings import Finding
-from .subject import Outcome, Subject, judged
+from .subject import Outcome, Tuned, judged
 
 PROBE_BYTES = 4096
 RESUME_POINTS = 2
@@ -22,7 +22,7 @@ MARGIN = 1.1
 NAME = "checkpoint_directory"
 
 
-def check_directory(subject: Subject) -> Outcome:
+def check_directory(subject: Tuned) -> Outcome:
     """`checkpoint_directory`: a file is written there, flushed to the disk and removed."""
     folder = subject.folder / "checkpoints"
     probe = folder / ".self-check.part"
@@ -52,12 +52,12 @@ def check_directory(subject: Subject) -> Outcome:
     return judged(NAME, findings, f"{size(needed)} needed, {size(free)} free")
 
 
-def predicted_bytes(subject: Subject) -> int:
+def predicted_bytes(subject: Tuned) -> int:
     """Of what is saved at the end, and of the states that the run could go on from: the weights
     that train, and what the optimiser keeps for them."""
-    model, tuning = subject.model, subject.memory.planner.tuning
+    model = subject.model
     weights: int = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
-    state = weights + int(tuning.trained * tuning.optimizer_bytes)
+    state = weights + subject.optimizer_bytes
     if subject.full:
         return weights + RESUME_POINTS * state
     return predict_bytes(model, adapter_dtype(subject.recipe)) + RESUME_POINTS * state

@@ -61,7 +61,7 @@ class Numerics:
 
     def outcomes(self) -> list[Outcome]:
         subject = self.subject
-        with undisturbed(subject.trainer):
+        with undisturbed(subject.model, subject.trainer.args.device):
             found = [] if subject.full else self._adapter()
             with adapter_moved(subject.model):
                 return found + self._compared()
@@ -164,15 +164,15 @@ class Numerics:
             return 0
         if self._exactly:
             return min(LAYERS, len(layers))
-        if self.subject.recipe.quantization != "none" or _has_whole_matrices(model):
+        if self.subject.recipe.quantization != "none" or has_whole_matrices(model):
             return 0
         count = min(LAYERS, len(layers))
-        while count and _fp32_bytes(model, layers, count) > FP32_SHARE * free:
+        while count and fp32_bytes(model, layers, count) > FP32_SHARE * free:
             count //= 2
         return count
 
 
-def _fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
+def fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
     """Of weights in fp32 and three sets of gradients, with the first `count` layers."""
     left_out = {id(p) for layer in layers[count:] for p in layer.parameters()}
     taken = [p for p in model.parameters() if id(p) not in left_out]
@@ -184,7 +184,7 @@ def _skipped(why: str) -> list[Outcome]:
     return [Outcome(check=name, state="skipped", detail=why) for name in names]
 
 
-def _has_whole_matrices(model: Untyped) -> bool:
+def has_whole_matrices(model: Untyped) -> bool:
     """They compute in the dtype that the base model had when they came (embeddings/whole.py)."""
     return any(isinstance(one, peft.utils.ModulesToSaveWrapper) for one in model.modules())
 

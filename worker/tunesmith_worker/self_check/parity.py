@@ -54,17 +54,17 @@ def rows_apart(together: Pass, alone: Pass, limits: Limits, *, experts: bool) ->
     if together.log_probs.shape != alone.log_probs.shape:
         counts = f"{len(together.log_probs)} labels, its rows alone {len(alone.log_probs)}"
         return judged(name, [_fault(name, f"a batch has {counts} (tolerance: 0).", "packing")], "")
-    change = _change(together, alone, limits)
+    apart = change(together.log_probs, alone.log_probs, limits)
     worst, tensor = _worst_gradient(together, alone, limits)
     if experts:
-        change = float(_apart(together.log_probs, alone.log_probs).median())
+        apart = float(_apart(together.log_probs, alone.log_probs).median())
         worst = 0.0
     findings = []
-    if not (change <= limits.log_prob and worst <= limits.gradient):
+    if not (apart <= limits.log_prob and worst <= limits.gradient):
         findings.append(
             _fault(
                 name,
-                f"when rows share a batch, a label's log-probability changes by {change:.1e} "
+                f"when rows share a batch, a label's log-probability changes by {apart:.1e} "
                 f"(tolerance {limits.log_prob:.0e}) and the gradient of {tensor} by {worst:.1e} "
                 f"(tolerance {limits.gradient:.0e}): rows see one another, or their positions are "
                 "not their own.",
@@ -72,14 +72,14 @@ def rows_apart(together: Pass, alone: Pass, limits: Limits, *, experts: bool) ->
             )
         )
     whole = _whole_distance(together, alone)
-    detail = f"rows of a batch = alone to {change:.0e} in log-probabilities"
+    detail = f"rows of a batch = alone to {apart:.0e} in log-probabilities"
     return judged(name, findings, detail if experts else f"{detail}, {whole:.0e} in gradient")
 
 
 def patched_equals_stock(ours: Pass, stock: Pass, limits: Limits, *, computed_in: str) -> Outcome:
     """`patched_equals_stock`: log-probabilities and every gradient, both sides in one dtype."""
     name = "patched_equals_stock"
-    forward = _change(ours, stock, limits)
+    forward = change(ours.log_probs, stock.log_probs, limits)
     worst, tensor = _worst_gradient(ours, stock, limits)
     loss = abs(ours.loss - stock.loss) / max(abs(stock.loss), 1e-12)
     findings = []
@@ -126,17 +126,18 @@ def _fault(check: str, message: str, param: Literal["packing", "patches"]) -> Fi
     )
 
 
+def change(actual: torch.Tensor, expected: torch.Tensor, limits: Limits) -> float:
+    """Of log-probabilities [N]: what `limits.log_prob` is for."""
+    apart = _apart(actual, expected)
+    return float(apart.max() if limits.single else apart.pow(2).mean().sqrt())
+
+
 def _apart(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """[N]; infinite where a value is no number, or labels are missing."""
     if actual.shape != expected.shape:
         return torch.full_like(expected, math.inf)
     apart = (actual - expected).abs() / expected.abs().clamp(min=1.0)
     return apart.nan_to_num(nan=math.inf)
-
-
-def _change(actual: Pass, expected: Pass, limits: Limits) -> float:
-    apart = _apart(actual.log_probs, expected.log_probs)
-    return float(apart.max() if limits.single else apart.pow(2).mean().sqrt())
 
 
 def _worst_gradient(ours: Pass, stock: Pass, limits: Limits) -> tuple[float, str]:

@@ -52,11 +52,18 @@ def run_pass(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Pass:
     gradients = {}
     if backward:
         (-found.sum() / labelled.sum()).backward()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad
-                parameter.grad = None
+        gradients = take_gradients(model)
     return Pass(log_probs=found.detach()[labelled].float().cpu(), gradients=gradients)
+
+
+def take_gradients(model: Untyped) -> dict[str, torch.Tensor]:
+    """By name; the model is left without."""
+    taken = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            taken[name] = parameter.grad
+            parameter.grad = None
+    return taken
 
 
 def run_alone(trainer: Untyped, batches: Sequence[Batch]) -> Pass:
@@ -77,10 +84,9 @@ def run_alone(trainer: Untyped, batches: Sequence[Batch]) -> Pass:
 
 
 @contextmanager
-def undisturbed(trainer: Untyped) -> Iterator[None]:
+def undisturbed(model: Untyped, device: torch.device) -> Iterator[None]:
     """Inside, the model has no dropout and recomputes nothing; afterwards its modes, buffers,
     gradients and all random numbers are as if nothing had been."""
-    model, device = trainer.model, trainer.args.device
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]
     trains = [(p, p.requires_grad) for p in model.parameters()]
@@ -104,14 +110,29 @@ def undisturbed(trainer: Untyped) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_moved(model: Untyped) -> Iterator[None]:
-    """Inside, LoRA's B has random numbers added, so that A has a gradient and the output moves."""
+def adapter_moved(model: Untyped, layer: str = "", size: float = MOVED) -> Iterator[None]:
+    """Inside, LoRA's B has random numbers added, so that A has a gradient and the output moves.
+    `layer`: of modules whose name has it. `size`: the numbers' standard deviation."""
     draw = torch.Generator().manual_seed(0)
+    moving = [(name, p) for name, p in model.named_parameters() if ".lora_B." in name]
+    before = [(p, p.data) for name, p in moving if layer in name]
+    try:
+        for parameter, data in before:
+            noise = torch.randn(data.shape, generator=draw) * size
+            parameter.data = data + noise.to(data.device, data.dtype)
+        yield
+    finally:
+        for parameter, data in before:
+            parameter.data = data
+
+
+@contextmanager
+def adapter_zeroed(model: Untyped) -> Iterator[None]:
+    """Inside, LoRA's B is zero: what it was before any step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:
-            noise = torch.randn(data.shape, generator=draw) * MOVED
-            parameter.data = data + noise.to(data.device, data.dtype)
+            parameter.data = torch.zeros_like(data)
         yield
     finally:
         for parameter, data in before:

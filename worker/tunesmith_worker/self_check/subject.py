@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tunesmith_schema import Recipe
 
 from ..data.tokens import TokenizedRows
+from ..embeddings import used_tokens
 from ..model import Base
 from ..patches.patch import Patched
 from ..plan import DataPlan, LoadPlan, TrainPlan
@@ -20,9 +21,41 @@ from .findings import Finding
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
+class Tuned(Protocol):
+    """What every run has that trains weights, whatever it learns from."""
+
+    @property
+    def trainer(self) -> Untyped: ...
+    @property
+    def model(self) -> Untyped:
+        """With its adapter, if it has one."""
+
+    @property
+    def base(self) -> Base: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def train_plan(self) -> TrainPlan: ...
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+
+    @property
+    def full(self) -> bool:
+        """Every weight trains, not an adapter."""
+
+    @property
+    def used_tokens(self) -> list[int]:
+        """Ids that occur in the data, ascending."""
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of what the optimiser keeps for all that trains."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A run that is ready for its first step."""
+    """A supervised run that is ready for its first step."""
 
     trainer: Untyped
     base: Base
@@ -47,6 +80,15 @@ class Subject:
     @property
     def full(self) -> bool:
         return self.recipe.tuning == "full"
+
+    @property
+    def used_tokens(self) -> list[int]:
+        return used_tokens(self.training.dataset)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        tuning = self.memory.planner.tuning
+        return int(tuning.trained * tuning.optimizer_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from tunesmith_schema import ErrorCategory
 
 from .findings import Finding
-from .subject import Outcome, Subject, Untyped, judged
+from .subject import Outcome, Tuned, Untyped, judged
 
 _REPORT = "Nothing in a recipe does that: report it with the job's events."
 _SHOWN = 3
@@ -20,7 +20,7 @@ _SCHEDULE_SAMPLE = 200
 """Steps at which the schedule is asked for its rate, evenly spaced."""
 
 
-def check_trained_parameters(subject: Subject) -> Outcome:
+def check_trained_parameters(subject: Tuned) -> Outcome:
     """`trained_parameters`: every adapter is attached, active and trains; the base does not."""
     model = subject.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -30,7 +30,7 @@ def check_trained_parameters(subject: Subject) -> Outcome:
     return judged("trained_parameters", findings, f"{numbers:,} numbers in {len(trained)} tensors")
 
 
-def check_optimizer(subject: Subject) -> Outcome:
+def check_optimizer(subject: Tuned) -> Outcome:
     """`optimizer`: it has each of them once, and moves each at some step."""
     optimizer, scheduler = _optimizer_and_scheduler(subject)
     names = {id(p): name for name, p in subject.model.named_parameters()}
@@ -133,7 +133,7 @@ def _strange(names: set[str], config: Untyped) -> list[str]:
     ]
 
 
-def _optimizer_and_scheduler(subject: Subject) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
+def _optimizer_and_scheduler(subject: Tuned) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
     """As training will make them; the trainer is left without, as it was."""
     trainer, steps = subject.trainer, subject.train_plan.total_steps
     names = ("optimizer", "lr_scheduler", "_created_lr_scheduler")

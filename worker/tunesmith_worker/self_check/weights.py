@@ -7,16 +7,15 @@ import torch
 
 from tunesmith_schema import ErrorCategory
 
-from ..embeddings import used_tokens
 from ..embeddings.matrices import Matrices, Matrix
 from .findings import Finding
-from .subject import Outcome, Subject, Untyped, judged
+from .subject import Outcome, Tuned, Untyped, judged
 
 _SHOWN = 3
 _BLOCK = 8192  # rows read at a time
 
 
-def check_weights(subject: Subject) -> Outcome:
+def check_weights(subject: Tuned) -> Outcome:
     """`weights`: finite, by the sum of each tensor."""
     named = {n: p.detach() for n, p in subject.model.named_parameters() if p.is_floating_point()}
     sums = torch.stack([one.sum(dtype=torch.float32).cpu() for one in named.values()])
@@ -36,12 +35,12 @@ def check_weights(subject: Subject) -> Outcome:
     return judged("weights", findings, f"{len(named)} tensors finite")
 
 
-def check_embeddings(subject: Subject) -> Outcome:
+def check_embeddings(subject: Tuned) -> Outcome:
     """`embeddings`: no row that the data uses is all zero; a head that is tied by the model's
     config shares the embedding's memory."""
     causal = _causal(subject.model)
     matrices = Matrices.of(causal)
-    used = used_tokens(subject.training.dataset)
+    used = subject.used_tokens
     findings = []
     for matrix in matrices.distinct:
         zero = _zero_rows(matrix, used)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import peft
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from tunesmith_kernels.segments import Prefixes
 
 from ..patches.attention_interface import reads_segments
 from ..patches.batch_layout import BatchLayout, Scored, batch_layout
@@ -99,7 +102,7 @@ def _forward(
         inputs["cu_seq_lens_q"] = sent(bounds, device)
     layout = BatchLayout(
         bounds=batch.bounds,
-        prefixes=None if batch.prefixes is None else batch.prefixes.to(device),
+        prefixes=_prefixes_on(batch.prefixes, device),
         scored=Scored(
             sources=sent(batch.sources, device),
             targets=sent(batch.targets, device),
@@ -109,6 +112,13 @@ def _forward(
     )
     with autocast(), batch_layout(layout):
         return model(**inputs, fused_lm_head=True)
+
+
+def _prefixes_on(prefixes: Prefixes | None, device: torch.device) -> Prefixes | None:
+    if prefixes is None:
+        return None
+    keys, cumulative = sent(prefixes.keys, device), sent(prefixes.cumulative, device)
+    return replace(prefixes, keys=keys, cumulative=cumulative)
 
 
 def _placed(

@@ -27,8 +27,8 @@ GroupLayout = Literal["shared", "plain"]
 """`shared`: a prompt once, then its completions. `plain`: each completion after a prompt of its
 own."""
 
-SHARING_PAYS = 1.1
-"""From this token ratio on; below it, sharing is within 2 % of plain rows (docs/log.md)."""
+SHARING_PAYS = 1.05
+"""From this token ratio on (docs/log.md); below it, both take the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ once or several times. Rows keep their group from the rollout to the loss.
 from __future__ import annotations
 
 import copy
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice
+from statistics import fmean
 from typing import Any, Literal
 
 import datasets
@@ -23,14 +22,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tunesmith_schema import PhaseName
 
-from ..patches.attention_interface import reads_segments
 from ..patches.trl_compat import add_reference_head
-from ..plan import GRPOPlan, Layout
-from ..plan.shapes import MicroBatch
+from ..plan import GRPOPlan
 from ..self_check.nan_guard import NanGuard, TakenStep
-from .completion_scores import CompletionScores, score_completions
 from .group_order import GroupOrder
-from .groups import GroupLayout, RowOfGroup, choose_layout, sizes_of, token_ratio
+from .group_steps import GroupSteps
+from .groups import RowOfGroup
 from .grpo_config import reward_column
 from .grpo_metrics import StepFigures, renamed
 from .grpo_nan import why_not_finite
@@ -38,15 +35,15 @@ from .guarded import Guarded
 from .random_state import random_state
 from .resuming import Resuming
 from .rollouts import Drawn, Rollouts
-from .step_memory import StepMemory
-from .step_parts import ROWS, SHARE, Inputs, in_parts
+from .round_figures import round_figures
+from .step_parts import ROWS, SHARE, Inputs
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
 """Before the names of a resume point's tensors that are completions to be trained on once more."""
 
 
-class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
+class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
     TIMED_STEP = "train_on"
     """The method that is one optimiser step's forward and backward."""
 
@@ -78,17 +75,14 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
         self.reward_weights = torch.tensor(rollouts.grading.weights, dtype=torch.float32)
-        self._plan, self._rollouts, self._shared_prompt = plan, rollouts, shared_prompt
-        self.memory: StepMemory | None = None
-        """Watches the memory of each step, where it has been planned."""
+        self.stepping(plan, [row.prompt_ids for row in rollouts.prompts.rows], shared_prompt)
+        self._rollouts = rollouts
         self.step_loss = torch.zeros((), device=self.args.device)
-        """Of the last step."""
-        self.figures = StepFigures()
         """Of the last step."""
         self._buffer: Inputs | None = None
         """The completions that are trained on, until the last of `num_iterations` steps."""
         self._rows: list[RowOfGroup] | None = None
-        self._trained = 0
+        self._trained = self._seen = 0
         self._gaps: list[float] = []
         """Since they were last told: mean |log-prob when drawn - in training| of each step."""
         guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
@@ -101,15 +95,15 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
 
     @property
     def input_tokens(self) -> int:
-        """Of prompts and completions so far, each completion with a prompt of its own."""
-        return int(self.state.num_input_tokens_seen)
+        """That went through training passes so far."""
+        return self._seen
 
     def _get_train_sampler(self, dataset: Untyped = None) -> GroupOrder:
         return GroupOrder(
             len(self.train_dataset),
-            prompts_per_step=self._plan.prompts_per_step,
-            num_generations=self._plan.num_generations,
-            num_iterations=self._plan.num_iterations,
+            prompts_per_step=self.plan.prompts_per_step,
+            num_generations=self.plan.num_generations,
+            num_iterations=self.plan.num_iterations,
             seed=self.args.seed,
         )
 
@@ -117,11 +111,13 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         self, model: Untyped, inputs: list[dict[str, Untyped]], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
         """One optimiser step: rollouts where they are due, then forward and backward."""
+        model.train()  # TRL tells training from evaluation by that
         batch = self._due_batch(inputs)
         step = partial(self.train_on, model, batch)
         loss: torch.Tensor = step() if self.memory is None else self.memory.run(step)
         self._trained += int(batch["completion_mask"].sum())
-        if (self.state.global_step + 1) % self._plan.num_iterations == 0:
+        self._seen += sum(batch["lengths"])
+        if (self.state.global_step + 1) % self.plan.num_iterations == 0:
             self._buffer = None
         return loss
 
@@ -151,81 +147,10 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
             loss = loss + super().training_step(model, part, None)
         if "old_per_token_logps" not in batch:
             self._gaps.append(self.figures.gap)
-            if self._plan.num_iterations > 1:
+            if self.plan.num_iterations > 1:
                 batch["old_per_token_logps"] = self.figures.log_probs()
         self.step_loss = loss
         return loss
-
-    may_teach_nothing = True
-    """Whether a step without any gradient is no fault, and its loss may be 0."""
-
-    def labelled_tokens(self, rows: Inputs) -> int:
-        """Completion tokens of a step that teach something."""
-        scored = self._without_idle_groups(rows)
-        return sum(len(row.completion_ids) for row in scored if row.scored)
-
-    def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
-        """Ids of the tokens whose hidden states the loss reads."""
-        found = {
-            token
-            for row in self._without_idle_groups(rows)
-            if row.scored
-            for token in (row.prompt_ids[-1], *row.completion_ids[:-1])
-        }
-        return torch.tensor(sorted(found), dtype=torch.int64)
-
-    def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
-        """A step's, in as many parts as its memory needs. `layout`: there is but one."""
-        parts = 1 if self.memory is None else self.memory.policy.parts
-        return in_parts(step, parts, self.loss_type)
-
-    def longest_step(self) -> Inputs:
-        """The longest prompts there are, and every completion as long as it may be."""
-        plan, prompts = self._plan, self._rollouts.prompts.rows
-        longest = heapq.nlargest(
-            plan.prompts_per_step, (row.prompt_ids for row in prompts), key=len
-        )
-        rows = [
-            RowOfGroup(ids, tuple(islice(cycle(ids), plan.max_completion_length)))
-            for ids in longest
-            for _ in range(plan.num_generations)
-        ]
-        return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
-
-    def described(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
-        """`count_labels`: they are known anyway."""
-        sizes = sizes_of(batch[ROWS])
-        layout = self._layout(batch[ROWS])
-        longest = max((one.prompt + max(one.completions) for one in sizes), default=1)
-        count = sum(len(one.completions) for one in sizes)
-        padded = not reads_segments(_causal(self.model))
-        tokens = count * longest if padded else sum(one.tokens(layout) for one in sizes)
-        return MicroBatch(
-            rows=max(1, count),
-            longest=longest,
-            tokens=max(1, tokens),
-            labelled=max(1, sum(sum(one.completions) for one in sizes)),
-            padded=padded,
-        )
-
-    def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
-        """Of a part, as training computes it; counts nothing."""
-        found = self.scores(self.model, batch[ROWS], entropy=True)
-        return -found.log_probs.sum() / labelled
-
-    def scores(
-        self, model: Untyped, rows: Sequence[RowOfGroup], *, entropy: bool = False
-    ) -> CompletionScores:
-        """Of completions under `model`, as the loss is made of them."""
-        return score_completions(
-            model,
-            rows,
-            layout=self._layout(rows),
-            device=self.args.device,
-            temperature=self.temperature,
-            entropy=entropy,
-            autocast=self.accelerator.autocast,
-        )
 
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
         return inputs
@@ -237,7 +162,7 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         return_outputs: bool = False,
         num_items_in_batch: Untyped = None,
     ) -> torch.Tensor:
-        rows = self._without_idle_groups(inputs)
+        rows = self.teaching_rows(inputs)
         with self._scoring(rows):
             loss: torch.Tensor = super().compute_loss(model, inputs)
         if not loss.requires_grad:  # no row teaches anything: a gradient of zero, as TRL's would be
@@ -245,18 +170,6 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
             loss = loss + sum((one.sum() * 0.0 for one in trained), loss.new_zeros(()))
         share: float = inputs[SHARE]
         return loss * share
-
-    def _without_idle_groups(self, inputs: Inputs) -> list[RowOfGroup]:
-        """Rows without an advantage have a gradient of zero, unless something else than the
-        advantage makes one: they need no forward."""
-        rows: list[RowOfGroup] = inputs[ROWS]
-        if self.beta or self.aux_loss_enabled or self.top_entropy_quantile < 1.0:
-            return rows
-        idle = (inputs["advantages"] == 0).tolist()
-        return [
-            RowOfGroup(row.prompt_ids, row.completion_ids, left_out=row.left_out or out)
-            for row, out in zip(rows, idle, strict=True)
-        ]
 
     @contextmanager
     def _scoring(self, rows: list[RowOfGroup]) -> Iterator[None]:
@@ -325,13 +238,6 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
             scores = self.scores(model, self._rows)
         return _widened(scores.log_probs, width)
 
-    def _layout(self, rows: Sequence[RowOfGroup]) -> GroupLayout:
-        wanted, sizes = self._shared_prompt, sizes_of(rows)
-        self.figures.token_ratio = token_ratio(sizes)
-        if wanted == "auto":
-            return choose_layout(sizes).layout
-        return "shared" if wanted else "plain"
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Untyped]]) -> Inputs:
         """TRL's, with what belongs to a row kept beside the tensors."""
         rows = [self._rollouts.prompts.rows[int(one["row"])] for one in inputs]
@@ -345,10 +251,23 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
                 for row, is_there in zip(self._rows, there, strict=True)
             ]
         batch["index"] = torch.arange(len(rows), device=self.args.device)
-        batch["lengths"] = tuple(
-            len(row.prompt_ids) + len(row.completion_ids) for row in batch[ROWS]
+        batch["lengths"] = self.lengths_of(batch[ROWS])
+        advantages = batch["advantages"].tolist()
+        self._rollouts.keep(self._drawn, advantages)
+        for name, scores in self._rollouts.scores(self._drawn).items():
+            self._metrics["train"][f"scores/{name}"].append(fmean(scores))
+        self._rollouts.tell(
+            round_figures(
+                batch[ROWS],
+                self._drawn.completions,
+                advantages,
+                num_generations=self.plan.num_generations,
+                num_iterations=self.plan.num_iterations,
+                decode_steps=self._rollouts.engine.figures.decode_steps,
+                weights=self._rollouts.weights,
+                layout=self.layout_of(batch[ROWS]),
+            )
         )
-        self._rollouts.keep(self._drawn, batch["advantages"].tolist())
         return batch
 
     _drawn: Drawn
@@ -373,7 +292,7 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
         """The mean reward of the validation file's prompts, drawn for as in training."""
         prompts = self._rollouts.prompts.validation
         assert prompts is not None, "there is nothing to evaluate on"
-        wanted = [row for row in prompts for _ in range(self._plan.eval_samples)]
+        wanted = [row for row in prompts for _ in range(self.plan.eval_samples)]
         drawn = self._rollouts.draw(wanted, "valid", self.state)
         self._rollouts.generate(drawn)
         rewards = torch.tensor(self._rollouts.grade(drawn))
@@ -394,7 +313,7 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.before_logging(logs)
         if "loss" in logs:
-            gathered = renamed(self._metrics["train"], self._rollouts.grading.columns)
+            gathered = renamed(self._metrics["train"])
             gathered["rollout_gap"] = [*self._gaps]
             self._gaps.clear()
             self._metrics["train"].clear()
@@ -412,7 +331,11 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
 
     def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
         plain, tensors = super().counted()
-        plain |= {"metrics": self.counters(), "gaps": self._gaps, "trained_tokens": self._trained}
+        plain |= {
+            "metrics": self.counters(),
+            "gaps": self._gaps,
+            "tokens": [self._trained, self._seen],
+        }
         if self._buffer is None:
             return plain, tensors
         plain["rows"] = [
@@ -428,12 +351,11 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
     def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
         super().restore_counted(plain, tensors)
         self.restore_counters(plain["metrics"])
-        self._gaps, self._trained = plain["gaps"], plain["trained_tokens"]
+        self._gaps, (self._trained, self._seen) = plain["gaps"], plain["tokens"]
         if "rows" not in plain:
             return
         rows = [RowOfGroup(tuple(one), tuple(other), out) for one, other, out in plain["rows"]]
-        lengths = tuple(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
-        self._buffer = {ROWS: rows, "lengths": lengths} | {
+        self._buffer = {ROWS: rows, "lengths": self.lengths_of(rows)} | {
             name.removeprefix(_BUFFER): one.to(self.args.device)
             for name, one in tensors.items()
             if name.startswith(_BUFFER)
@@ -443,10 +365,6 @@ class GRPOTrainer(Guarded, Resuming, trl.GRPOTrainer):  # type: ignore[misc]  # 
 def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
     """[B, C] with zeros up to [B, width]."""
     return torch.nn.functional.pad(values, (0, width - values.shape[1]))
-
-
-def _causal(model: Untyped) -> Untyped:
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def _adapter_is_off(model: Untyped) -> bool:

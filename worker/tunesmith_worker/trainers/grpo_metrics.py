@@ -27,24 +27,17 @@ NAMES = {
     "rollout_gap": "rollout_gap",
 }
 """TRL's name -> ours."""
+_SCORES = "scores/"
 
 
-def renamed(
-    metrics: Mapping[str, Sequence[float]], columns: Sequence[str]
-) -> dict[str, list[float]]:
-    """What TRL has gathered since it last logged, under our names; the rest is left out.
-    `columns`: of the rewards, each told by name where there are several."""
+def renamed(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """What was gathered since it was last logged, under our names; the rest is left out. Of several
+    graders, each one's scores by its name."""
     found = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
-    if len(columns) > 1:
-        for column in columns:
-            found[f"reward_{column}"] = list(metrics.get(f"rewards/{column}/mean", []))
+    scores = [name for name in metrics if name.startswith(_SCORES)]
+    if len(scores) > 1:
+        found |= {f"reward_{one.removeprefix(_SCORES)}": list(metrics[one]) for one in scores}
     return found
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Of those that are numbers."""
-    given = [one for one in values if not math.isnan(one)]
-    return sum(given) / len(given) if given else None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import JsonValue
 
@@ -18,8 +18,9 @@ from tunesmith_schema import PhaseName
 from ..data.prompts import PromptRow, Prompts
 from ..plan import GRPOPlan
 from ..report.clock import WallClock
+from ..report.rollouts import RoundFigures
 from ..rewards import Graded, Grading, Round, Sample
-from ..rollout import Completion, FinishReason, NativeEngine, Request, SamplingParams
+from ..rollout import Completion, NativeEngine, Request, SamplingParams
 from .kept_rollouts import KeptRollouts
 
 Untyped = Any  # Any: transformers is not typed
@@ -51,15 +52,18 @@ class Rollouts:
         grading: Grading,
         plan: GRPOPlan,
         *,
+        weights: Literal["merged", "in_place"],
         stop_token_ids: frozenset[int],
         seed: int,
         clock: WallClock,
         kept: KeptRollouts,
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
+        tell: Callable[[RoundFigures], None],
     ) -> None:
-        """`write` keeps the samples of a step, numbered from 1."""
+        """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
+        from 1; `tell` takes the figures of what was drawn for it."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
-        self.stop_token_ids = stop_token_ids
+        self.stop_token_ids, self.weights = stop_token_ids, weights
         self.sampling = SamplingParams(
             temperature=plan.temperature,
             top_p=plan.top_p,
@@ -67,7 +71,7 @@ class Rollouts:
             min_p=plan.min_p or 0.0,
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
-        self._kept, self._write = kept, write
+        self._kept, self._write, self.tell = kept, write, tell
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +79,10 @@ class Rollouts:
     def __exit__(self, *_: object) -> None:
         self._kept.close()
         self.grading.close()
+
+    def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
+        """What the engine is asked for at the first step, were these its prompts."""
+        return [self._request(ids, ("train", 0, place)) for place, ids in enumerate(prompts)]
 
     def draw(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Drawn:
         """Nothing yet: `generate` does it. `prompts`: one for each completion; `state`: the
@@ -89,8 +97,13 @@ class Rollouts:
     def generate(self, drawn: Drawn, *, resumed: bool = False) -> None:
         """Every completion of it; `resumed`: the weights are those that an earlier attempt may
         have drawn some of them with."""
-        with self.clock.during(PhaseName.GENERATE):
-            requests = [self._request(drawn, place) for place in range(len(drawn.prompts))]
+        training = drawn.kind == "train"
+        phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
+        with self.clock.during(phase):
+            requests = [
+                self._request(row.prompt_ids, (drawn.kind, drawn.step, place))
+                for place, row in enumerate(drawn.prompts)
+            ]
             done = {}
             if drawn.kind == "train":
                 done = self._kept.begin(drawn.step, resumed=resumed, count=len(requests))
@@ -107,14 +120,15 @@ class Rollouts:
             found = self.engine.generate([requests[place] for place in missing], finished)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
-        if missing:
+        if missing and training:
             self.clock.move(
                 PhaseName.GENERATE, PhaseName.SYNC, self.engine.figures.sync.wall_seconds
             )
 
     def grade(self, drawn: Drawn) -> list[list[float]]:
         """[completions, reward columns]; NaN where a completion has none."""
-        with self.clock.during(PhaseName.GRADE):
+        training = drawn.kind == "train"
+        with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
         return [
             [float("nan") if one is None else one for one in graded.rewards]
@@ -127,11 +141,20 @@ class Rollouts:
             samples = [self._sample(drawn, *pair) for pair in enumerate(advantages)]
             self._write(drawn.step + 1, samples)
 
-    def _request(self, drawn: Drawn, place: int) -> Request:
+    def scores(self, drawn: Drawn) -> dict[str, list[float]]:
+        """Of each grader and reward function by name, those that there are."""
+        found: dict[str, list[float]] = {}
+        for graded in drawn.graded:
+            for name, score in graded.scores.items():
+                if score is not None:
+                    found.setdefault(name, []).append(score)
+        return found
+
+    def _request(self, prompt_ids: tuple[int, ...], occasion: tuple[str, int, int]) -> Request:
         return Request(
-            prompt_ids=drawn.prompts[place].prompt_ids,
+            prompt_ids=prompt_ids,
             max_tokens=self._plan.max_completion_length,
-            seed=seed_of(self._seed, drawn.kind, drawn.step, place),
+            seed=seed_of(self._seed, *occasion),
             sampling=self.sampling,
             stop_token_ids=self.stop_token_ids,
         )
@@ -166,12 +189,6 @@ class Rollouts:
             "completion_tokens": len(done.token_ids),
             "finish_reason": done.finish_reason.value,
         }
-
-
-def truncated_share(completions: Sequence[Completion]) -> float:
-    """Of those that reached their limit."""
-    cut = sum(one.finish_reason == FinishReason.LENGTH for one in completions)
-    return cut / len(completions) if completions else 0.0
 
 
 def seed_of(seed: int, kind: str, step: int, place: int) -> int:

@@ -1,0 +1,128 @@
+"""What a group's shared prompt saves in training: `python -m benchmarks.shared_prompt`.
+
+Forward and backward of one GRPO step of the 12.4 M Llama of benchmarks/sft.py, LoRA of rank 32 on
+all projections: 2 prompts, GENERATIONS completions of 128 tokens each. Shared and plain rows in
+turn in one process, one thread, CPU seconds, one JSON line; for each dtype and length of prompts
+
+forward, backward   median seconds of each layout
+least               the smallest forward + backward of each layout
+speed_ratio         plain / shared, of the smallest
+token_ratio         plain / shared
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from typing import Any
+
+import peft
+import torch
+import transformers
+from trl.trainer.utils import add_fused_lm_head
+
+from tunesmith_worker.patches import patch
+from tunesmith_worker.trainers.completion_scores import score_completions
+from tunesmith_worker.trainers.groups import GroupLayout, RowOfGroup, sizes_of, token_ratio
+
+from .service_parts.machine import cpu_model
+from .sft_side import PROJECTIONS, make_model
+
+PROMPTS, COMPLETION = 2, 128
+LAYOUTS: tuple[GroupLayout, ...] = ("shared", "plain")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], nargs="+", default=["float32"])
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[70, 512])
+    parser.add_argument("--generations", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=6, help="of each layout, after one more")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    cases = {}
+    for dtype in given.dtype:
+        model = _model(getattr(torch, dtype))
+        for tokens in given.prompt_tokens:
+            rows = _rows(tokens, given.generations)
+            cases[f"{dtype}, {tokens} tokens"] = case = _measured(model, rows, given.repeats)
+            sys.stderr.write(f"{dtype}, {tokens} tokens: {case}\n")
+    result = {
+        "benchmark": "shared_prompt",
+        "cpu": cpu_model(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "generations": given.generations,
+        "allocator": {name: v for name, v in os.environ.items() if name.startswith("MALLOC_")},
+        "cases": cases,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _model(dtype: torch.dtype) -> Any:
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=32, lora_alpha=16, target_modules=PROJECTIONS
+    )
+    model = peft.get_peft_model(make_model(dtype), settings)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.01)
+    add_fused_lm_head(model.get_base_model())
+    patch(model)
+    return model.train()
+
+
+def _rows(prompt_tokens: int, generations: int) -> list[RowOfGroup]:
+    draw = random.Random(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(8192) for _ in range(count))
+
+    prompts = [tokens(prompt_tokens) for _ in range(PROMPTS)]
+    rows = [RowOfGroup(one, tokens(COMPLETION)) for one in prompts for _ in range(generations)]
+    draw.shuffle(rows)
+    return rows
+
+
+def _measured(model: Any, rows: list[RowOfGroup], repeats: int) -> dict[str, Any]:
+    seconds: dict[str, list[tuple[float, float]]] = {layout: [] for layout in LAYOUTS}
+    for layout in LAYOUTS:
+        _step(model, rows, layout)
+    for _ in range(repeats):
+        for layout in LAYOUTS:
+            seconds[layout].append(_step(model, rows, layout))
+    least = {layout: min(map(sum, seconds[layout])) for layout in LAYOUTS}
+    result: dict[str, Any] = {
+        layout: {
+            "forward": round(statistics.median(one for one, _ in seconds[layout]), 3),
+            "backward": round(statistics.median(one for _, one in seconds[layout]), 3),
+            "least": round(least[layout], 3),
+        }
+        for layout in LAYOUTS
+    }
+    result["speed_ratio"] = round(least["plain"] / least["shared"], 3)
+    result["token_ratio"] = round(token_ratio(sizes_of(rows)), 3)
+    return result
+
+
+def _step(model: Any, rows: list[RowOfGroup], layout: GroupLayout) -> tuple[float, float]:
+    """CPU seconds of forward and backward; every completion weighs something else."""
+    weights = torch.linspace(-1, 1, len(rows))[:, None]
+    model.zero_grad()
+    began = time.process_time()
+    device = torch.device("cpu")
+    scores = score_completions(model, rows, layout=layout, device=device, entropy=True)
+    loss = (scores.log_probs * weights).sum()
+    between = time.process_time()
+    loss.backward()
+    return between - began, time.process_time() - between
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""A reinforcement run that was interrupted ends, bit for bit, as one that was not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith_schema import EventKind
+from tunesmith_worker.rollout import Completion, FinishReason, NativeEngine
+from tunesmith_worker.run import main
+from tunesmith_worker.trainers.kept_rollouts import KeptRollouts
+
+from ..checkpoints.interrupted import Killed, interrupt, metrics_of, weights_hash
+from ..conftest import MakeRun
+from ..runs import event_data, read_events, read_result
+
+ASKED = [{"prompt": f"How much is {a} plus {a}?", "answer": str(2 * a)} for a in range(6)]
+LENGTH = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
+"""A reward that a random model's completions do not all share."""
+BASE: dict[str, Any] = {
+    "max_steps": 5,
+    "learning_rate": 1e-2,
+    "save_steps": 1,
+    "self_check": False,
+    "lora": {"r": 4},
+}
+GRPO: dict[str, Any] = {
+    "num_generations": 3,
+    "prompts_per_step": 2,
+    "max_completion_length": 8,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "the same completions thrice, and a reference": {
+        "grpo": GRPO | {"num_iterations": 3, "beta": 0.1}
+    },
+    "full bf16_error_word": {"tuning": "full", "lora": None, "precision": "bf16_error_word"},
+}
+
+
+def make(make_run: MakeRun, name: str, recipe: dict[str, Any], **spec: Any) -> Path:
+    given = BASE | {"grpo": GRPO} | recipe
+    return make_run(ASKED, recipe=given, name=name, method="reinforcement", grader=LENGTH, **spec)
+
+
+def samples(run: Path) -> dict[str, list[Any]]:
+    found = {path.name: path.read_text() for path in sorted((run / "samples").glob("*.jsonl"))}
+    return {name: [json.loads(line) for line in text.splitlines()] for name, text in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_after_a_step_it_ends_as_if_nothing_had_been(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    whole = make(make_run, "whole", KINDS[kind])
+    assert main(whole) == 0, read_result(whole).error
+    broken = make(make_run, "broken", KINDS[kind])
+    assert interrupt(broken, monkeypatch, kill=4) == 1
+    assert main(broken) == 0
+    (resumed,) = event_data(broken, EventKind.RESUMED)
+    assert 0 < resumed["step"] < 4
+    assert weights_hash(broken) == weights_hash(whole)
+    assert metrics_of(broken) == metrics_of(whole)
+    assert samples(broken) == samples(whole)
+    assert not any("Tripwire" in event.message for event in read_events(broken))
+
+
+def test_what_was_drawn_before_a_kill_is_not_drawn_again(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make(make_run, "whole", {})
+    assert main(whole) == 0
+    broken = make(make_run, "broken", {})
+    asked: list[int] = []
+    generate, add = NativeEngine.generate, KeptRollouts.add
+
+    def counted(engine: NativeEngine, requests: Any, *rest: Any) -> Any:
+        asked.append(len(requests))
+        return generate(engine, requests, *rest)
+
+    def killed(kept: KeptRollouts, *given: Any) -> None:
+        add(kept, *given)
+        if len(asked) == 1 and len((broken / "rollouts.jsonl").read_text().splitlines()) == 5:
+            raise Killed
+
+    monkeypatch.setattr(NativeEngine, "generate", counted)
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptRollouts, "add", killed)
+        assert main(broken) == 1
+    assert main(broken) == 0
+    assert asked[:3] == [6, 2, 6]
+    assert weights_hash(broken) == weights_hash(whole)
+    assert samples(broken) == samples(whole)
+
+
+def test_completions_of_another_spec_or_step_are_drawn_anew(tmp_path: Path) -> None:
+    one = Completion(
+        token_ids=[5, 2],
+        sampling_logprobs=[-0.5, -0.25],
+        policy_logprobs=[-0.5, -0.25],
+        finish_reason=FinishReason.STOP,
+        stop_reason=2,
+    )
+    path = tmp_path / "rollouts.jsonl"
+    kept = KeptRollouts(path, "this")
+    assert kept.begin(3, resumed=True, count=4) == {}
+    kept.add(2, one)
+    kept.close()
+    with path.open("a") as file:
+        file.write('{"place": 1, "token_')  # a kill
+    for made_for, step, resumed, count in (
+        ("other", 3, True, 4),
+        ("this", 2, True, 4),
+        ("this", 3, True, 8),
+        ("this", 3, False, 4),
+    ):
+        before = path.read_bytes()
+        other = KeptRollouts(path, made_for)
+        assert other.begin(step, resumed=resumed, count=count) == {}
+        other.close()
+        path.write_bytes(before)
+    again = KeptRollouts(path, "this")
+    assert again.begin(3, resumed=True, count=4) == {2: one}
+    again.close()
+    assert [json.loads(line).get("place") for line in path.read_text().splitlines()] == [None, 2]

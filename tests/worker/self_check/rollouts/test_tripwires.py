@@ -1,0 +1,76 @@
+"""What a run's figures alarm of: at the bound, after as many steps as are said, and once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tunesmith_worker.self_check.rollouts import RolloutTripwires, StepFigures
+
+GOOD = StepFigures(
+    step=1,
+    rollout_gap=1e-3,
+    frac_reward_zero_std=0.3,
+    truncated_share=0.1,
+    entropy=1.0,
+    kl=0.05,
+    clip_ratio=0.01,
+)
+BAD: dict[str, tuple[StepFigures, int, int]] = {
+    # What is wrong; how many good steps come before; at which bad one it is told.
+    "rollout_gap": (replace(GOOD, rollout_gap=0.11), 0, 1),
+    "equal_rewards": (replace(GOOD, frac_reward_zero_std=1.0), 0, 10),
+    "few_spreads": (replace(GOOD, frac_reward_zero_std=0.8), 2, 10),
+    "all_truncated": (replace(GOOD, truncated_share=1.0), 0, 3),
+    "truncated": (replace(GOOD, truncated_share=0.31), 0, 10),
+    "entropy": (replace(GOOD, entropy=0.09), 5, 5),
+    "kl": (replace(GOOD, kl=1.1), 0, 5),
+    "clip_ratio": (replace(GOOD, clip_ratio=0.4), 1, 10),
+}
+
+
+def _steps(wires: RolloutTripwires, figures: list[StepFigures]) -> list[tuple[int, str]]:
+    return [
+        (number, text)
+        for number, one in enumerate(figures, start=1)
+        for text in wires.step(replace(one, step=number))
+    ]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_alarm_comes_when_it_is_due_and_once(name: str) -> None:
+    bad, good, due = BAD[name]
+    told = _steps(RolloutTripwires("bf16"), [GOOD] * good + [bad] * 40)
+    assert [number for number, _ in told] == [good + due]
+    assert told[0][1].startswith(f"Step {good + due}: {name}: ")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_good_step_in_between_starts_the_count_again(name: str) -> None:
+    bad, good, due = BAD[name]
+    told = _steps(RolloutTripwires("bf16"), [GOOD] * good + ([bad] * (due - 1) + [GOOD]) * 4)
+    assert told == []
+
+
+def test_good_steps_and_figures_that_are_not_measured_alarm_of_nothing() -> None:
+    assert _steps(RolloutTripwires("fp32"), [GOOD] * 60) == []
+    assert _steps(RolloutTripwires("fp32"), [StepFigures(step=1)] * 60) == []
+
+
+def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
+    off = replace(GOOD, rollout_gap=0.05)
+    assert not RolloutTripwires("bf16_error_word").step(off)
+    (text,) = RolloutTripwires("fp32").step(off)
+    assert "0.05 apart on average (healthy: up to 0.01)" in text
+    (text,) = RolloutTripwires("bf16").step(replace(GOOD, rollout_gap=float("nan")))
+    assert "nan apart" in text
+
+
+def test_a_resumed_run_counts_on_and_is_not_told_twice() -> None:
+    first, second = RolloutTripwires("bf16"), RolloutTripwires("bf16")
+    equal, cut = BAD["equal_rewards"][0], BAD["all_truncated"][0]
+    assert len(_steps(first, [cut] * 3 + [equal] * 9)) == 1
+    second.restore(first.state())
+    assert [text.split(": ")[1] for text in second.step(equal)] == ["equal_rewards"]
+    assert _steps(second, [cut] * 9) == []

@@ -1,0 +1,52 @@
+"""Tells, step by step, when a reinforcement run's own figures say that something is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState
+
+from tunesmith_schema import Precision
+
+from .events import EventLog
+from .self_check.rollouts import RolloutTripwires, StepFigures
+
+Untyped = Any  # Any: transformers is not typed
+
+
+class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+    def __init__(self, events: EventLog, precision: Precision) -> None:
+        self._events, self._tripwires = events, RolloutTripwires(precision)
+
+    @property
+    def watched(self) -> dict[str, Untyped]:
+        """What the tripwires have seen so far, as JSON."""
+        return self._tripwires.state()
+
+    @watched.setter
+    def watched(self, state: dict[str, Untyped]) -> None:
+        self._tripwires.restore(state)
+
+    def state(self) -> dict[str, Untyped]:
+        return {"args": {}, "attributes": {"watched": self.watched}}
+
+    def on_log(
+        self,
+        args: Untyped,
+        state: Untyped,
+        control: Untyped,
+        logs: dict[str, Untyped] | None = None,
+        **_: Untyped,
+    ) -> None:
+        logs = logs or {}
+        if "loss" not in logs:
+            return
+        names = ("frac_reward_zero_std", "truncated_share", "entropy", "kl", "clip_ratio")
+        figures = StepFigures(
+            step=state.global_step,
+            rollout_gap=logs.get("rollout_gap"),
+            **{name: logs.get(name) for name in names},
+        )
+        for text in self._tripwires.step(figures):
+            self._events.message(text, level="warn", data={"step": state.global_step})
