@@ -25,7 +25,6 @@ import trl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import grpo_task
 from benchmarks.grpo_task import (
     ALPHA,
     GROUP,
@@ -68,7 +67,8 @@ class Meter(Clock):
         self.phases: list[dict[str, float]] = []
         self.peak = 0.0
         self.sync_seconds: list[float] = []
-        """Of ours, by step."""
+        self.callback_cpu_seconds: list[float] = []
+        """Of ours, by step: see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")
@@ -109,6 +109,8 @@ class ForcedLengths:
         self._engine, self._task, self._step = engine, task, 0
         self.sync_seconds: list[float] = []
         """Wall time of taking over the weights, by call."""
+        self.callback_cpu_seconds: list[float] = []
+        """Of what the trainer does with each completion that ends: text, grading, keeping."""
 
     @property
     def figures(self) -> Untyped:
@@ -120,7 +122,9 @@ class ForcedLengths:
         pairs = zip(requests, wanted, strict=True)
         forced = [replace(one, max_tokens=n, stop_token_ids=frozenset()) for one, n in pairs]
         found = self._engine.generate(forced, *given)
-        self.sync_seconds.append(self._engine.figures.sync.wall_seconds)
+        figures = self._engine.figures
+        self.sync_seconds.append(figures.sync.wall_seconds)
+        self.callback_cpu_seconds.append(figures.callback.cpu_seconds)
         return found
 
 
@@ -134,6 +138,7 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
         meter = Meter(ready.trainer)
         engine = ready.trainer._rollouts.engine
         meter.sync_seconds = engine.sync_seconds
+        meter.callback_cpu_seconds = engine.callback_cpu_seconds
         meter.time(engine, "generate", "engine")
         meter.time(ready.trainer, "scores", "log_probs")
         found.append((meter, idle))
@@ -150,13 +155,14 @@ def run_ours(
     is given that. Raises RuntimeError where it fails."""
     from tunesmith_worker import reinforcement, run
     from tunesmith_worker.process import keep_freed_memory
+    from tunesmith_worker.rewards import LocalReward
 
     keep_freed_memory()
     root = run_directory(task, folder)
     original = reinforcement.prepare_reinforcement
 
     def prepare(context: Untyped, loaded: Untyped) -> Untyped:
-        rewards = [f"{grpo_task.__file__}:{even_share.__name__}"]
+        rewards = [LocalReward(name=even_share.__name__, function=even_share)]
         ready = original(replace(context, rewards=rewards), loaded)
         rollouts = ready.trainer._rollouts
         rollouts.engine = ForcedLengths(rollouts.engine, task)
@@ -302,12 +308,19 @@ def main() -> None:
         name: round(sum(one[name] for one in meter.phases[skip:]) / given.steps, 4)
         for name in meter.phases[-1]
     }
+    step = sum(meter.cpu[skip:]) / given.steps
+    beside = None
+    if given.side == "ours":
+        callbacks = sum(meter.callback_cpu_seconds[skip:]) / given.steps
+        parts = ("engine", "log_probs", "backward")
+        beside = round((step - sum(phases[one] for one in parts) + callbacks) / step, 5)
     print(
         json.dumps(
             {
                 "side": given.side,
                 "tuning": given.tuning,
-                "step_cpu_seconds": sum(meter.cpu[skip:]) / given.steps,
+                "step_cpu_seconds": step,
+                "beside_share": beside,
                 "step_cpu_seconds_all": [round(one, 3) for one in meter.cpu[skip:]],
                 "warm_up_cpu_seconds": [round(one, 3) for one in meter.cpu[:skip]],
                 "phases": phases,

@@ -90,6 +90,7 @@ def test_the_summary_is_of_pairs() -> None:
     one = {
         "step_cpu_seconds": 1.0, "phases": phases, "generated_per_cpu_second": 4096.0,
         "peak_above_idle_mib": 50.0, "torch": "2",
+        "beside_share": 0.01,
     }  # fmt: skip
     other = one | {"step_cpu_seconds": 3.0, "phases": phases | {"generate": 1.5}}
     other |= {"peak_above_idle_mib": 200.0}
