@@ -40,6 +40,7 @@ from .resume import check_steps_left
 from .rewards import Grading
 from .rollout import Interrupted, NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .rollout_alarms import RolloutAlarms
+from .rollout_failures import rollout_failures
 from .samples import write_samples
 from .self_check import self_check
 from .self_check.rollouts import ReinforcementSubject, reinforcement_checks
@@ -91,9 +92,11 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
     grading = Grading(spec.grader, context.rewards)
-    engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+    with rollout_failures():
+        engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+        engine = NativeEngine(model, engine_plan, base.tokenizer)
     rollouts = Rollouts(
-        NativeEngine(model, engine_plan, base.tokenizer),
+        engine,
         base.tokenizer,
         prompts,
         grading,

@@ -22,6 +22,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tunesmith_schema import PhaseName
 
+from ..patches.recompute import no_layer_recomputes
 from ..patches.trl_compat import add_reference_head
 from ..plan import GRPOPlan
 from ..self_check.nan_guard import NanGuard, TakenStep
@@ -243,7 +244,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         """TRL's, with what belongs to a row kept beside the tensors."""
         rows = [self._rollouts.prompts.rows[int(one["row"])] for one in inputs]
         self._drawn = self._rollouts.draw(rows, "train", self.state)
-        with self._scoring([]):
+        with self._scoring([]), no_layer_recomputes(self.model):
             batch: Inputs = super()._generate_and_score_completions(inputs)
             assert self._rows is not None, "said a moment ago"
             there = batch["completion_mask"].any(1).tolist()

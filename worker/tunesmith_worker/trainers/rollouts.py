@@ -21,6 +21,7 @@ from ..report.clock import WallClock
 from ..report.rollouts import RoundFigures
 from ..rewards import Graded, Grading, Round, Sample
 from ..rollout import Completion, NativeEngine, Request, SamplingParams
+from ..rollout_failures import rollout_failures
 from .kept_rollouts import KeptRollouts
 
 Untyped = Any  # Any: transformers is not typed
@@ -125,7 +126,8 @@ class Rollouts:
 
             # An evaluation is part of the step before it, which a resume point takes as done.
             self.engine.interrupted = self._stop_requested if training else lambda: False
-            found = self.engine.generate([requests[place] for place in missing], finished)
+            with rollout_failures():
+                found = self.engine.generate([requests[place] for place in missing], finished)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
         if missing and training:
