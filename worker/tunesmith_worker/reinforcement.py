@@ -38,7 +38,7 @@ from .preparing import (
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
 from .rewards import Grading
-from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .rollout import Interrupted, NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .rollout_alarms import RolloutAlarms
 from .samples import write_samples
 from .self_check import self_check
@@ -105,6 +105,8 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
         tell=recorder.rollout,
+        warn=partial(events.message, level="warn"),
+        stop_requested=lambda: context.control.stop_requested,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(
@@ -160,6 +162,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         memory=memory,
         layouts=layouts,
         rows_at_a_time=plan.completions_per_step,
+        left_off=Interrupted,
         running=rollouts,
     )
 
