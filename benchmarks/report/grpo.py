@@ -25,7 +25,7 @@ def grpo(results: list[Result]) -> str:
             against_bar(one["generation_ratio"], one["generation_bar"], at_least=True),
             against_bar(one["memory_ratio"], one["memory_bar"], at_least=False),
             NOT_MEASURED if one["lora_over_full"] is None else f"{one['lora_over_full']:.2f}x",
-            f"{one['beside_share']:.1%}",
+            f"{one['beside_share']:.1%}" if "beside_share" in one else NOT_MEASURED,
             f"{one['parity']['gradient_difference']:.1e}",
             len(one["speed_ratios"]),
             one["load_average"],
