@@ -133,7 +133,7 @@ def test_the_grader_is_one_and_wants_what_the_questions_know() -> None:
         {"model": "m", "training_file": "file-1", "method": body, "recipe": recipes.GRPO}
     )
     someone, asked = people.held_out[0], world.questions(people, 1).valid[0]
-    prompt = PromptRow(number=1, prompt_ids=(1,), item=dict(asked), text="")
+    prompt = PromptRow(number=1, prompt_ids=(1,), item=json.loads(json.dumps(asked)), text="")
     wrong = someone.record().replace(someone.home, "moon")
     with Grading(TypeAdapter(Grader).validate_python(recipes.GRADER)) as grading:
         graded = grading.begin([prompt] * 3)

@@ -40,8 +40,8 @@ LORA = Recipe(
 GRPO = Recipe(
     tuning="lora",
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Half of LoRA's above: what is drawn changes with each step. The reward is above 0.95 after
-    # 5 to 8 steps of 20, on every seed tried.
+    # Half of LoRA's above: what is drawn changes with each step. The reward was 0.95 to
+    # 0.98 at step 5, on all of three seeds.
     learning_rate=1e-3,
     max_steps=20,
     eval_steps=5,
