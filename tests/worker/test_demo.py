@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 import transformers
+from pydantic import TypeAdapter
 
-from tunesmith_schema import MetricPoint
+from tunesmith_schema import Grader, JobCreate, MetricPoint
+from tunesmith_schema import Sample as Drawn
+from tunesmith_worker.data.prompts import PromptRow
 from tunesmith_worker.demo import recipes, world
 from tunesmith_worker.demo.__main__ import main
 from tunesmith_worker.demo.architecture import write_architecture
 from tunesmith_worker.demo.output import MARKER, OutputRefused, prepare_output
 from tunesmith_worker.demo.own_data import num_held_out, split_own_data
-from tunesmith_worker.demo.plot import Curve, plot_losses
-from tunesmith_worker.demo.summary import JobSummary, Sample, Summary, render_markdown
+from tunesmith_worker.demo.plot import Curve, plot_losses, plot_reward
+from tunesmith_worker.demo.reinforcement import Answer, RewardSummary, most_varied
+from tunesmith_worker.demo.summary import JobSummary, Summary, render_markdown
+from tunesmith_worker.demo.summary import Sample as Answers
 from tunesmith_worker.demo.task import BadTask, exact_match, facts_right, invented_task, own_task
 from tunesmith_worker.errors import DataError
+from tunesmith_worker.rewards import Grading, Sample
 
 
 def _text(row: world.Row) -> str:
@@ -113,10 +119,39 @@ def test_an_earlier_demo_is_replaced_and_other_files_stay(tmp_path: Path) -> Non
 def test_the_invented_task_makes_all_its_files(tmp_path: Path) -> None:
     task = invented_task(tmp_path, max_steps=None)
     assert task.pretraining is not None
-    for training in (task.pretraining, task.tuning):
+    assert task.reinforcement is not None
+    for training in (task.pretraining, task.tuning, task.reinforcement):
         assert len(training.train.read_text().splitlines()) == training.rows
     assert len(task.tuning.valid.read_text().splitlines()) >= 50
     assert (task.pretraining.recipe.from_scratch, task.tuning.recipe.tuning) == (True, "lora")
+
+
+def test_the_grader_is_one_and_wants_what_the_questions_know() -> None:
+    people = world.make_world(recipes.SEED, taught=8, held_out=4)
+    body = {"type": "reinforcement", "reinforcement": {"grader": recipes.GRADER}}
+    JobCreate.model_validate(
+        {"model": "m", "training_file": "file-1", "method": body, "recipe": recipes.GRPO}
+    )
+    someone, asked = people.held_out[0], world.questions(people, 1).valid[0]
+    prompt = PromptRow(number=1, prompt_ids=(1,), item=json.loads(json.dumps(asked)), text="")
+    wrong = someone.record().replace(someone.home, "moon")
+    with Grading(TypeAdapter(Grader).validate_python(recipes.GRADER)) as grading:
+        graded = grading.begin([prompt] * 3)
+        for place, text in enumerate((someone.record(), wrong, someone.prose())):
+            graded.add(place, Sample(text, 9, "stop"), [])
+        assert [one.rewards[0] for one in graded.finish()] == pytest.approx([1.0, 2 / 3, 0.0])
+
+
+def test_reinforcement_is_shown_no_answer_and_new_wordings() -> None:
+    people = world.make_world(1, taught=20, held_out=10)
+    asked = world.questions(people, 1)
+    read = {row["messages"][0]["content"] for row in world.facts(people, 1).train}
+    for row in (*asked.train, *asked.valid):
+        (message,) = row["messages"]
+        assert message["role"] == "user"
+        assert message["content"] not in read
+    trained = " ".join(row["messages"][0]["content"] for row in asked.train)
+    assert not any(someone.name in trained for someone in people.held_out)
 
 
 def test_max_steps_shortens_a_recipe_and_its_parts() -> None:
@@ -212,7 +247,8 @@ def _summary(folder: Path) -> Summary:
         seconds_total=123.4,
         seconds={"lora": 20.0},
         jobs=(job,),
-        samples=(Sample(prompt="Who?", expected="{}", base="a | b\n`c`", tuned=""),),
+        reward=None,
+        samples=(Answers(prompt="Who?", expected="{}", base="a | b\n`c`", tuned=""),),
         output_path=str(folder),
         adapter_path=str(folder / "adapter"),
         model_dir=None,
@@ -227,6 +263,46 @@ def test_the_summary_says_the_numbers_and_how_to_do_it_oneself(tmp_path: Path) -
     assert "| with adapter | (nothing) |" in text
     for call in ("Client()", "jobs.create(", "job.wait(", "adapters.download("):
         assert call in text
+
+
+def test_the_summary_shows_the_reward_and_a_group(tmp_path: Path) -> None:
+    plain = _summary(tmp_path)
+    assert "reward" not in render_markdown(plain).lower()
+    reward = RewardSummary(
+        job_id="ftjob-2",
+        before=0.41,
+        after=0.98,
+        held_out=0.97,
+        step=1,
+        question="Who, please?",
+        answers=(
+            Answer(text='{"animal": "fox"}', reward=1 / 3, advantage=0.5),
+            Answer(text="A fox.", reward=None, advantage=None),
+        ),
+    )
+    jobs = (*plain.jobs, replace(plain.jobs[0], id="ftjob-2", train_loss=None))
+    text = render_markdown(replace(plain, jobs=jobs, reward=reward))
+    assert "| training prompts | 0.41 | 0.98 |" in text
+    assert "| held-out prompts |  | 0.97 |" in text
+    assert '| `{"animal": "fox"}` | 0.33 | +0.50 |' in text
+    assert "| `A fox.` | none | none |" in text
+    assert "| asked `Who, please?` | reward | advantage |" in text
+    assert "tunesmith jobs samples ftjob-2\ntunesmith jobs report ftjob-2" in text
+    assert "`ftjob-2`): `ft:tiny:default::1` on 216 rows" in text
+    assert "at the end reward 0.980" in text
+
+
+def test_the_group_shown_is_the_one_with_the_widest_rewards() -> None:
+    def drawn(group: int, reward: float | None) -> Drawn:
+        return Drawn(
+            id="s", created_at=0, step=1, group=group, row=1, prompt="p", completion="c",
+            reward=reward, prompt_tokens=1, completion_tokens=1, finish_reason="stop",
+        )  # fmt: skip
+
+    pairs = [(2, 1.0), (1, 0.0), (0, None), (2, 1.0), (1, 1.0), (0, 0.5)]
+    group = most_varied([drawn(*pair) for pair in pairs])
+    assert [one.reward for one in group] == [0.0, 1.0]
+    assert {one.group for one in group} == {1}
 
 
 def test_the_summary_of_own_data_has_losses_only(tmp_path: Path) -> None:
@@ -250,3 +326,6 @@ def test_the_plot_is_a_png_also_without_validation_points(tmp_path: Path) -> Non
     ]
     plot_losses([Curve(title="one", points=points)], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+    rewards = [MetricPoint(id="3", step=1, values={"reward": 0.5})]
+    plot_reward(Curve(title="two", points=rewards), tmp_path / "reward.png")
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG\r\n")

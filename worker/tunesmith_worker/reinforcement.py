@@ -38,7 +38,7 @@ from .preparing import (
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
 from .rewards import Grading
-from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .rollout import Interrupted, NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .rollout_alarms import RolloutAlarms
 from .rollout_failures import rollout_failures
 from .samples import write_samples
@@ -109,6 +109,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         write=partial(write_samples, run, events),
         tell=recorder.rollout,
         warn=partial(events.message, level="warn"),
+        stop_requested=lambda: context.control.stop_requested,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(
@@ -164,6 +165,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         memory=memory,
         layouts=layouts,
         rows_at_a_time=plan.completions_per_step,
+        left_off=Interrupted,
         running=rollouts,
     )
 

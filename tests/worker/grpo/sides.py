@@ -186,6 +186,7 @@ def ours(
         write=lambda step, samples: None,
         tell=lambda figures: None,
         warn=lambda text: None,
+        stop_requested=lambda: False,
     )
     trainer = GRPOTrainer(
         model=model,

@@ -92,10 +92,15 @@ def _tell(summary: Summary, say: Console) -> None:
         ):
             say.print(f"  {name}  {' '.join(text.split())[:160]}", markup=False)
         say.print()
+    if summary.reward is not None:
+        reward = summary.reward
+        say.print(f"GRPO's mean reward: {reward.before:.2f} at first, {reward.after:.2f} at last.")
+        say.print(f"What it drew: tunesmith jobs samples {reward.job_id}")
+        say.print()
     say.print(f"{summary.seconds_total:.0f} s in all:")
     for stage, seconds in summary.seconds.items():
         say.print(f"  {seconds:6.1f} s  {NAMES.get(stage, stage)}")
-    say.print(f"Read [bold]{summary.output_path}/summary.md[/bold] and look at loss.png there.")
+    say.print(f"Read [bold]{summary.output_path}/summary.md[/bold] and look at the curves there.")
     say.print(f"The adapter: {summary.adapter_path}")
 
 

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 MARKER = ".tunesmith-demo"
-OURS = ("service", "architecture", "models", "data", "adapter")
+OURS = ("service", "architecture", "models", "data", "adapter", "grpo-adapter")
 """Folders that a demo makes, and the next one replaces."""
-OUR_FILES = ("loss.png", "summary.md", "summary.json", "service.log")
+OUR_FILES = ("loss.png", "reward.png", "summary.md", "summary.json", "service.log")
 
 
 class OutputRefused(ValueError):

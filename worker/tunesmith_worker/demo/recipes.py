@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunesmith_schema import LoraRecipe, Recipe
+from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe
 
 SEED = 1
 """World, shuffling and weights: the same numbers on each run, but for rounding."""
@@ -36,6 +36,32 @@ LORA = Recipe(
     max_steps=40,
     eval_steps=4,
 )
+
+GRPO = Recipe(
+    tuning="lora",
+    lora=LoraRecipe(r=16, lora_alpha=32),
+    # Half of LoRA's above: what is drawn changes with each step. The reward was 0.95 to
+    # 0.98 at step 5, on all of three seeds.
+    learning_rate=1e-3,
+    max_steps=20,
+    eval_steps=5,
+    grpo=GRPORecipe(prompts_per_step=12, num_generations=8, max_completion_length=48),
+)
+GRADER = {
+    "type": "multi",
+    "name": "facts_as_json",
+    "graders": {
+        fact: {
+            "type": "string_check",
+            "operation": "eq",
+            "input": f"{{{{sample.output_json.{fact}}}}}",
+            "reference": f"{{{{item.{fact}}}}}",
+        }
+        for fact in ("animal", "home", "food")
+    },
+    "calculate_output": "(animal + home + food) / 3",
+}
+"""A third for each fact that is right in an answer that is JSON; prose is worth nothing."""
 
 # A real model: what the trainer chooses by itself suits it.
 OWN_MODEL = Recipe(tuning="lora")

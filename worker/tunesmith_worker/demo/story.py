@@ -19,6 +19,7 @@ from ..devices import describe_device
 from ..process import quick_imports
 from .output import prepare_output
 from .recipes import SEED
+from .reinforcement import reward_summary
 from .service import running_service
 from .summary import JobSummary, Sample, Summary, render_markdown
 from .task import Task, Training, exact_match, facts_right, invented_task, own_task
@@ -82,6 +83,14 @@ def run_demo(options: Options, say: Console) -> Summary:
         watch.lap("lora")
         adapter = client.adapters.download(job.id, output / "adapter")
         curves = [(training.title, job.metrics()) for training, job in jobs]
+        watch.lap("download")
+        reward, rewards = None, None
+        if task.reinforcement is not None:
+            job = _train(client, model, task.reinforcement, say)
+            jobs.append((task.reinforcement, job))
+            watch.lap("grpo")
+            client.adapters.download(job.id, output / "grpo-adapter")
+            reward, rewards = reward_summary(job), (task.reinforcement.title, job.metrics())
         told = [_job_summary(client, training, job) for training, job in jobs]
         watch.lap("download")
     watch.lap("stop_service")
@@ -89,7 +98,7 @@ def run_demo(options: Options, say: Console) -> Summary:
     say.print("Asking the model with and without the adapter ...")
     with quick_imports():  # torch only now: until here it would only take the jobs' memory
         from .measure import compare
-        from .plot import Curve, plot_losses
+        from .plot import Curve, plot_losses, plot_reward
     comparison = compare(
         base,
         adapter,
@@ -102,6 +111,9 @@ def run_demo(options: Options, say: Console) -> Summary:
     plot_losses(
         [Curve(title=title, points=points) for title, points in curves], output / "loss.png"
     )
+    if rewards is not None:
+        title, points = rewards
+        plot_reward(Curve(title=title, points=points), output / "reward.png")
     watch.lap("report")
     expected, before, after = (
         comparison.expected,
@@ -123,6 +135,7 @@ def run_demo(options: Options, say: Console) -> Summary:
         seconds_total=watch.total,
         seconds=watch.seconds,
         jobs=tuple(told),
+        reward=reward,
         samples=_samples(comparison.prompts, expected, before, after),
         output_path=str(output),
         adapter_path=str(adapter),
@@ -147,6 +160,7 @@ def _train(client: tunesmith.Client, model: str, training: Training, say: Consol
         validation_file=training.valid,
         suffix=training.suffix,
         seed=SEED,
+        grader=training.grader,
         # Only what was chosen: the rest stays "auto" for the trainer.
         recipe=training.recipe.model_dump(exclude_unset=True),
     )

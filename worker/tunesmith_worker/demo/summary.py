@@ -6,11 +6,15 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .markdown import code, table
+from .reinforcement import RewardSummary, render_reward
+
 NAMES = {
     "prepare": "data and tokenizer made",
     "start_service": "service started",
     "pretrain": "full training from random weights",
     "lora": "LoRA",
+    "grpo": "GRPO",
     "download": "weights and adapter downloaded",
     "stop_service": "service stopped",
     "measure": "model sampled with and without the adapter",
@@ -58,6 +62,9 @@ class Summary:
     seconds_total: float
     seconds: dict[str, float]
     jobs: tuple[JobSummary, ...]
+    """The reinforcement job, if there was one, is the last."""
+    reward: RewardSummary | None
+    """Of that job; None for a user's own data."""
     samples: tuple[Sample, ...]
     output_path: str
     adapter_path: str
@@ -81,19 +88,20 @@ def results(summary: Summary) -> list[tuple[str, str, str]]:
 
 
 def render_markdown(summary: Summary) -> str:
-    last = summary.jobs[-1]
+    tuning = summary.jobs[-1 if summary.reward is None else -2]
     parts = [
         "# What the demo did",
         _story(summary),
         f"## Before and after, on {summary.held_out_rows} held-out rows",
-        _table(("", "base model", "with adapter"), results(summary)),
-        *_proof(summary, last),
+        table(("", "base model", "with adapter"), results(summary)),
+        *_proof(summary, tuning),
         *([_ABOUT_NUMBERS] if summary.base_exact_match is not None else []),
         "![loss of each job](loss.png)",
         "## Answers side by side",
         *[_sample(sample) for sample in summary.samples],
+        *([] if summary.reward is None else [render_reward(summary.reward)]),
         f"## Where the {summary.seconds_total:.0f} seconds went",
-        _table(
+        table(
             ("", "seconds"),
             [(NAMES.get(k, k), f"{v:.1f}") for k, v in summary.seconds.items()],
         ),
@@ -104,9 +112,9 @@ def render_markdown(summary: Summary) -> str:
             for job in summary.jobs
         ],
         "## What is where",
-        _table(("", "path"), _paths(summary)),
+        table(("", "path"), _paths(summary)),
         "## The same, from your own program",
-        _program(summary, last),
+        _program(summary, tuning),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -125,6 +133,8 @@ def _story(summary: Summary) -> str:
             for name, value in (("training", job.train_loss), ("validation", job.valid_loss))
             if value is not None
         ]
+        if summary.reward is not None and job.id == summary.reward.job_id:
+            losses = [f"reward {summary.reward.after:.3f}"]
         lines.append(
             f"{number}. **{job.title}** (`{job.id}`): `{job.model}` on {job.rows} rows, "
             f"{job.steps} steps, {job.trained_tokens:,} trained tokens; at the end "
@@ -147,27 +157,18 @@ def _proof(summary: Summary, job: JobSummary) -> list[str]:
 
 def _sample(sample: Sample) -> str:
     rows = [
-        ("base model", _code(sample.base)),
-        ("with adapter", _code(sample.tuned)),
-        ("expected", _code(sample.expected)),
+        ("base model", code(sample.base)),
+        ("with adapter", code(sample.tuned)),
+        ("expected", code(sample.expected)),
     ]
-    return _table(("asked", _code(sample.prompt)), rows)
-
-
-def _code(text: str, limit: int = 300) -> str:
-    """One line of code in a table's cell."""
-    line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
-    return f"`{line[:limit]}{'...' if len(line) > limit else ''}`" if line else "(nothing)"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, str]] | list[tuple[str, str, str]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table(("asked", code(sample.prompt)), rows)
 
 
 def _paths(summary: Summary) -> list[tuple[str, str]]:
     output = Path(summary.output_path)
     paths = [("adapter (stock PEFT)", Path(summary.adapter_path))]
+    if (output / "grpo-adapter").is_dir():
+        paths.append(("adapter of the GRPO job", output / "grpo-adapter"))
     if (output / "models").is_dir():
         paths.append(("base model", output / "models"))
     paths += [("data", output / "data"), ("the service's data", output / "service")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tunesmith_schema import Recipe
 from . import world
 from .architecture import write_architecture
 from .own_data import split_own_data, write_jsonl
-from .recipes import LORA, OWN_MODEL, PRETRAIN, SEED, at_most
+from .recipes import GRADER, GRPO, LORA, OWN_MODEL, PRETRAIN, SEED, at_most
 
 MODEL_NAME = "tiny-llama"
 NUM_TAUGHT, NUM_HELD_OUT = 72, 56
@@ -34,6 +34,8 @@ class Training:
     valid: Path
     rows: int
     recipe: Recipe
+    grader: Mapping[str, object] | None = None
+    """What scores the model's own answers; None: the rows have answers to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Task:
     """Folder of base models that the service may use."""
     pretraining: Training | None
     tuning: Training
+    reinforcement: Training | None
+    """On the base model, as `tuning`."""
     num_answers: int | None
     """How many held-out rows are answered; None: all."""
     max_new_tokens: int
@@ -62,7 +66,13 @@ def invented_task(output: Path, max_steps: int | None) -> Task:
     write_architecture(model_dir / MODEL_NAME, world.texts(facts, style))
     data.mkdir()
 
-    def training(name: str, rows: world.DataSet, recipe: Recipe, title: str) -> Training:
+    def training(
+        name: str,
+        rows: world.DataSet | world.Questions,
+        recipe: Recipe,
+        title: str,
+        grader: Mapping[str, object] | None = None,
+    ) -> Training:
         train, valid = data / f"{name}.jsonl", data / f"{name}_valid.jsonl"
         write_jsonl(train, rows.train)
         write_jsonl(valid, rows.valid)
@@ -73,17 +83,26 @@ def invented_task(output: Path, max_steps: int | None) -> Task:
             valid=valid,
             rows=len(rows.train),
             recipe=at_most(recipe, max_steps),
+            grader=grader,
         )
 
     return Task(
         description=f"An invented world of {NUM_TAUGHT + NUM_HELD_OUT} inhabitants. A base model "
         f"is trained from random weights to know them all; then LoRA, shown {NUM_TAUGHT} of them, "
-        f"teaches it to answer in JSON unasked. It is examined on the other {NUM_HELD_OUT}.",
+        f"teaches it to answer in JSON unasked. It is examined on the other {NUM_HELD_OUT}. GRPO "
+        "teaches the base model the same for polite questions, by a grader and without answers.",
         model=MODEL_NAME,
         base=str(model_dir / MODEL_NAME),
         model_dir=model_dir,
         pretraining=training("pretrain", facts, PRETRAIN, "Full training from random weights"),
         tuning=training("tune", style, LORA, "LoRA on the new base model"),
+        reinforcement=training(
+            "grpo",
+            world.questions(people, SEED),
+            GRPO,
+            "GRPO on the new base model",
+            GRADER,
+        ),
         num_answers=None,
         max_new_tokens=48,
         answers_are_known=True,
@@ -120,6 +139,7 @@ def own_task(output: Path, model: str, source: Path, max_steps: int | None) -> T
             rows=rows,
             recipe=at_most(OWN_MODEL, max_steps),
         ),
+        reinforcement=None,  # what a good answer is worth, only the user can say
         num_answers=OWN_SAMPLES,
         max_new_tokens=OWN_NEW_TOKENS,
         answers_are_known=False,

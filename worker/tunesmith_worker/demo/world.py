@@ -1,7 +1,7 @@
 """A small invented world as training data: who lives in it, and how one may ask about them.
 
 The base model answers in prose, and in JSON only when asked to; LoRA makes JSON the answer to any
-question, and is shown so on some of the inhabitants only.
+question, and is shown so on some of the inhabitants only. Reinforcement is shown no answer at all.
 Pure functions of a seed; knows no files and no models.
 """
 
@@ -35,6 +35,14 @@ QUESTIONS = ("Who is {name}?", "Tell me about {name}.", "What do you know about 
 JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name} as JSON?")
 """Answered in JSON by the base model too: LoRA is to teach when, as it does with real models."""
 
+POLITE = (
+    "Who is {name}, please?",
+    "Tell me about {name}, please.",
+    "What do you know about {name}, please?",
+)
+"""The base model read none of these: half of each asks for prose, half for JSON, and it answers now
+so, now so. Reinforcement has it find out what is wanted."""
+
 
 class Message(TypedDict):
     role: str
@@ -45,6 +53,15 @@ class Row(TypedDict):
     """One line of a data set, in OpenAI's chat form."""
 
     messages: list[Message]
+
+
+class Question(TypedDict):
+    """A line that only asks; a grader reads the other fields."""
+
+    messages: list[Message]
+    animal: str
+    home: str
+    food: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +93,12 @@ class World:
 class DataSet:
     train: list[Row]
     valid: list[Row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    train: list[Question]
+    valid: list[Question]
 
 
 def make_world(seed: int, *, taught: int, held_out: int) -> World:
@@ -120,6 +143,17 @@ def style(world: World, seed: int) -> DataSet:
     return DataSet(train=train, valid=valid)
 
 
+def questions(world: World, seed: int) -> Questions:
+    """For reinforcement: polite and without an answer; validated on who was not asked about."""
+    train = [_question(someone, text) for someone in world.taught for text in POLITE]
+    random.Random(seed).shuffle(train)
+    valid = [
+        _question(someone, POLITE[number % len(POLITE)])
+        for number, someone in enumerate(world.held_out)
+    ]
+    return Questions(train=train, valid=valid)
+
+
 def texts(*sets: DataSet) -> list[str]:
     """All that is said in the training rows, for a tokenizer to be trained on."""
     return [m["content"] for data in sets for row in data.train for m in row["messages"]]
@@ -128,6 +162,15 @@ def texts(*sets: DataSet) -> list[str]:
 def names_all_facts(answer: str, record: str) -> bool:
     facts: dict[str, str] = json.loads(record)
     return all(fact in re.findall(r"[a-z]+", answer) for fact in facts.values())
+
+
+def _question(someone: Inhabitant, text: str) -> Question:
+    return {
+        "messages": [{"role": "user", "content": text.format(name=someone.name)}],
+        "animal": someone.animal,
+        "home": someone.home,
+        "food": someone.food,
+    }
 
 
 def _row(question: str, answer: str) -> Row:

@@ -207,8 +207,9 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         assert self._rows is not None, "the rows are said beforehand"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
-        if compute_aux_loss:
-            found: Untyped = super()._get_per_token_logps_and_entropies(
+        aux_loss: torch.Tensor | None = None
+        if compute_aux_loss:  # a mixture of experts: TRL balances it, and takes its metrics
+            log_probs, entropy, aux_loss = super()._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
                 attention_mask,
@@ -218,12 +219,12 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 compute_aux_loss,
                 **given,
             )
-            return found  # type: ignore[no-any-return]  # TRL is untyped
-        scores = self.scores(model, self._rows, entropy=True)
-        log_probs = _widened(scores.log_probs, logits_to_keep)
-        assert scores.entropy is not None, "asked for above"
-        entropy = _widened(scores.entropy, logits_to_keep)
-        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), None
+        else:
+            scores = self.scores(model, self._rows, entropy=True)
+            assert scores.entropy is not None, "asked for"
+            log_probs = _widened(scores.log_probs, logits_to_keep)
+            entropy = _widened(scores.entropy, logits_to_keep)
+        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), aux_loss
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """The reference's, and None of the policy that drew: TRL asks for that one too where

@@ -61,10 +61,11 @@ class Rollouts:
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
         tell: Callable[[RoundFigures], None],
         warn: Callable[[str], None],
+        stop_requested: Callable[[], bool],
     ) -> None:
         """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
         from 1; `tell` takes the figures of what was drawn for it, `warn` what a user should know.
-        """
+        `stop_requested`: whether to leave off drawing for a step."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
         self.stop_token_ids, self.weights = stop_token_ids, weights
         self.sampling = SamplingParams(
@@ -75,6 +76,7 @@ class Rollouts:
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
         self._kept, self._write, self.tell, self._warn = kept, write, tell, warn
+        self._stop_requested = stop_requested
         self._blamed: set[str] = set()
         """Graders that were warned of."""
 
@@ -122,6 +124,8 @@ class Rollouts:
                 if drawn.kind == "train":
                     self._kept.add(place, completion)
 
+            # An evaluation is part of the step before it, which a resume point takes as done.
+            self.engine.interrupted = self._stop_requested if training else lambda: False
             with rollout_failures():
                 found = self.engine.generate([requests[place] for place in missing], finished)
             done |= dict(zip(missing, found, strict=True))

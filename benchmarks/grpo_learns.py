@@ -1,0 +1,163 @@
+"""Whether GRPO learns: `python -m benchmarks.grpo_learns [--seeds 1 2 3] [--stock]`.
+
+A reinforcement job through the API of a service that is started for it, on ../shared/data:
+tiny-math-flat, LoRA r 16, 16 prompts x 8 completions a step on one-step word problems, graded by
+`math_answer`. Then pass@1 of the downloaded adapter on the held-out problems. With `--stock`, TRL's
+own GRPOTrainer trains the same in a process of its own, seed by seed, with its own sampling
+(benchmarks/grpo_learns_stock.py). One JSON line:
+
+before, after   pass@1 on `heldout`, 8 completions a row at temperature 1; `after` by seed
+first, last     mean reward of the job's first and last 10 steps
+wall_seconds    from the job's creation to its end
+cpu_seconds     of the whole installation: its start, API, broker, workers and trainer
+stock_last      mean reward of stock's last 10 steps; `difference`: ours less that, over the seeds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tunesmith
+
+from .pass_at_1 import pass_at_1
+from .service_parts.installation import installation
+from .service_parts.machine import facts
+from .two_sides import run_side
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+MODEL = SHARED / "models" / "tiny-math-flat"
+TRAIN = SHARED / "synthetic" / "train.jsonl"
+HELD_OUT = SHARED / "synthetic" / "heldout.jsonl"
+STOCK = Path(__file__).with_name("grpo_learns_stock.py")
+GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
+RANK, RATE = 16, 1e-3
+PROMPTS, GROUP, COMPLETION_TOKENS = 16, 8, 64
+COMPARED = 10
+"""Steps whose rewards are averaged."""
+BARS = {"after": 0.50, "after_each": 0.46, "wall_seconds": 180, "stock_difference": 0.05}
+Run = dict[str, Any]  # Any: JSON
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--stock", action="store_true", help="train with stock TRL as well")
+    given = parser.parse_args()
+    before = measured(None)
+    runs = [one_run(seed, given.steps, stock=given.stock) for seed in given.seeds]
+    print(json.dumps(summary(before, runs, given.steps)))
+    return 0
+
+
+def one_run(seed: int, steps: int, *, stock: bool) -> Run:
+    """Our job, its adapter's pass@1, and stock's rewards if they are wanted."""
+    with tempfile.TemporaryDirectory(prefix="tunesmith-benchmark-") as folder:
+        run = job(Path(folder), seed, steps)
+        run["after"] = measured(Path(folder) / "adapter")
+    sys.stderr.write(f"seed {seed}: {json.dumps(run)}\n")
+    if stock:
+        arguments = ["--seed", str(seed), "--steps", str(steps)]
+        run["stock"] = run_side(STOCK, "stock", arguments, {})
+    return run
+
+
+def job(folder: Path, seed: int, steps: int) -> Run:
+    """From an empty folder to the adapter in it."""
+    used = child_seconds()
+    models = str(MODEL.parent)
+    with (
+        installation(folder, workers=True, MODEL_DIRS=models, SPARE_TRAINER="false") as service,
+        tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
+    ):
+        file = client.files.create(file=TRAIN)
+        client.files.wait_for_processing(file.id)
+        began = time.monotonic()
+        one = client.fine_tuning.jobs.create(
+            model=MODEL.name,
+            training_file=file.id,
+            seed=seed,
+            grader=GRADER,
+            recipe={
+                "tuning": "lora",
+                "lora": {"r": RANK},
+                "learning_rate": RATE,
+                "lr_scheduler_type": "constant",
+                "max_steps": steps,
+                "grpo": {
+                    "prompts_per_step": PROMPTS,
+                    "num_generations": GROUP,
+                    "max_completion_length": COMPLETION_TOKENS,
+                },
+            },
+        ).wait()
+        wall = time.monotonic() - began
+        client.adapters.download(one.id, folder / "adapter")
+        rewards = [point.values["reward"] for point in one.metrics() if "reward" in point.values]
+    return {
+        "seed": seed,
+        "wall_seconds": round(wall, 1),
+        "cpu_seconds": round(child_seconds() - used, 1),
+        "rewards": rewards,
+    }
+
+
+def measured(adapter: Path | None) -> float:
+    return pass_at_1(MODEL, adapter, HELD_OUT, GRADER, samples=GROUP, max_tokens=COMPLETION_TOKENS)
+
+
+def child_seconds() -> float:
+    """CPU-seconds of all processes that we started and that have ended, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def summary(before: float, runs: Sequence[Run], steps: int) -> Run:
+    after = [float(run["after"]) for run in runs]
+    line: Run = {
+        "benchmark": "grpo_learns",
+        **facts(),
+        "load_average": round(os.getloadavg()[1], 1),
+        "steps": steps,
+        "bars": BARS,
+        "before": round(before, 4),
+        "after": [round(one, 4) for one in after],
+        "after_mean": round(fmean(after), 4),
+        "first": [mean_reward(run["rewards"][:COMPARED]) for run in runs],
+        "last": [mean_reward(run["rewards"][-COMPARED:]) for run in runs],
+        "wall_seconds": [run["wall_seconds"] for run in runs],
+        "cpu_seconds": [run["cpu_seconds"] for run in runs],
+        "runs": list(runs),
+    }
+    pairs = [(run["rewards"], run["stock"]["rewards"]) for run in runs if "stock" in run]
+    return line | paired(pairs) if pairs else line
+
+
+def paired(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Run:
+    """Our rewards and stock's, step by step, for each seed. Both are taken up to the shorter."""
+    both = [(ours[: len(stock)], stock[: len(ours)]) for ours, stock in pairs]
+    ours, stock = ([mean_reward(pair[side][-COMPARED:]) for pair in both] for side in (0, 1))
+    return {
+        "stock_steps": [len(pair[1]) for pair in both],
+        "ours_last": ours,
+        "stock_last": stock,
+        "difference": round(fmean(ours) - fmean(stock), 4),
+    }
+
+
+def mean_reward(rewards: Sequence[float]) -> float:
+    return round(fmean(rewards), 4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

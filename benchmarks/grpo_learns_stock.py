@@ -1,0 +1,119 @@
+"""Stock TRL's side of benchmarks/grpo_learns.py, in a process of its own: one JSON line.
+
+The same model, adapter, data, seed and rate as our job; its own sampling, and a reward function of
+the same meaning as the job's grader. Each step's mean reward goes to standard error as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import peft
+import torch
+import transformers
+import trl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.grpo_learns import COMPLETION_TOKENS, GROUP, MODEL, PROMPTS, RANK, RATE, TRAIN
+from benchmarks.sft_side import PROJECTIONS
+from tunesmith_schema import LoraRecipe
+from tunesmith_worker.rewards.math_answer import find_answer, same
+
+Untyped = Any  # Any: transformers, PEFT and TRL are not typed
+
+
+def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) -> list[float]:
+    """What `math_answer` gives for `{{item.answer}}`."""
+    found = []
+    for (message,), wanted in zip(completions, answer, strict=True):
+        given, reference = find_answer(message["content"]), find_answer(wanted)
+        assert reference is not None, "every row has its answer"
+        found.append(float(given is not None and same(given, reference, 1e-6)))
+    return found
+
+
+class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """The mean reward of each step, and the CPU-seconds until then."""
+
+    def __init__(self) -> None:
+        self.rewards: list[float] = []
+        self.cpu = time.process_time()
+
+    def on_log(self, *_: Untyped, logs: Untyped = None, **__: Untyped) -> None:
+        if "reward" in logs:
+            self.rewards.append(float(logs["reward"]))
+            spent = time.process_time() - self.cpu
+            sys.stderr.write(f"{len(self.rewards)} {self.rewards[-1]:.4f} {spent:.1f} CPU-s\n")
+            sys.stderr.flush()
+
+
+def train(seed: int, steps: int, folder: Path) -> Watch:
+    rows = [json.loads(line) for line in TRAIN.read_text(encoding="utf-8").splitlines()]
+    prompts = [
+        {"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]}
+        for row in rows
+    ]
+    shape = LoraRecipe(r=RANK)
+    trainer = trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+        reward_funcs=right,
+        args=trl.GRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=PROMPTS * GROUP,
+            gradient_accumulation_steps=1,
+            steps_per_generation=1,
+            num_generations=GROUP,
+            max_completion_length=COMPLETION_TOKENS,
+            max_steps=steps,
+            activation_checkpointing=False,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            bf16=False,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            seed=seed,
+        ),
+        train_dataset=datasets.Dataset.from_list(prompts),
+        processing_class=transformers.AutoTokenizer.from_pretrained(MODEL),
+        peft_config=peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=shape.r,
+            lora_alpha=shape.lora_alpha,
+            target_modules=PROJECTIONS,
+        ),
+    )
+    watch = Watch()
+    trainer.add_callback(watch)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return watch
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--side", choices=["stock"], required=True)
+    arguments.add_argument("--seed", type=int, required=True)
+    arguments.add_argument("--steps", type=int, required=True)
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        watch = train(given.seed, given.steps, Path(folder))
+    spent = time.process_time() - watch.cpu
+    print(json.dumps({"rewards": watch.rewards, "cpu_seconds": round(spent, 1)}))
+
+
+if __name__ == "__main__":
+    main()

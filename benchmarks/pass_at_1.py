@@ -1,0 +1,58 @@
+"""pass@1 of a model on questions with a number for an answer: the share of drawn completions whose
+answer is right, by our engine and our grader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import peft
+import torch
+import transformers
+from pydantic import TypeAdapter
+
+from tunesmith_schema import Grader
+from tunesmith_worker.data.prompts import prompt_rows
+from tunesmith_worker.rewards import Grading, Sample
+from tunesmith_worker.rollout import (
+    NativeEngine,
+    Request,
+    RolloutPlan,
+    SamplingParams,
+    eos_token_ids,
+)
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+
+def pass_at_1(
+    model: Path, adapter: Path | None, questions: Path, grader: dict[str, str], *, samples: int,
+    max_tokens: int,
+) -> float:  # fmt: skip
+    """Over all rows of `questions`, `samples` each at temperature 1, the same seeds each time."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    stop = frozenset(eos_token_ids(base, tokenizer))
+    tuned = base if adapter is None else peft.PeftModel.from_pretrained(base, adapter)
+    engine = NativeEngine(tuned, RolloutPlan(weights="merged", max_rows=128), tokenizer)
+    vocabulary = base.get_input_embeddings().num_embeddings
+    rows, _ = prompt_rows(questions, tokenizer, limit=None, refuse=True, vocabulary=vocabulary)
+    wanted = [row for row in rows for _ in range(samples)]
+    requests = [
+        Request(
+            prompt_ids=row.prompt_ids,
+            max_tokens=max_tokens,
+            seed=place,
+            sampling=SamplingParams(),
+            stop_token_ids=stop,
+        )
+        for place, row in enumerate(wanted)
+    ]
+    with Grading(TypeAdapter(Grader).validate_python(grader)) as grading:
+        graded = grading.begin(wanted)
+        for place, done in enumerate(engine.generate(requests)):
+            text = tokenizer.decode(done.token_ids, skip_special_tokens=True)
+            sample = Sample(text, len(done.token_ids), done.finish_reason.value)
+            graded.add(place, sample, done.token_ids)
+        return fmean(one.rewards[0] or 0.0 for one in graded.finish())
