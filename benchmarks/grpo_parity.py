@@ -18,7 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import grpo_side
-from benchmarks.grpo_side import GROUP, PROMPTS, Prepare, Task
+from benchmarks.grpo_side import Prepare
+from benchmarks.grpo_task import GROUP, Task, stock_model
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
@@ -36,7 +37,7 @@ def compare(task: Task, folder: Path) -> NoReturn:
 
 
 def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
-    stock = grpo_side.stock_trainer(task, grpo_side.stock_model(task), folder / "stock")
+    stock = grpo_side.stock_trainer(task, stock_model(task), folder / "stock")
     trained = {name: one for name, one in ours.model.named_parameters() if one.requires_grad}
     theirs = {name: one for name, one in stock.model.named_parameters() if one.requires_grad}
     assert trained.keys() == theirs.keys()
@@ -52,6 +53,7 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     stock.model.train()
     stock.current_gradient_accumulation_steps = 1
     batch = stock._generate_and_score_completions(inputs_of(ours))
+    assert batch["prompt_ids"].tolist() == [list(one.prompt_ids) for one in ours._drawn.prompts]
     expected = stock.compute_loss(stock.model, batch)
     expected.backward()
     errors, sizes = [], []
@@ -69,7 +71,7 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
 
 
 def inputs_of(ours: Untyped) -> list[Untyped]:
-    return [ours.train_dataset[place] for place in range(PROMPTS) for _ in range(GROUP)]
+    return [ours.train_dataset[place] for place in range(2) for _ in range(GROUP)]
 
 
 def step_of_ours(ours: Untyped) -> torch.Tensor:

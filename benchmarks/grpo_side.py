@@ -9,70 +9,40 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
-import peft
 import torch
 import transformers
 import trl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sft_side import PROJECTIONS, Clock, make_model, most_memory, watch_memory
+from benchmarks.grpo_task import (
+    ALPHA,
+    GROUP,
+    RANK,
+    RATE,
+    SEED,
+    Task,
+    base_model,
+    even_share,
+    stock_model,
+    text,
+    tokenizer,
+)
+from benchmarks.sft_side import Clock, most_memory, watch_memory
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 Prepare = Callable[[Untyped, Untyped], Untyped]
-
-RANK, ALPHA, RATE, SEED = 32, 16, 1e-4, 3
-PROMPTS, GROUP = 2, 8
-SHORTEST = 16
-"""Tokens of a ragged completion."""
-_END = 1
-"""The token that ends a completion where one is forced to end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    side: str
-    dtype: str
-    tuning: str
-    prompt_tokens: int
-    new_tokens: int
-    ragged: bool
-    steps: int
-    """All of them, warm-up included."""
-
-    @property
-    def autocast(self) -> bool:
-        return self.side == "stock-autocast"
-
-    @property
-    def weights(self) -> torch.dtype:
-        full_precision = self.dtype == "float32" or self.autocast
-        return torch.float32 if full_precision else torch.bfloat16
-
-    def prompts(self) -> list[list[int]]:
-        draw = random.Random(1)
-        count = PROMPTS * self.steps
-        return [[draw.randrange(3, 8192) for _ in range(self.prompt_tokens)] for _ in range(count)]
-
-    def lengths(self, step: int) -> list[int]:
-        """Tokens of each completion of a step: all, or log-uniform."""
-        if not self.ragged:
-            return [self.new_tokens] * (PROMPTS * GROUP)
-        draw = random.Random(step)
-        low, high = math.log(SHORTEST), math.log(self.new_tokens)
-        return [round(math.exp(draw.uniform(low, high))) for _ in range(PROMPTS * GROUP)]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,17 +54,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--new-tokens", type=int, default=128)
     arguments.add_argument("--ragged", action="store_true")
     arguments.add_argument("--steps", type=int, default=4, help="beside the warm-up")
-    arguments.add_argument("--warm-up", type=int, default=2)
+    arguments.add_argument("--warm-up", type=int, default=1)
     arguments.add_argument("--profile", choices=["python", "torch"])
     return arguments
-
-
-def even_share(
-    prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
-    **_: object,
-) -> list[float]:  # fmt: skip
-    """The reward of both sides: of a completion's tokens, the share with even ids."""
-    return [sum(one % 2 == 0 for one in ids) / len(ids) for ids in completion_ids]
 
 
 class Meter(Clock):
@@ -104,6 +66,9 @@ class Meter(Clock):
         super().__init__()
         self.phases: list[dict[str, float]] = []
         self.peak = 0.0
+        self.sync_seconds: list[float] = []
+        self.callback_cpu_seconds: list[float] = []
+        """Of ours, by step: see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")
@@ -137,32 +102,15 @@ class Meter(Clock):
         self.peak = most_memory()
 
 
-def base_model(task: Task) -> Untyped:
-    model = make_model(task.weights)
-    model.config.eos_token_id = model.generation_config.eos_token_id = _END
-    return model
-
-
-def tokenizer() -> Untyped:
-    """Words are the tokens' numbers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(8192)}, unk_token="0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="0", eos_token=str(_END)
-    )
-
-
-def text(ids: Sequence[int]) -> str:
-    return " ".join(map(str, ids))
-
-
 class ForcedLengths:
     """Our engine, its completions as long as the task says and none ended by a token."""
 
     def __init__(self, engine: Untyped, task: Task) -> None:
         self._engine, self._task, self._step = engine, task, 0
+        self.sync_seconds: list[float] = []
+        """Wall time of taking over the weights, by call."""
+        self.callback_cpu_seconds: list[float] = []
+        """Of what the trainer does with each completion that ends: text, grading, keeping."""
 
     @property
     def figures(self) -> Untyped:
@@ -173,7 +121,11 @@ class ForcedLengths:
         self._step += 1
         pairs = zip(requests, wanted, strict=True)
         forced = [replace(one, max_tokens=n, stop_token_ids=frozenset()) for one, n in pairs]
-        return self._engine.generate(forced, *given)
+        found = self._engine.generate(forced, *given)
+        figures = self._engine.figures
+        self.sync_seconds.append(figures.sync.wall_seconds)
+        self.callback_cpu_seconds.append(figures.callback.cpu_seconds)
+        return found
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
@@ -184,7 +136,10 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
         idle = watch_memory()  # before our kernels come: what they take is ours to answer for
         ready = prepare(context, loaded)
         meter = Meter(ready.trainer)
-        meter.time(ready.trainer._rollouts.engine, "generate", "engine")
+        engine = ready.trainer._rollouts.engine
+        meter.sync_seconds = engine.sync_seconds
+        meter.callback_cpu_seconds = engine.callback_cpu_seconds
+        meter.time(engine, "generate", "engine")
         meter.time(ready.trainer, "scores", "log_probs")
         found.append((meter, idle))
         return ready
@@ -197,31 +152,35 @@ def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
     """A whole `tunesmith run`; `prepared` stands in for what makes it ready for its first step, and
-    is given that. Ends this program where it fails."""
+    is given that. Raises RuntimeError where it fails."""
     from tunesmith_worker import reinforcement, run
     from tunesmith_worker.process import keep_freed_memory
+    from tunesmith_worker.rewards import LocalReward
 
     keep_freed_memory()
     root = run_directory(task, folder)
     original = reinforcement.prepare_reinforcement
 
     def prepare(context: Untyped, loaded: Untyped) -> Untyped:
-        rewards = [f"{__file__}:{even_share.__name__}"]
+        rewards = [LocalReward(name=even_share.__name__, function=even_share)]
         ready = original(replace(context, rewards=rewards), loaded)
         rollouts = ready.trainer._rollouts
         rollouts.engine = ForcedLengths(rollouts.engine, task)
         return ready
 
     reinforcement.prepare_reinforcement = partial(prepared, prepare)
-    if run.main(root):
-        sys.exit((root / "result.json").read_text())
+    try:
+        if run.main(root):
+            raise RuntimeError((root / "result.json").read_text())
+    finally:
+        reinforcement.prepare_reinforcement = original
 
 
 def run_directory(task: Task, folder: Path) -> Path:
     from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe, RunSpec
 
     base_model(task).save_pretrained(folder / "model")
-    tokenizer().save_pretrained(folder / "model")
+    tokenizer(task.vocabulary).save_pretrained(folder / "model")
     root = folder / "run"
     (root / "data").mkdir(parents=True)
     rows = "".join(json.dumps({"prompt": text(ids)}) + "\n" for ids in task.prompts())
@@ -238,7 +197,7 @@ def run_directory(task: Task, folder: Path) -> Path:
         gradient_checkpointing=False,
         grpo=GRPORecipe(
             num_generations=GROUP,
-            prompts_per_step=PROMPTS,
+            prompts_per_step=task.prompts_per_step,
             max_completion_length=task.new_tokens,
         ),
     )
@@ -262,14 +221,18 @@ class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # untyp
     """A completion ends where its length is reached, and nowhere else; in place."""
 
     def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:
-        self._prompt, self._wanted, self._ends = prompt, torch.tensor(wanted), ends
+        self._prompt, self._ends = prompt, ends
+        self._rows: dict[int, list[int]] = {}
+        """By length."""
+        for row, length in enumerate(wanted):
+            self._rows.setdefault(length, []).append(row)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, self._ends] = -math.inf
-        last = self._wanted == input_ids.shape[1] - self._prompt + 1
-        if last.any():
-            scores[last] = -math.inf
-            scores[last, self._ends[0]] = 0.0
+        for end in self._ends:
+            scores[:, end].fill_(-math.inf)
+        for row in self._rows.get(input_ids.shape[1] - self._prompt + 1, []):
+            scores[row].fill_(-math.inf)
+            scores[row, self._ends[0]].fill_(0.0)
         return scores
 
 
@@ -280,7 +243,7 @@ def stock_trainer(task: Task, model: Untyped, folder: Path) -> Untyped:
         reward_funcs=even_share,
         args=trl.GRPOConfig(
             output_dir=str(folder),
-            per_device_train_batch_size=PROMPTS * GROUP,
+            per_device_train_batch_size=task.completions,
             gradient_accumulation_steps=1,
             steps_per_generation=1,
             num_generations=GROUP,
@@ -294,24 +257,13 @@ def stock_trainer(task: Task, model: Untyped, folder: Path) -> Untyped:
             report_to="none",
             disable_tqdm=True,
             bf16=task.autocast,
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             dataloader_pin_memory=False,
             seed=SEED,
         ),
         train_dataset=datasets.Dataset.from_list(prompts),
-        processing_class=tokenizer(),
+        processing_class=tokenizer(task.vocabulary),
     )
-
-
-def stock_model(task: Task) -> Untyped:
-    model = base_model(task)
-    if task.tuning == "full":
-        return model
-    lora = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS
-    )
-    torch.manual_seed(1)
-    return peft.get_peft_model(model, lora)
 
 
 def stock(task: Task, folder: Path) -> tuple[Meter, float]:
@@ -356,12 +308,19 @@ def main() -> None:
         name: round(sum(one[name] for one in meter.phases[skip:]) / given.steps, 4)
         for name in meter.phases[-1]
     }
+    step = sum(meter.cpu[skip:]) / given.steps
+    beside = None
+    if given.side == "ours":
+        callbacks = sum(meter.callback_cpu_seconds[skip:]) / given.steps
+        parts = ("engine", "log_probs", "backward")
+        beside = round((step - sum(phases[one] for one in parts) + callbacks) / step, 5)
     print(
         json.dumps(
             {
                 "side": given.side,
                 "tuning": given.tuning,
-                "step_cpu_seconds": sum(meter.cpu[skip:]) / given.steps,
+                "step_cpu_seconds": step,
+                "beside_share": beside,
                 "step_cpu_seconds_all": [round(one, 3) for one in meter.cpu[skip:]],
                 "warm_up_cpu_seconds": [round(one, 3) for one in meter.cpu[:skip]],
                 "phases": phases,

@@ -1,6 +1,6 @@
 """What a GPU makes of our kernels and trainer, in one call of under 8 minutes:
 
-    python -m benchmarks.gpu [--only kernels parity speed memory precision] [--minutes 7.5]
+    python -m benchmarks.gpu [--only kernels parity speed grpo memory precision] [--minutes 7.5]
                              [--out FOLDER]
     python -m benchmarks.gpu --tiny       # without a GPU: the same code on tiny shapes
 
@@ -23,11 +23,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .children import Job, run_all
+from .grpo_plan import REAL as GRPO_MODEL
+from .grpo_plan import TINY as TINY_GRPO_MODEL
+from .grpo_plan import grpo_cases
 from .record import Record
 from .speed_plan import REAL, TINY, speed_cases
 
 RESULTS = Path(__file__).parents[1] / "results"
-PARTS = ("kernels", "parity", "speed", "memory", "precision")
+PARTS = ("kernels", "parity", "speed", "memory", "precision", "grpo")
 LONGEST = {"memory": 150, "precision": 600}
 """Seconds that a case may take; the loss of `precision` wants more than the usual minutes."""
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
@@ -42,7 +45,9 @@ def main() -> int:
     )
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     arguments.add_argument("--minutes", type=float, default=7.5, help="the rest is skipped then")
-    arguments.add_argument("--rounds", type=int, default=2, help="of each side, in `speed`")
+    arguments.add_argument(
+        "--rounds", type=int, default=2, help="of each side, in `speed` and `grpo`"
+    )
     arguments.add_argument("--out", type=Path, default=RESULTS)
     arguments.add_argument("--tiny", action="store_true")
     given = arguments.parse_args()
@@ -85,6 +90,9 @@ def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
 def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
     if part == "speed":
         yield from speed_jobs(tiny, rounds)
+    elif part == "grpo":
+        for cases in grpo_cases(TINY_GRPO_MODEL if tiny else GRPO_MODEL, rounds):
+            yield Job(part=part, module="benchmarks.gpu.grpo", cases=cases, seconds=150)
     else:
         yield Job(part=part, module=f"benchmarks.gpu.{part}", seconds=LONGEST.get(part, 90))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..worst import as_error, as_share
+from .grpo_plan import BATCHES
 
 Results = Mapping[str, Any]  # Any: JSON
 
@@ -128,6 +129,30 @@ def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
     return figure
 
 
+def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
+    """The median over the rounds that were run."""
+
+    def figure(results: Results) -> float | None:
+        found = [
+            float(result[key])
+            for name, result in results.get("grpo", {}).items()
+            if tuple(name.split("/")[: len(case)]) == case
+        ]
+        return statistics.median(found) if found else None
+
+    return figure
+
+
+def _grpo_times(
+    above: tuple[str, ...], below: tuple[str, ...]
+) -> Callable[[Results], float | None]:
+    def ratio(results: Results) -> float | None:
+        one, other = (_grpo("seconds_per_step", *case)(results) for case in (above, below))
+        return None if one is None or other is None else one / other
+
+    return ratio
+
+
 LARGE, SMALL = "llama-3.1-8b", "qwen2.5-1.5b"
 
 
@@ -165,6 +190,7 @@ def _bars() -> Iterator[Bar]:
             figure = _against(model, side, "no-recompute", "peak_gib")
             yield Bar(name=name, most=1.0, figure=figure)
     yield from _memory_bars()
+    yield from _grpo_bars()
 
 
 def _memory_bars() -> Iterator[Bar]:
@@ -197,6 +223,32 @@ def _memory_bars() -> Iterator[Bar]:
         most=0.005,
         figure=_precision("loss", "relative", "bf16_error_word"),
     )
+
+
+def _grpo_bars() -> Iterator[Bar]:
+    """ENGINE.md: A1, A2, A4."""
+    ours = (SMALL, "ours", "lora")
+    yield Bar(
+        name=f"{SMALL}, GRPO: a step's speed on stock's",
+        least=2.0,
+        figure=_grpo_times((SMALL, "stock", "lora"), ours),
+    )
+    yield Bar(
+        name=f"{SMALL}, GRPO: LoRA's speed on full tuning's",
+        least=1.0,
+        figure=_grpo_times((SMALL, "ours", "full"), ours),
+    )
+    yield Bar(
+        name=f"{SMALL}, GRPO: share of a step that takes over the weights",
+        most=0.02,
+        figure=_grpo("sync_share", *ours),
+    )
+    for batch in BATCHES:
+        yield Bar(
+            name=f"{SMALL}: decoding {batch} with an adapter, speed on the bare model's",
+            least=0.95,
+            figure=_grpo("adapter_on_base", SMALL, "decode", str(batch)),
+        )
 
 
 BARS = tuple(_bars())

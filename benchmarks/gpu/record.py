@@ -86,6 +86,7 @@ def _short(result: dict[str, Any]) -> str:
     """What a reader of the log wants first."""
     keys = (
         *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
+        *("seconds_per_step", "sync_share", "adapter_on_base"),
         *("device_busy_share", "copy_gb_per_s", "bf16_tflop_per_s", "refused", "passed"),
     )
     return " ".join(f"{key}={result[key]}" for key in keys if key in result)

@@ -21,6 +21,7 @@ from .engine import (
     self_check,
 )
 from .gpu import SIDES, gpus, slug
+from .grpo import grpo
 from .plots import Bars, draw
 from .rollouts import rollouts
 from .tables import Result
@@ -56,6 +57,7 @@ def page(results: Path) -> str:
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),
         nan_guard(recorded(results / "nan_guard.json")),
+        grpo(recorded(results / "grpo.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
         service(load(results / "service.json")),
     ]

@@ -88,6 +88,18 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
             "from_scratch",
             "it is for supervised training: random weights generate nothing that could be rewarded",
         )
+    if recipe.patches != "auto" and "loss" not in recipe.patches:
+        yield (
+            "patches",
+            f"{recipe.patches!r} is for supervised training: the log-probabilities of completions "
+            "come from the loss kernel; use ['loss'], which leaves the rest stock, or 'auto'",
+        )
+    if recipe.quantization == "int8":
+        yield (
+            "quantization",
+            "'int8' is for supervised training: the rollout engine does not read weights in 8 "
+            "bits; use 'nf4' or 'none'",
+        )
     if judged_by(recipe.early_stopping, "reinforcement") != "valid_reward":
         yield (
             "early_stopping.metric",

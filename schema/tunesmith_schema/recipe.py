@@ -91,7 +91,7 @@ class Recipe(Request):
     patches: Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1)] = "auto"
     """Our kernels in place of the model's own modules. `"auto"`: all that the model allows, the
     rest stays stock and is named; a list: these alone (a half block brings our attention along);
-    `"off"`: the stock trainer."""
+    `"off"`: the stock trainer. Reinforcement needs `"loss"`."""
     gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
     """Recompute activations in backward to save memory. `"auto"`: as few layers as fit; `true`: all
     of them; `"offload"`: all, and on a GPU their inputs wait in the host's memory; `false`: none.
@@ -105,7 +105,7 @@ class Recipe(Request):
     for LoRA and bf16_error_word for full tuning, else fp32."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Keep the frozen base model of a LoRA in 4 bits (NF4, its scales quantised as well) or 8, by
-    bitsandbytes: less memory, slower, a slightly different model."""
+    bitsandbytes: less memory, slower, a slightly different model. Reinforcement: not in 8."""
     add_tokens: list[NewToken] = Field(default=[], max_length=1024)
     """Tokens to add to the tokenizer, which is saved with the result; their text is then one token
     wherever it stands. Each gets a row that starts from the mean of the pieces it was cut into."""

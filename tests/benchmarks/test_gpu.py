@@ -34,8 +34,9 @@ def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: P
         _job("kernels", "ceilings", "tiny/rms_norm", "tiny/head_rows", "tiny/attention_paths"),
         _job("parity", "tiny-llama/fp32", "tiny-qwen/bf16"),
         _job("speed", *(f"tiny-llama/ours/{one}/1" for one in ("no-recompute", "profile"))),
+        _job("grpo", "tiny-qwen/ours/lora/1", "tiny-qwen/stock/lora/1", "tiny-qwen/decode/8"),
     ]
-    record = Record(tmp_path, ["kernels", "parity", "speed"], tiny=True, minutes=3)
+    record = Record(tmp_path, ["kernels", "parity", "speed", "grpo"], tiny=True, minutes=3)
     env = environment(tiny=True) | {"PYTHONPATH": str(stubs)}
     run_all(jobs, record, time.monotonic() + 180, env)
     results = record.results
@@ -53,6 +54,10 @@ def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: P
     assert (len(trained["warm_up_seconds"]), len(trained["step_seconds"])) == (1, 2)
     assert trained["recompute"] is False
     assert any("_LoraLinearBackward" in line for line in profiled["top"])
+    drawn, _, decoded = (results["grpo"][case] for case in jobs[4].cases)
+    assert 0 < drawn["sync_share"] < 1
+    assert (len(drawn["warm_up_seconds"]), len(drawn["step_seconds"])) == (1, 2)
+    assert decoded["adapter_on_base"] > 0.3
     assert results["versions"]["torch"] == torch.__version__
 
 
@@ -84,6 +89,21 @@ def test_sides_alternate_and_the_models_with_bars_come_first() -> None:
     assert jobs[0].cases[-1] == "llama-3.1-8b/ours/profile/1"
     again = [job.cases[0] for job in jobs[len(jobs) // 2 :][: len(sides)]]
     assert again == [f"llama-3.1-8b/{side}/no-recompute/2" for side in reversed(sides)]
+
+
+def test_sides_of_reinforcement_alternate_and_all_that_its_bars_need_is_run() -> None:
+    cases = [case for job in jobs_of("grpo", False, 2) for case in job.cases]
+    model = "qwen2.5-1.5b"
+    turns = ("ours/lora/1", "stock/lora/1", "stock/lora/2", "ours/lora/2")
+    assert cases[:4] == [f"{model}/{turn}" for turn in turns]
+    found = {"seconds_per_step": 2.0, "sync_share": 0.01, "adapter_on_base": 0.96}
+    results: dict[str, Any] = {"grpo": {case: found for case in cases}}  # Any: JSON
+    results["grpo"][f"{model}/stock/lora/1"] = found | {"seconds_per_step": 5.0}
+    results["grpo"][f"{model}/decode/32"] = found | {"adapter_on_base": float("nan")}
+    judged = [(one["figure"], one["met"]) for one in judge(results) if one["figure"] is not None]
+    assert judged[:4] == [(1.75, False), (1.0, True), (0.01, True), (0.96, True)]
+    assert judged[4][1] is False
+    assert judged[5] == (0.96, True)
 
 
 def test_bars_are_met_missed_or_open() -> None:

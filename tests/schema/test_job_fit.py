@@ -36,6 +36,9 @@ FOR_SUPERVISED = [
     ({"assistant_only_loss": False}, "assistant_only_loss"),
     ({"overlong": "truncate"}, "overlong"),
     ({"from_scratch": True, "tuning": "full"}, "from_scratch"),
+    ({"patches": "off"}, "patches"),
+    ({"patches": ["attention_block", "mlp_block"]}, "patches"),
+    ({"quantization": "int8"}, "quantization"),
     ({"early_stopping": {"metric": "valid_loss"}}, "early_stopping.metric"),
     ({"early_stopping": {"metric": "valid_mean_token_accuracy"}}, "early_stopping.metric"),
 ]

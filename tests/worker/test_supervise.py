@@ -18,8 +18,10 @@ from tunesmith_schema import (
     Control,
     Hyperparameters,
     Recipe,
+    ReinforcementHyperparameters,
     Report,
     ReportReply,
+    RunSpec,
     StoredFile,
 )
 from tunesmith_worker import held_job, orders
@@ -321,6 +323,28 @@ def test_a_server_that_is_away_is_asked_at_the_usual_pace(
     run(api, "time.sleep(1.2); save('adapter'); end('succeeded')")
     assert api.outcome.state == "succeeded"
     assert len(tries) < 10
+
+
+def test_the_spec_has_the_method_of_the_claim(tmp_path: Path) -> None:
+    api = FakeApi([StoredFile(name="model.safetensors", bytes=1, sha256="0" * 64)])
+    sent = api.claim("w").model_dump(mode="json")
+    sent |= {
+        "method": "reinforcement",
+        "grader": {"type": "regex", "pattern": "yes"},
+        "hyperparameters": {"eval_samples": 2},
+    }
+    claim = Claim.model_validate(sent)
+    root = tmp_path / "run"
+    (root / "data").mkdir(parents=True)
+    events = EventLog(root / "events.jsonl")
+    settings = WorkerSettings(data_dir=tmp_path)
+    spec = fetch_inputs(settings, api, claim, root, lambda call: call(), events)
+    read = RunSpec.model_validate_json(spec.model_dump_json())
+    assert (read.method, read.grader, read.hyperparameters) == (
+        "reinforcement",
+        claim.grader,
+        ReinforcementHyperparameters(eval_samples=2),
+    )
 
 
 def test_two_workers_that_fetch_one_base_model_get_it_whole(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tunesmith_schema import Claim, Outcome, ResumePoint
@@ -16,7 +17,7 @@ from tunesmith_schema import Claim, Outcome, ResumePoint
 from .checkpoints.format import PREFIX, forget_all, found_in, step_of
 from .checkpoints.verify import Damaged, verify
 from .events import EventLog
-from .folders import new_folder
+from .folders import RunDirectory, new_folder
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 
 Insist = Callable[[Callable[[], None]], None]
@@ -27,7 +28,7 @@ def gather_resume_points(
     api: ServerApi, claim: Claim, root: Path, insist: Insist, events: EventLog
 ) -> None:
     """Into `root`/checkpoints. Without any the run begins at step 0. Those that cannot be used are
-    warned of."""
+    warned of. With them comes what the last attempt had drawn for its step when it died."""
     stored = {point.step for point in claim.resume_points}
     local = _newest_local(root, claim, stored, events)
     if local is not None:
@@ -36,9 +37,13 @@ def gather_resume_points(
     for point in claim.resume_points:
         if point.step <= best or _fetched(api, claim, point, root, insist, events):
             break
+    earlier_ones = _earlier(root, claim.attempt)
     if found_in(root / "checkpoints"):
-        for earlier in _earlier(root, claim.attempt):
+        for earlier in earlier_ones:
             forget_all(earlier / "checkpoints")
+    for earlier in earlier_ones[:1]:
+        with suppress(FileNotFoundError):  # it was of another kind, or had drawn nothing
+            RunDirectory(earlier).rollouts.rename(RunDirectory(root).rollouts)
 
 
 def keep_what_is_needed(root: Path, outcome: Outcome) -> None:
@@ -49,6 +54,7 @@ def keep_what_is_needed(root: Path, outcome: Outcome) -> None:
     if outcome.state != "released":
         for attempt in root.parent.glob("attempt-*"):
             shutil.rmtree(attempt / "checkpoints", ignore_errors=True)
+            RunDirectory(attempt).rollouts.unlink(missing_ok=True)
         return
     for folder in (root / "checkpoints").glob("*"):
         if step_of(folder) is None:

@@ -37,6 +37,9 @@ class Ready:
     layouts: Layouts
     rows_at_a_time: int
     """Rows of a forward pass, for an error's hint."""
+    left_off: type[Exception] | tuple[()] = ()
+    """What a step raises that leaves off before it has changed anything, because the run was asked
+    to leave."""
     running: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Open while it trains."""
 

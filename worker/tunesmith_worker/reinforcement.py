@@ -38,8 +38,9 @@ from .preparing import (
 from .quantization import adapter_dtype_kept
 from .resume import check_steps_left
 from .rewards import Grading
-from .rollout import NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
+from .rollout import Interrupted, NativeEngine, RolloutPlan, eos_token_ids, plan_rollout
 from .rollout_alarms import RolloutAlarms
+from .rollout_failures import rollout_failures
 from .samples import write_samples
 from .self_check import self_check
 from .self_check.rollouts import ReinforcementSubject, reinforcement_checks
@@ -91,9 +92,11 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
     grading = Grading(spec.grader, context.rewards)
-    engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+    with rollout_failures():
+        engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+        engine = NativeEngine(model, engine_plan, base.tokenizer)
     rollouts = Rollouts(
-        NativeEngine(model, engine_plan, base.tokenizer),
+        engine,
         base.tokenizer,
         prompts,
         grading,
@@ -105,6 +108,8 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
         tell=recorder.rollout,
+        warn=partial(events.message, level="warn"),
+        stop_requested=lambda: context.control.stop_requested,
     )
     with adapter_dtype_kept(model):
         trainer = GRPOTrainer(
@@ -160,6 +165,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         memory=memory,
         layouts=layouts,
         rows_at_a_time=plan.completions_per_step,
+        left_off=Interrupted,
         running=rollouts,
     )
 

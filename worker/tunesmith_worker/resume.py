@@ -17,7 +17,7 @@ from .events import EventLog
 from .folders import RunDirectory
 from .samples import forget_samples
 
-_OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file")
+_OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
 """What another job may have differently; what then does not fit shows when it is loaded."""
 
 
@@ -29,6 +29,7 @@ def begin_anew_after_success(run: RunDirectory) -> None:
         return
     if earlier.outcome == "succeeded":
         forget_all(run.checkpoints)
+        run.rollouts.unlink(missing_ok=True)
 
 
 def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> GoodPoint | None:

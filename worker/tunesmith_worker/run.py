@@ -150,7 +150,10 @@ def train(
         ready.memory.training_begins()
         points = callbacks.resume_points
         with naming_batch_size(ready.rows_at_a_time), points.writing(), ready.running:
-            trainer.train()
+            try:
+                trainer.train()
+            except ready.left_off:
+                points.save_where_it_left_off(trainer)
             trainer.guard.check()
         recorder.training_ended()
     ready.memory.report()

@@ -267,3 +267,15 @@ def test_content_that_storage_has_damaged_is_not_asked_for_for_ever(
         ServerApi(settings, transport=damaged).fetch_resume_file(
             "j", 1, api.point(20).files[0], tmp_path / "file"
         )
+
+
+def test_what_the_last_attempt_had_drawn_comes_along_and_does_not_stay(
+    api: Store, runs: Path
+) -> None:
+    for attempt in (1, 2):
+        make_point(runs / f"attempt-{attempt}", attempt)
+        (runs / f"attempt-{attempt}" / "rollouts.jsonl").write_text(str(attempt))
+    assert gathered(api, runs, attempt=3, told=9) == ["resume-2"]
+    assert (runs / "attempt-3" / "rollouts.jsonl").read_text() == "2"
+    keep_what_is_needed(runs / "attempt-3", Outcome(state="cancelled"))
+    assert not list(runs.glob("*/rollouts.jsonl"))

@@ -97,6 +97,7 @@ class GivenEngine:
 class GivenRound:
     task: Task
     ids: dict[int, Sequence[int]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def add(self, place: int, sample: Sample, completion_ids: Sequence[int]) -> None:
         self.ids[place] = completion_ids
@@ -184,6 +185,8 @@ def ours(
         kept=KeptRollouts(folder / "rollouts.jsonl", "test"),
         write=lambda step, samples: None,
         tell=lambda figures: None,
+        warn=lambda text: None,
+        stop_requested=lambda: False,
     )
     trainer = GRPOTrainer(
         model=model,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from tunesmith_schema import EventKind
 from tunesmith_worker.rollout import Completion, FinishReason, NativeEngine
+from tunesmith_worker.rollout.decoder import Decoder
 from tunesmith_worker.run import main
 from tunesmith_worker.trainers.kept_rollouts import KeptRollouts
 
@@ -94,6 +97,33 @@ def test_what_was_drawn_before_a_kill_is_not_drawn_again(
     assert asked[:3] == [6, 2, 6]
     assert weights_hash(broken) == weights_hash(whole)
     assert samples(broken) == samples(whole)
+
+
+def test_asked_to_leave_while_it_draws_it_leaves_at_once(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {"save_steps": "auto", "grpo": GRPO | {"num_iterations": 2}, "max_steps": 4}
+    whole = make(make_run, "whole", recipe)
+    assert main(whole) == 0
+    broken = make(make_run, "broken", recipe)
+    steps: list[int] = []
+    decode = Decoder.step
+
+    def paused(decoder: Decoder, *given: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 7 + 3:  # 8 tokens of the first step, the first of which is the prompt's
+            os.kill(os.getpid(), signal.SIGTERM)
+        return decode(decoder, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "step", paused)
+        assert main(broken) == 75
+    assert len(steps) == 7 + 3
+    assert read_result(broken).step == 2
+    assert main(broken) == 0
+    assert [one["step"] for one in event_data(broken, EventKind.RESUMED)] == [2]
+    assert weights_hash(broken) == weights_hash(whole)
+    assert metrics_of(broken) == metrics_of(whole)
 
 
 def test_completions_of_another_spec_or_step_are_drawn_anew(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ class MadeFor(BaseModel):
     seed: int
     recipe: dict[str, JsonValue]
     hyperparameters: dict[str, JsonValue]
+    method: str = "supervised"
+    grader: dict[str, JsonValue] | None = None
+    """Of reinforcement."""
 
 
 class Manifest(BaseModel):

@@ -36,6 +36,8 @@ def made_for(run: RunDirectory, spec: RunSpec) -> MadeFor:
         seed=spec.seed,
         recipe=spec.recipe.model_dump(mode="json"),
         hyperparameters=spec.hyperparameters.model_dump(mode="json"),
+        method=spec.method,
+        grader=spec.grader and spec.grader.model_dump(mode="json"),
     )
 
 
@@ -75,6 +77,8 @@ def differences(then: MadeFor, now: MadeFor) -> list[tuple[str, str]]:
     found += _changed(
         "hyperparameters", _today(Hyperparameters, then.hyperparameters), now.hyperparameters
     )
+    found += _changed("method.type", then.method, now.method)
+    found += _changed("method.reinforcement.grader", then.grader, now.grader)
     return found
 
 

@@ -113,6 +113,13 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._blocked = self._ended - began
         self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
 
+    def save_where_it_left_off(self, trainer: Untyped) -> None:
+        """A step that has changed nothing yet was left off to leave: the state is that of the last
+        one's end."""
+        self._tell(self._writer.taken(wait=True))
+        self._due, self._waits = trainer.state.global_step > 0, True
+        self.save(trainer)
+
     def _in_time(self) -> bool:
         """Whether one that no step number asks for costs little enough; none waits for another."""
         late = self._now() >= self._next and self._cpu_now() >= self._cpu_next

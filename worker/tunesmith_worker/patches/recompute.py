@@ -7,8 +7,8 @@ function of its own, though, and those are what is set here. Works for its own l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,23 @@ class LayerModes:
                     f"layer {number} recomputed {counts.recomputes} of {counts.forwards} forwards"
                 )
         return found
+
+
+@contextmanager
+def no_layer_recomputes(model: Untyped) -> Iterator[None]:
+    """For TRL's code without gradients: where it finds a layer that recomputes, it turns that off
+    for the whole model and then on for all of it, with a hook on the embedding, whatever each layer
+    was set to."""
+    layers: list[Untyped]
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    recompute = [layer for layer in layers if layer.gradient_checkpointing]
+    for layer in recompute:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer in recompute:
+            layer.gradient_checkpointing = True
 
 
 class _Recompute:

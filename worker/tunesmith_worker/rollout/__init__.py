@@ -6,6 +6,7 @@ from .plan import RolloutDoesNotFit, RolloutPlan, plan_rollout
 from .protocol import (
     Completion,
     FinishReason,
+    Interrupted,
     NotFinite,
     OnCompletion,
     Request,
@@ -20,6 +21,7 @@ from .stopping import eos_token_ids
 __all__ = [
     "Completion",
     "FinishReason",
+    "Interrupted",
     "NativeEngine",
     "NotFinite",
     "OnCompletion",

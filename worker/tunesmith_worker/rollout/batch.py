@@ -17,7 +17,7 @@ from .cache import Prefix, RowCache
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
 from .positions import Positions
-from .protocol import Completion, Request
+from .protocol import Completion, Interrupted, Request
 from .sampling import Drawn, Seen, Uniforms, draw
 from .stopping import StopWatch
 
@@ -80,11 +80,13 @@ class Batch:
         figures: RolloutFigures,
         clock: PhaseClock,
         on_end: Callable[[Row], None],
+        interrupted: Callable[[], bool],
     ) -> None:
-        """`size`: most rows at a time; `on_end`: called with each row that has ended."""
+        """`size`: most rows at a time; `on_end`: called with each row that has ended;
+        `interrupted`: asked before each step."""
         self._model, self._decoder, self._positions = model, decoder, positions
         self._size, self._figures, self._clock = size, figures, clock
-        self._rows, self._on_end = rows, on_end
+        self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
         """Rows that the cache holds, ended ones among them."""
@@ -102,6 +104,8 @@ class Batch:
     def _decode(self) -> None:
         self._rebuild()
         while self._batch:
+            if self._interrupted():
+                raise Interrupted("asked to leave off")
             assert self._cache is not None
             newest = [row.tokens[-1] for row in self._batch]
             logits = self._decoder.step(

@@ -8,7 +8,7 @@ engine holds nothing but the model: no weights, keys or values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class NativeEngine:
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self.figures = RolloutFigures()
         """Of the last call."""
+        self.interrupted: Callable[[], bool] = lambda: False
+        """Whether to raise Interrupted in place of the next token."""
 
     @property
     def plan(self) -> RolloutPlan:
@@ -51,8 +53,8 @@ class NativeEngine:
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         """See `RolloutEngine`. Raises UnusableRequest before anything is computed,
-        UnsupportedModel, NotFinite, and what `on_completion` raises; the weights are as they were,
-        whatever is raised."""
+        UnsupportedModel, NotFinite, Interrupted, and what `on_completion` raises; the weights are
+        as they were, whatever is raised."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         with PhaseClock(figures.sync, self._architecture.device) as clock:
@@ -80,7 +82,10 @@ class NativeEngine:
                 if weights.fold is not None:
                     figures.fold_kept = weights.fold.kept
                 decoder = Decoder(model, weights, positions)
-                Batch(model, decoder, rows, size, positions, figures, clock, on_end).run()
+                batch = Batch(
+                    model, decoder, rows, size, positions, figures, clock, on_end, self.interrupted
+                )
+                batch.run()
         figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion for row in rows if row.completion is not None]
 

@@ -126,6 +126,10 @@ class RolloutError(Exception):
     """Rollouts cannot be had here as asked; the message says why."""
 
 
+class Interrupted(RolloutError):
+    """Whoever asked has no use for the completions any more."""
+
+
 class UnsupportedModel(RolloutError):
     """The engine does not compute this model exactly, so it does not compute it at all."""
 

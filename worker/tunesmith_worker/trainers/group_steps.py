@@ -22,6 +22,8 @@ from .step_memory import StepMemory
 from .step_parts import ROWS, Inputs, in_parts
 
 Untyped = Any  # Any: transformers is not typed
+PROBED = 4096
+"""Tokens that the memory plan's trial pass is content with."""
 
 
 class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
@@ -102,6 +104,15 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
             else:
                 found += [size.prompt + one for one in own]
         return tuple(one for one in found if one)
+
+    def to_probe(self, batch: Inputs) -> Inputs:
+        """As many of its first rows as have PROBED tokens: a step of long completions may have a
+        hundred times as many, and each row needs what the others need."""
+        rows: list[RowOfGroup] = batch[ROWS]
+        count = len(rows)
+        while count > 1 and self.described({ROWS: rows[:count]}).tokens > PROBED:
+            count = (count + 1) // 2
+        return batch if count == len(rows) else {ROWS: rows[:count]}
 
     def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
         """Of a part, as training computes it; counts nothing."""

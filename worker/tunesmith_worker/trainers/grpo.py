@@ -22,6 +22,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tunesmith_schema import PhaseName
 
+from ..patches.recompute import no_layer_recomputes
 from ..patches.trl_compat import add_reference_head
 from ..plan import GRPOPlan
 from ..self_check.nan_guard import NanGuard, TakenStep
@@ -206,8 +207,9 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         assert self._rows is not None, "the rows are said beforehand"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
-        if compute_aux_loss:
-            found: Untyped = super()._get_per_token_logps_and_entropies(
+        aux_loss: torch.Tensor | None = None
+        if compute_aux_loss:  # a mixture of experts: TRL balances it, and takes its metrics
+            log_probs, entropy, aux_loss = super()._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
                 attention_mask,
@@ -217,12 +219,12 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 compute_aux_loss,
                 **given,
             )
-            return found  # type: ignore[no-any-return]  # TRL is untyped
-        scores = self.scores(model, self._rows, entropy=True)
-        log_probs = _widened(scores.log_probs, logits_to_keep)
-        assert scores.entropy is not None, "asked for above"
-        entropy = _widened(scores.entropy, logits_to_keep)
-        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), None
+        else:
+            scores = self.scores(model, self._rows, entropy=True)
+            assert scores.entropy is not None, "asked for"
+            log_probs = _widened(scores.log_probs, logits_to_keep)
+            entropy = _widened(scores.entropy, logits_to_keep)
+        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), aux_loss
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """The reference's, and None of the policy that drew: TRL asks for that one too where
@@ -242,7 +244,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         """TRL's, with what belongs to a row kept beside the tensors."""
         rows = [self._rollouts.prompts.rows[int(one["row"])] for one in inputs]
         self._drawn = self._rollouts.draw(rows, "train", self.state)
-        with self._scoring([]):
+        with self._scoring([]), no_layer_recomputes(self.model):
             batch: Inputs = super()._generate_and_score_completions(inputs)
             assert self._rows is not None, "said a moment ago"
             there = batch["completion_mask"].any(1).tolist()
@@ -256,6 +258,8 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         self._rollouts.keep(self._drawn, advantages)
         for name, scores in self._rollouts.scores(self._drawn).items():
             self._metrics["train"][f"scores/{name}"].append(fmean(scores))
+        for name, value in self._drawn.round.metrics.items():
+            self._metrics["train"][f"logged/{name}"].append(value)
         self._rollouts.tell(
             round_figures(
                 batch[ROWS],

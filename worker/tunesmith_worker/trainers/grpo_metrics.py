@@ -27,17 +27,18 @@ NAMES = {
     "rollout_gap": "rollout_gap",
 }
 """TRL's name -> ours."""
-_SCORES = "scores/"
+_SCORES, _LOGGED = "scores/", "logged/"
 
 
 def renamed(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """What was gathered since it was last logged, under our names; the rest is left out. Of several
-    graders, each one's scores by its name."""
+    graders, each one's scores by its name, and what reward functions log."""
     found = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
     scores = [name for name in metrics if name.startswith(_SCORES)]
     if len(scores) > 1:
         found |= {f"reward_{one.removeprefix(_SCORES)}": list(metrics[one]) for one in scores}
-    return found
+    logged = [name for name in metrics if name.startswith(_LOGGED)]
+    return found | {f"logged_{one.removeprefix(_LOGGED)}": list(metrics[one]) for one in logged}
 
 
 @dataclass

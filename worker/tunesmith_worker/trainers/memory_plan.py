@@ -43,7 +43,7 @@ class MemoryPlan:
     """One run's: settle it, train, then report.
 
     The trainer says what its steps are: `longest_step`, its `micro_batches`, how each is
-    `described`, and the `probe_loss` of one.
+    `described`, and how much of one there is `to_probe` with what `probe_loss`.
     """
 
     def __init__(
@@ -106,8 +106,7 @@ class MemoryPlan:
         self._trainer.evaluation_memory = EvaluationMemory(
             partial(self._events.message, level="warn")
         )
-        probe = self._probe()
-        self.planner = replace(self.planner, correction=self._corrected(probe))
+        self.planner = replace(self.planner, correction=self._corrected(*self._probe()))
         option = self.planner.option(self.steps.policy)
         if policy is None:
             option = self._choose_again(option)
@@ -196,24 +195,30 @@ class MemoryPlan:
                 self._layouts.rule_out(name, reason)
                 self._events.message(f"{name} micro-batches are not tried: they {reason}.")
 
-    def _probe(self) -> Probe:
-        """Of the longest micro-batch under the policy; less is tried where it does not fit."""
+    def _probe(self) -> tuple[Probe, MicroBatch]:
+        """Of the longest micro-batch under the policy, or of as much of it as the trainer finds
+        enough, and what that was; less is tried where it does not fit."""
+        trainer = self._trainer
         while True:
-            batches = self._trainer.micro_batches(self._step, self._layouts.settled)
-            batch = max(batches, key=lambda one: self._trainer.described(one).tokens)
+            batches = trainer.micro_batches(self._step, self._layouts.settled)
+            longest = max(batches, key=lambda one: trainer.described(one).tokens)
+            batch = trainer.to_probe(longest)
+            tried = self.planner.batch.part(self.steps.policy.parts)
+            if batch is not longest:
+                tried = trainer.described(batch, count_labels=True)
             try:
-                loss_of = partial(self._trainer.probe_loss, batch, self.planner.batch.labelled)
-                return run_probe(self._trainer.model, self._modes.layers, loss_of)
+                loss_of = partial(trainer.probe_loss, batch, self.planner.batch.labelled)
+                return run_probe(trainer.model, self._modes.layers, loss_of), tried
             except Exception as error:  # out of memory comes as many types; others go on
                 if not is_out_of_memory(error):
                     raise
                 failure = first_line(error)
             self.steps.recover(failure)
 
-    def _corrected(self, probe: Probe) -> Correction:
+    def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
+        """`batch`: what was probed."""
         planner, policy = self.planner, self.steps.policy
         engine = replace(planner.engine, passes=1)  # the probe's gradients are the first ones
-        batch = planner.batch.part(policy.parts)
         expected = layer_kept(planner.shape, planner.tuning, batch, engine)
         keeping = probe.kept[len(probe.kept) - policy.keep :] if policy.keep else ()
         kept = sum(keeping) / len(keeping) / expected if keeping else 1.0
@@ -228,7 +233,9 @@ class MemoryPlan:
         for _ in range(24):
             middle = (low + high) / 2
             low, high = (middle, high) if peak(middle) < probe.peak else (low, middle)
-        return Correction(kept=kept, workspace=(low + high) / 2, allocator=probe.allocator)
+        share = batch.tokens / planner.batch.part(policy.parts).tokens
+        allocator = round(probe.allocator / share)
+        return Correction(kept=kept, workspace=(low + high) / 2, allocator=allocator)
 
     def _choose_again(self, tried: Option) -> Option:
         """By what was measured. What has failed is not gone back to."""

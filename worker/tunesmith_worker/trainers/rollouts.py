@@ -21,6 +21,7 @@ from ..report.clock import WallClock
 from ..report.rollouts import RoundFigures
 from ..rewards import Graded, Grading, Round, Sample
 from ..rollout import Completion, NativeEngine, Request, SamplingParams
+from ..rollout_failures import rollout_failures
 from .kept_rollouts import KeptRollouts
 
 Untyped = Any  # Any: transformers is not typed
@@ -59,9 +60,12 @@ class Rollouts:
         kept: KeptRollouts,
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
         tell: Callable[[RoundFigures], None],
+        warn: Callable[[str], None],
+        stop_requested: Callable[[], bool],
     ) -> None:
         """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
-        from 1; `tell` takes the figures of what was drawn for it."""
+        from 1; `tell` takes the figures of what was drawn for it, `warn` what a user should know.
+        `stop_requested`: whether to leave off drawing for a step."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
         self.stop_token_ids, self.weights = stop_token_ids, weights
         self.sampling = SamplingParams(
@@ -71,7 +75,10 @@ class Rollouts:
             min_p=plan.min_p or 0.0,
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
-        self._kept, self._write, self.tell = kept, write, tell
+        self._kept, self._write, self.tell, self._warn = kept, write, tell, warn
+        self._stop_requested = stop_requested
+        self._blamed: set[str] = set()
+        """Graders that were warned of."""
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +124,10 @@ class Rollouts:
                 if drawn.kind == "train":
                     self._kept.add(place, completion)
 
-            found = self.engine.generate([requests[place] for place in missing], finished)
+            # An evaluation is part of the step before it, which a resume point takes as done.
+            self.engine.interrupted = self._stop_requested if training else lambda: False
+            with rollout_failures():
+                found = self.engine.generate([requests[place] for place in missing], finished)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
         if missing and training:
@@ -130,10 +140,23 @@ class Rollouts:
         training = drawn.kind == "train"
         with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
+        self._warn_of_errors(drawn)
         return [
             [float("nan") if one is None else one for one in graded.rewards]
             for graded in drawn.graded
         ]
+
+    def _warn_of_errors(self, drawn: Drawn) -> None:
+        """Once for each grader."""
+        for graded in drawn.graded:
+            for error in graded.errors:
+                name = error.partition(":")[0]
+                if name not in self._blamed:
+                    self._blamed.add(name)
+                    self._warn(
+                        f"Step {drawn.step + 1}: a completion could not be scored, and takes no "
+                        f"part: {error}"
+                    )
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""

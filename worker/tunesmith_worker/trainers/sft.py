@@ -166,6 +166,10 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
     def described(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
         return describe(batch, count_labels=count_labels)
 
+    @staticmethod
+    def to_probe(batch: Batch) -> Batch:
+        return batch
+
     def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
         """Of a micro-batch, as training computes it; counts nothing."""
         inputs = on_device(batch, self.args.device)

@@ -1,0 +1,143 @@
+"""Part `grpo`: whole steps of reinforcement, ours and stock TRL's with transformers' `generate`,
+and decoding with an adapter against the bare model.
+
+Steps are those of grpo_side.py: a run directory trained as `tunesmith run` trains it, and TRL's
+trainer, on a random model in bf16 with completions of forced length. The first step, in which
+kernels are compiled and chosen, is left out and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tunesmith_worker.process import quick_imports
+
+with quick_imports():
+    import torch
+
+    from tunesmith_worker.plan.room import find_room
+    from tunesmith_worker.rollout import NativeEngine, Request, plan_rollout
+
+    from .. import grpo_side
+    from ..grpo_task import GROUP, Task, find_device, stock_model
+    from .grpo_plan import TINY
+    from .serving import Case, serve
+
+Untyped = Any  # Any: transformers is not typed
+
+WARM_UP = 1
+REPEATS = 3
+"""Of a rollout, of which the fastest counts."""
+REAL_TASK = Task(
+    side="ours",
+    dtype="bfloat16",
+    tuning="lora",
+    prompt_tokens=256,
+    new_tokens=256,
+    ragged=False,
+    steps=WARM_UP + 4,
+    prompts_per_step=4,
+)
+
+
+def task_of(model: str, side: str, tuning: str) -> Task:
+    task = replace(REAL_TASK, model=model, side=side, tuning=tuning)
+    if model != TINY:
+        return task
+    return replace(task, prompt_tokens=12, new_tokens=6, steps=WARM_UP + 2, prompts_per_step=2)
+
+
+def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
+    task = task_of(model, side, tuning)
+    with tempfile.TemporaryDirectory() as folder:
+        made = grpo_side.ours if side == "ours" else grpo_side.stock
+        meter, idle = made(task, Path(folder))
+    seconds = meter.wall[WARM_UP:]
+    result = {
+        "seconds_per_step": round(statistics.median(seconds), 4),
+        "step_seconds": [round(one, 4) for one in seconds],
+        "warm_up_seconds": [round(one, 4) for one in meter.wall[:WARM_UP]],
+        "generated_tokens_per_second": round(
+            task.completions * task.new_tokens / statistics.median(seconds), 1
+        ),
+        "idle_gib": round(idle / 2**10, 3),
+        "peak_above_idle_gib": round((meter.peak - idle) / 2**10, 3),
+    }
+    if side == "ours":
+        sync = statistics.median(meter.sync_seconds[WARM_UP:])
+        result["sync_share"] = round(sync / statistics.median(seconds), 5)
+    return result
+
+
+def decode(model: str, batch: int) -> dict[str, Any]:  # Any: JSON
+    """Seconds of drawing `batch` completions, a group of 8 to a prompt: without what takes over the
+    weights and without the prompts."""
+    task = replace(task_of(model, "ours", "lora"), steps=1, prompts_per_step=batch // GROUP)
+    prompts = task.prompts()
+    requests = [
+        Request(prompt_ids=tuple(prompts[place // GROUP]), max_tokens=task.new_tokens, seed=place)
+        for place in range(batch)
+    ]
+    found = {}
+    for name, tuning in (("base", "full"), ("adapter", "lora")):
+        one = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
+        for key, parameter in one.named_parameters():
+            if "lora_B" in key:  # zero at the start: then there would be nothing to add
+                torch.nn.init.normal_(parameter, std=0.02)
+        found[name] = _seconds(one, task, requests)
+        del one
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return {
+        "batch": batch,
+        "seconds": {name: round(one, 4) for name, one in found.items()},
+        "tokens_per_second": {
+            name: round(batch * task.new_tokens / one, 1) for name, one in found.items()
+        },
+        "adapter_on_base": round(found["base"] / found["adapter"], 4),
+    }
+
+
+def _seconds(model: Untyped, task: Task, requests: list[Request]) -> float:
+    plan = plan_rollout(
+        model,
+        rows=len(requests),
+        prompt_tokens=task.prompt_tokens,
+        max_tokens=task.new_tokens,
+        free=find_room(find_device(), 0).free,
+    )
+    engine, taken = NativeEngine(model, plan), []
+    for _ in range(REPEATS + 1):
+        engine.generate(requests)
+        taken.append(engine.figures.decode.wall_seconds)
+    return min(taken[1:])
+
+
+def case(name: str) -> Case:
+    model, kind, which, *_ = name.split("/")
+
+    def run() -> dict[str, Any]:  # Any: JSON
+        if kind == "decode":
+            return decode(model, int(which))
+        return steps(model, kind, which)
+
+    return run
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--cases", nargs="+", required=True)
+    names = arguments.parse_args().cases
+    return serve({name: case(name) for name in names})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What both sides of benchmarks/grpo.py train: the model, the prompts, how long each completion is,
+and the reward."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.gpu.models import CONFIGS, random_model
+from benchmarks.sft_side import PROJECTIONS, make_model
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+RANK, ALPHA, RATE, SEED = 32, 16, 1e-4, 3
+GROUP = 8
+SHORTEST = 16
+"""Tokens of a ragged completion."""
+_END = 1
+"""The token that ends a completion where one is forced to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    side: str
+    dtype: str
+    tuning: str
+    prompt_tokens: int
+    new_tokens: int
+    ragged: bool
+    steps: int
+    """All of them, warm-up included."""
+    model: str = "llama-12m"
+    """benchmarks/sft.py's, or a name of gpu/models.py."""
+    prompts_per_step: int = 2
+
+    @property
+    def completions(self) -> int:
+        return self.prompts_per_step * GROUP
+
+    @property
+    def vocabulary(self) -> int:
+        return 8192 if self.model == "llama-12m" else int(CONFIGS[self.model]().vocab_size)
+
+    @property
+    def autocast(self) -> bool:
+        return self.side == "stock-autocast"
+
+    @property
+    def weights(self) -> torch.dtype:
+        full_precision = self.dtype == "float32" or self.autocast
+        return torch.float32 if full_precision else torch.bfloat16
+
+    def prompts(self) -> list[list[int]]:
+        draw = random.Random(1)
+        count, most = self.prompts_per_step * self.steps, self.vocabulary
+        return [[draw.randrange(3, most) for _ in range(self.prompt_tokens)] for _ in range(count)]
+
+    def lengths(self, step: int) -> list[int]:
+        """Tokens of each completion of a step: all, or log-uniform."""
+        if not self.ragged:
+            return [self.new_tokens] * self.completions
+        draw = random.Random(step)
+        low, high = math.log(SHORTEST), math.log(self.new_tokens)
+        return [round(math.exp(draw.uniform(low, high))) for _ in range(self.completions)]
+
+
+def even_share(
+    prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
+    **_: object,
+) -> list[float]:  # fmt: skip
+    """The reward of both sides: of a completion's tokens, the share with even ids."""
+    return [sum(one % 2 == 0 for one in ids) / len(ids) for ids in completion_ids]
+
+
+def base_model(task: Task) -> Untyped:
+    if task.model == "llama-12m":
+        model = make_model(task.weights)
+    else:
+        model = random_model(task.model, find_device(), task.weights)
+    model.config.eos_token_id = model.generation_config.eos_token_id = _END
+    return model
+
+
+def find_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tokenizer(vocabulary: int) -> Untyped:
+    """Words are the tokens' numbers, but for the special ones: those are found inside of words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    numbers = {"<pad>": 0, "<end>": _END} | {str(i): i for i in range(2, vocabulary)}
+    words = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<end>"
+    )
+
+
+def text(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def stock_model(task: Task) -> Untyped:
+    model = base_model(task)
+    if task.tuning == "full":
+        return model
+    lora = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=PROJECTIONS
+    )
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, lora)

@@ -1,0 +1,70 @@
+"""Whole steps of reinforcement against stock TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .cpu import DTYPES
+from .tables import NOT_MEASURED, Result, against_bar, date, table, versions
+
+
+def grpo(results: list[Result]) -> str:
+    words = (
+        "## GRPO\n\n"
+        "Whole steps against stock TRL's, CPU-seconds of one thread: a 12.4 M Llama, LoRA r 32, 2 "
+        "prompts x 8 completions, no recompute (`python -m benchmarks.grpo`; `grpo.json`). Ragged: "
+        "completions of 16 to 128 tokens, else 128. LoRA: its speed on our own full tuning's. "
+        "Beside: of our step, what is neither generating nor forward nor backward.\n"
+    )
+    if not results:
+        return words + "\n**Open**: nothing is recorded of `python -m benchmarks.grpo` yet.\n"
+    rows = (
+        (
+            _case(one),
+            against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
+            against_bar(one["generation_ratio"], one["generation_bar"], at_least=True),
+            against_bar(one["memory_ratio"], one["memory_bar"], at_least=False),
+            NOT_MEASURED if one["lora_over_full"] is None else f"{one['lora_over_full']:.2f}x",
+            f"{one['beside_share']:.1%}" if "beside_share" in one else NOT_MEASURED,
+            f"{one['parity']['gradient_difference']:.1e}",
+            len(one["speed_ratios"]),
+            one["load_average"],
+        )
+        for one in results
+    )
+    head = ("case", "speed", "generating", "memory", "LoRA", "beside", "gradients differ by",
+            "rounds", "load of the 2 cores")  # fmt: skip
+    times = (
+        (
+            _case(one),
+            _split(one["phases"]["ours"]),
+            _split(one["phases"]["theirs"]),
+            " / ".join(f"{rate:,.0f}" for rate in one["generated_per_cpu_second"]),
+        )
+        for one in results
+    )
+    seconds = ("case", "ours: generate, forward, backward, rest", "theirs",
+               "tokens generated a CPU-second")  # fmt: skip
+    last = results[0]
+    return "\n".join(
+        [
+            words,
+            table(head, rows),
+            "CPU-seconds of a step:\n",
+            table(seconds, times),
+            f"{last['cpu']}; {versions(last)}; {date(last)}.\n",
+        ]
+    )
+
+
+def _case(one: Result) -> str:
+    dtype, ragged = DTYPES[one["dtype"]], ", ragged" if one["ragged"] else ""
+    kind = "" if one["tuning"] == "lora" else ", full"
+    allocator = ", our allocator for both" if one["their_allocator"] else ""
+    return f"{dtype}, {one['prompt_tokens']}-token prompts{ragged}{kind}{allocator}"
+
+
+def _split(phases: Mapping[str, float]) -> str:
+    rest = phases["score"] + phases["other"]
+    named = [phases[name] for name in ("generate", "forward", "backward")]
+    return " / ".join(f"{one:.2f}" for one in [*named, rest])
