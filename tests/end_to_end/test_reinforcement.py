@@ -52,7 +52,8 @@ WATCHED = {
 def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("reinforcement")
     make_tiny_model(folder / "models" / "tiny")
-    running = Service(folder / "service" / "data", folder / "models", **QUICK)
+    env = QUICK | {"TUNESMITH_RETRY_SECONDS": "0.1"}
+    running = Service(folder / "service" / "data", folder / "models", **env)
     running.start()
     yield running
     running.close()
