@@ -52,6 +52,15 @@ def test_both_curves_are_printed_and_agree(
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"
 
 
+def test_a_reinforcement_run_is_sent_to_its_self_check(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grader = {"type": "length", "target": 4, "limit": 9}
+    run = make_run([{"prompt": "How much?"}], method="reinforcement", grader=grader)
+    assert compare_stock(run, 3) == 2
+    assert "self_check" in capsys.readouterr().err
+
+
 def test_what_evaluations_decide_is_left_out_of_the_comparison(
     make_run: MakeRun, tmp_path: Path
 ) -> None:

@@ -32,6 +32,16 @@ from .verdict import Curves, as_close_as_stock, same_in_fp32
 THE_USERS = (ErrorCategory.USER, ErrorCategory.DATA)
 
 
+_DRAWS = JobFailure(
+    category=ErrorCategory.USER,
+    code=ErrorCode.RECIPE_INVALID,
+    message="--compare-stock is for supervised runs: two reinforcement runs draw completions of "
+    "their own, and part with the first token that differs.",
+    hint="A reinforcement run holds its rollouts, loss and gradients to stock transformers before "
+    "step 1: leave recipe.self_check on.",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side:
     curves: Curves
@@ -55,6 +65,9 @@ def compare_stock(folder: Path, steps: int) -> int:
         spec = read_spec(folder.resolve())
     except UnusableRunDirectory as error:
         say(error.failure)
+        return EXIT_UNUSABLE
+    if spec.method == "reinforcement":
+        say(_DRAWS)
         return EXIT_UNUSABLE
     ours = spec.recipe.patches if spec.recipe.patches != "off" else "auto"
     if spec.recipe.lora is not None and spec.recipe.lora.lora_dropout:

@@ -190,7 +190,7 @@ def _command() -> int:
         type=int,
         metavar="N",
         help="train N steps with our kernels and with the stock trainer, and print both curves; "
-        "RUN_DIR is only read",
+        "RUN_DIR is only read; for supervised runs",
     )
     parser.add_argument(
         "--reward",
