@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=30, help="of each victim (30)")
     parser.add_argument("--victim", choices=VICTIMS, action="append", help="default: all")
+    parser.add_argument("--recipe", choices=RECIPES, action="append", help="default: all in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
     parser.add_argument("--out", type=Path, help="JSON lines, one a job")
     given = parser.parse_args()
@@ -37,21 +38,22 @@ def main() -> int:
             campaign = Campaign(service, write_rows(root / "train.jsonl"), seed=given.seed)
             with campaign.watcher:
                 for victim in given.victim or VICTIMS:
-                    wrong += sum(map(_told, _all_of(campaign, victim, given.kills, given.out)))
+                    endings = _all_of(campaign, victim, given)
+                    wrong += sum(map(_told, endings))
         finally:
             service.close()
     return 1 if wrong else 0
 
 
-def _all_of(campaign: Campaign, victim: str, kills: int, out: Path | None) -> Iterator[Ending]:
+def _all_of(campaign: Campaign, victim: str, given: argparse.Namespace) -> Iterator[Ending]:
     hits = 0
-    for recipe in itertools.cycle(RECIPES):
-        if hits >= kills:
+    for recipe in itertools.cycle(given.recipe or RECIPES):
+        if hits >= given.kills:
             return
-        ending = campaign.torment(victim, recipe, min(KILLS_PER_JOB, kills - hits))
+        ending = campaign.torment(victim, recipe, min(KILLS_PER_JOB, given.kills - hits))
         hits += ending.hits
-        if out is not None:
-            with out.open("a") as file:
+        if given.out is not None:
+            with given.out.open("a") as file:
                 file.write(json.dumps(asdict(ending)) + "\n")
         yield ending
 

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,15 +31,24 @@ ENV = {
     "TUNESMITH_MAX_LOSSES": "1000",
     "TUNESMITH_RETRY_SECONDS": "0.1",
 }
-STEPS = 500
 _COMMON: dict[str, Any] = {
-    "max_steps": STEPS,
+    "max_steps": 500,
     "save_steps": 7,
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 1,
     "learning_rate": 1e-3,
 }
 _FULL = _COMMON | {"tuning": "full", "packing": False}
+_DRAWN = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24}
+_GRPO: dict[str, Any] = {
+    "max_steps": 60,
+    "save_steps": 7,
+    "learning_rate": 1e-3,
+    "self_check": False,
+    "lora": {"r": 4},
+}
+GRADER = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
+"""Of the recipes with `grpo`: a reward that a random model's completions do not all share."""
 RECIPES: dict[str, dict[str, Any]] = {
     "lora": _COMMON | {"packing": False, "lora": {"r": 4, "lora_dropout": 0.1}},
     "lora packed": _COMMON | {"packing": True, "max_seq_length": 128, "lora": {"r": 4}},
@@ -48,6 +58,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "full bf16_error_word": _FULL | {"precision": "bf16_error_word"},
     "full bf16_sr8": _FULL | {"precision": "bf16_sr8"},
     "full packed": _FULL | {"packing": True, "max_seq_length": 128},
+    "grpo lora": _GRPO | {"grpo": _DRAWN},
+    "grpo thrice": _GRPO | {"grpo": _DRAWN | {"num_iterations": 3, "beta": 0.1}},
+    "grpo bf16_error_word": _GRPO
+    | {"grpo": _DRAWN, "tuning": "full", "lora": None, "precision": "bf16_error_word"},
 }
 SEED = 11
 IN_TRAINING = 0.8
@@ -86,7 +100,7 @@ class Campaign:
         hits = 0
         while hits < kills and job.refresh().state not in TERMINAL:
             until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
-            self._wait(job)
+            self._wait(job, RECIPES[recipe]["max_steps"])
             try:
                 pid = VICTIMS[victim](self._service)
             except IndexError:  # between two of them: nobody to hit
@@ -104,13 +118,13 @@ class Campaign:
             hits,
             sum(1 for event in self._events(job, EventKind.RESUMED) if event["step"]),
             round(time.monotonic() - began, 1),
-            list(self._problems(job, weights)),
+            list(self._problems(job, weights, RECIPES[recipe])),
         )
 
-    def _wait(self, job: tunesmith.Job) -> None:
+    def _wait(self, job: tunesmith.Job, steps: int) -> None:
         """Until a moment of its life: mostly somewhere in its training, else anywhere before."""
         if self._random.random() < IN_TRAINING:
-            step = self._random.randint(1, STEPS // 2)  # a second later it may be over
+            step = self._random.randint(1, steps // 2)  # a second later it may be over
             until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
         else:
             time.sleep(self._random.uniform(0.0, STARTS_WITHIN))
@@ -127,7 +141,11 @@ class Campaign:
 
     def _create(self, recipe: str) -> tunesmith.Job:
         return self._client.fine_tuning.jobs.create(
-            model="tiny", training_file=self._file.id, seed=SEED, recipe=RECIPES[recipe]
+            model="tiny",
+            training_file=self._file.id,
+            seed=SEED,
+            recipe=RECIPES[recipe],
+            grader=GRADER if "grpo" in RECIPES[recipe] else None,
         )
 
     def _weights(self, job: tunesmith.Job) -> dict[str, str]:
@@ -138,7 +156,9 @@ class Campaign:
     def _events(self, job: tunesmith.Job, kind: EventKind) -> list[dict[str, Any]]:
         return [event.data for event in job.stream() if event.kind == kind]
 
-    def _problems(self, job: tunesmith.Job, weights: dict[str, str]) -> Iterator[str]:
+    def _problems(
+        self, job: tunesmith.Job, weights: dict[str, str], recipe: dict[str, Any]
+    ) -> Iterator[str]:
         if job.state is not JobState.SUCCEEDED:
             yield f"{job.id} {job.state}: {job.error.message if job.error else 'no error given'}"
             return
@@ -150,11 +170,13 @@ class Campaign:
         ends = [e.data["state"] for e in events if e.kind == EventKind.STATE]
         if [state for state in ends if state in TERMINAL] != [JobState.SUCCEEDED]:
             yield f"{job.id}: states were told as {ends}"
-        steps = list(range(1, STEPS + 1))
+        steps = list(range(1, recipe["max_steps"] + 1))
         if (points := [point.step for point in job.metrics()]) != steps:
-            yield f"{job.id}: metrics of steps {_odd(points)}"
+            yield f"{job.id}: metrics of steps {_odd(points, steps)}"
         if (told := _steps_that_count(events)) != steps:
-            yield f"{job.id}: events tell steps {_odd(told)}"
+            yield f"{job.id}: events tell steps {_odd(told, steps)}"
+        if "grpo" in recipe and (odd := _odd_samples(job, recipe)):
+            yield f"{job.id}: {odd}"
         if (together := self.watcher.together[job.id]) != 1:
             yield f"{job.id}: {together} trainers alive at once"
 
@@ -171,8 +193,20 @@ def _steps_that_count(events: list[tunesmith.Event]) -> list[int]:
     return told
 
 
-def _odd(steps: list[int]) -> str:
+def _odd_samples(job: tunesmith.Job, recipe: dict[str, Any]) -> str:
+    """What is wrong with a reinforcement job's samples; empty when nothing is."""
+    grpo = recipe["grpo"]
+    found = list(job.samples())
+    if len({sample.id for sample in found}) != len(found):
+        return "samples are told twice"
+    drawn = range(1, recipe["max_steps"] + 1, grpo.get("num_iterations", 1))
+    expected = dict.fromkeys(drawn, grpo["num_generations"] * grpo["prompts_per_step"])
+    counted = Counter(sample.step for sample in found)
+    return "" if counted == expected else f"samples by step: {sorted(counted.items())}"
+
+
+def _odd(steps: list[int], expected: list[int]) -> str:
     """What is wrong with a list that should be 1, 2, 3, ..."""
-    missing = sorted(set(range(1, STEPS + 1)) - set(steps))
+    missing = sorted(set(expected) - set(steps))
     double = sorted({step for step in steps if steps.count(step) > 1})
     return f"(missing {missing[:5]}, double {double[:5]}, in order: {steps == sorted(steps)})"
