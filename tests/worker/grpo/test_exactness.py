@@ -71,6 +71,21 @@ def test_killed_after_a_step_it_ends_as_if_nothing_had_been(
     assert not any("Tripwire" in event.message for event in read_events(broken))
 
 
+def test_a_fork_in_the_middle_of_its_iterations_draws_anew(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was drawn is another policy's at another temperature, and has no reference."""
+    run = make(make_run, "run", {"grpo": GRPO | {"num_iterations": 3}, "max_steps": 6})
+    assert interrupt(run, monkeypatch, kill=5) == 1
+    spec = json.loads((run / "spec.json").read_text())
+    spec["recipe"]["grpo"] |= {"beta": 0.1, "temperature": 0.5}
+    (run / "spec.json").write_text(json.dumps(spec | {"forked": True}))
+    assert main(run) == 0, read_result(run).error
+    before = [data["step"] for data in event_data(run, EventKind.RESUMED)]
+    assert before[-1] == 4, "in the middle of steps 4 to 6"
+    assert [data["step"] for data in event_data(run, EventKind.SAMPLES)] == [1, 4, 5]
+
+
 def test_what_was_drawn_before_a_kill_is_not_drawn_again(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

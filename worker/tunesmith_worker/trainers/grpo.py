@@ -344,7 +344,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         super().restore_counted(plain, tensors)
         self.restore_counters(plain["metrics"])
         self._gaps, (self._trained, self._seen) = plain["gaps"], plain["tokens"]
-        if "rows" not in plain:
+        if "rows" not in plain or self._forked:  # drawn and scored by another recipe or grader
             return
         rows = [RowOfGroup(tuple(one), tuple(other), out) for one, other, out in plain["rows"]]
         self._buffer = {ROWS: rows, "lengths": self.lengths_of(rows)} | {
