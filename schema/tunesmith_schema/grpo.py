@@ -53,7 +53,7 @@ class GRPORecipe(Request):
     mask_truncated_completions: bool = False
     """Leave completions that reached `max_completion_length` out of the loss."""
     top_entropy_quantile: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Train only this share of the tokens, those of the highest entropy."""
+    """Train only this share of the tokens, those of the highest entropy in a forward pass."""
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:

@@ -118,6 +118,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
             plan=plan,
             rollouts=rollouts,
             eval_dataset=_listed(prompts.validation),
+            least_parts=train_plan.gradient_accumulation_steps,
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
             processing_class=base.tokenizer,
             save=saving.due,
@@ -164,7 +165,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         saving=saving,
         memory=memory,
         layouts=layouts,
-        rows_at_a_time=plan.completions_per_step,
+        rows_at_a_time=train_plan.per_device_train_batch_size,
         left_off=Interrupted,
         running=rollouts,
     )

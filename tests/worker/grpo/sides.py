@@ -67,6 +67,7 @@ def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary:
 class GivenEngine:
     """Answers with the task's completions, in a group's order."""
 
+    exact = True
     figures = SimpleNamespace(sync=SimpleNamespace(wall_seconds=0.0), decode_steps=0)
 
     def __init__(self, task: Task) -> None:
@@ -121,7 +122,7 @@ class GivenGrading:
     def weights(self) -> tuple[float, ...]:
         return self.task.weights
 
-    def begin(self, *_: Untyped) -> GivenRound:
+    def begin(self, *_: Untyped, **__: Untyped) -> GivenRound:
         return GivenRound(self.task)
 
     def close(self) -> None:

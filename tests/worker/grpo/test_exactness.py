@@ -151,23 +151,24 @@ def test_completions_of_another_spec_or_step_are_drawn_anew(tmp_path: Path) -> N
     )
     path = tmp_path / "rollouts.jsonl"
     kept = KeptRollouts(path, "this")
-    assert kept.begin(3, resumed=True, count=4) == {}
+    assert kept.begin(3, resumed=True, count=4, partly=True) == {}
     kept.add(2, one)
     kept.close()
     with path.open("a") as file:
         file.write('{"place": 1, "token_')  # a kill
-    for made_for, step, resumed, count in (
-        ("other", 3, True, 4),
-        ("this", 2, True, 4),
-        ("this", 3, True, 8),
-        ("this", 3, False, 4),
+    for made_for, step, resumed, count, partly in (
+        ("other", 3, True, 4, True),
+        ("this", 2, True, 4, True),
+        ("this", 3, True, 8, True),
+        ("this", 3, False, 4, True),
+        ("this", 3, True, 4, False),
     ):
         before = path.read_bytes()
         other = KeptRollouts(path, made_for)
-        assert other.begin(step, resumed=resumed, count=count) == {}
+        assert other.begin(step, resumed=resumed, count=count, partly=partly) == {}
         other.close()
         path.write_bytes(before)
     again = KeptRollouts(path, "this")
-    assert again.begin(3, resumed=True, count=4) == {2: one}
+    assert again.begin(3, resumed=True, count=4, partly=True) == {2: one}
     again.close()
     assert [json.loads(line).get("place") for line in path.read_text().splitlines()] == [None, 2]

@@ -129,28 +129,6 @@ def test_all_weights_too(model: Untyped, tokenizer: Untyped, tmp_path: Path, nam
     compare(found, tokenizer, make_task(by_length), tmp_path, **VARIANTS[name])
 
 
-def test_a_mixture_of_experts_is_balanced_as_trl_does_it(
-    tokenizer: Untyped, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    config = transformers.MixtralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        num_local_experts=4,
-        initializer_range=0.3,
-        router_aux_loss_coef=0.1,
-    )
-    model = transformers.MixtralForCausalLM(config)
-    torch.manual_seed(1)
-    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-    compare(peft.get_peft_model(model, lora), tokenizer, make_task(by_length), tmp_path)
-
-
 @pytest.mark.parametrize("name", ["grpo", "dapo", "highest entropy"])
 def test_groups_that_teach_nothing_change_nothing(
     model: Untyped, tokenizer: Untyped, tmp_path: Path, name: str

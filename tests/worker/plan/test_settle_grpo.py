@@ -57,7 +57,7 @@ def test_everything_can_be_left_open() -> None:
         "group",
     )
     assert (train.learning_rate, train.total_steps) == (1e-5, 3 * (100 // 16))
-    assert (train.per_device_train_batch_size, train.rows_of_step) == (8, 128)
+    assert (train.per_device_train_batch_size, train.rows_of_step) == (128, 128)
     assert (train.eval_steps, train.save_steps, train.warmup_steps) == (2, 6, 0)
     assert reasons["num_generations"] == "8 are usual"
     assert "2048 tokens, the longest prompt 70" in reasons["max_completion_length"]

@@ -72,7 +72,7 @@ class Manifest(BaseModel):
     files: dict[str, FileEntry]
     """All other files, by name."""
     buffers: dict[str, list[str]] = Field(default_factory=dict)
-    """Files of data that a trainer gathers while it trains (GRPO's rollouts), by buffer."""
+    """Files of data that a trainer gathers while it trains, by buffer; none does yet."""
 
 
 def step_of(folder: Path) -> int | None:

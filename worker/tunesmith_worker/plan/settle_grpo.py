@@ -203,9 +203,11 @@ def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
             hint="Leave both at 'auto': recipe.grpo says how large a step is.",
             param="recipe.per_device_train_batch_size",
         )
-    group = plan.num_generations if passes == "auto" else total // passes
     per_device = choices.settle(
-        "per_device_train_batch_size", rows, group, "one prompt's completions in a forward pass"
+        "per_device_train_batch_size",
+        rows,
+        total if passes == "auto" else total // passes,
+        "all completions of a step in one forward pass; memory may ask for several",
     )
     accumulation = choices.settle(
         "gradient_accumulation_steps",

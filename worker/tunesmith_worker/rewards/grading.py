@@ -22,6 +22,9 @@ from .protocol import Graded, GraderError, NoSuchOutput, Prompt, Sample
 from .scorers import Scorer, scorer
 from .templates import Completion
 
+FEW = 3
+"""Steps in a row without any reward that end a run: one may be a row's fault."""
+
 
 class SpecGrader:
     """A grader of the spec: its single graders, and the formula over them."""
@@ -91,16 +94,18 @@ class Grading:
                 if twice
                 else "Nothing scores the completions: give a grader, or --reward FILE.py:NAME",
             )
-        self.failed: Counter[str] = Counter()
-        """Completions that a grader could not score, by the grader, over the run."""
+        self.failed_steps = 0
+        """In a row, in which no completion could be scored."""
         # One thread: graders are Python, and more would only wait for each other and for decoding.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
 
-    def begin(self, prompts: Sequence[Prompt], trainer_state: object = None) -> Round:
+    def begin(
+        self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
+    ) -> Round:
         """A step: one prompt for each completion that will come. `trainer_state`: transformers'
-        TrainerState, for local functions."""
-        return Round(self, prompts, trainer_state)
+        TrainerState, for local functions; `trains`: nothing is trained without its rewards."""
+        return Round(self, prompts, trainer_state, trains=trains)
 
     def close(self) -> None:
         """What is being graded is given up."""
@@ -138,8 +143,15 @@ class Grading:
 class Round:
     """The completions of one step, graded as they come."""
 
-    def __init__(self, grading: Grading, prompts: Sequence[Prompt], trainer_state: object) -> None:
-        self._grading = grading
+    def __init__(
+        self,
+        grading: Grading,
+        prompts: Sequence[Prompt],
+        trainer_state: object,
+        *,
+        trains: bool = True,
+    ) -> None:
+        self._grading, self._trains = grading, trains
         self._prompts = prompts
         self._trainer_state = trainer_state
         self._samples: list[Sample | None] = [None] * len(prompts)
@@ -159,14 +171,13 @@ class Round:
         self._coming[place] = self._grading._grade_soon(completion)
 
     def finish(self) -> list[Graded]:
-        """What graders say, in the order of places; waits for them. Raises RunError: no completion
-        could be scored for an error, or a local function raised or gave what is no reward."""
+        """What graders say, in the order of places; waits for them. Raises RunError: for FEW steps
+        in a row no completion could be scored for an error, or a local function raised or gave what
+        is no reward."""
         samples = [sample for sample in self._samples if sample is not None]
         assert len(samples) == len(self._prompts), "a completion is missing"
         nothing = Graded(rewards=(), scores={})
         graded = [future.result() if future else nothing for future in self._coming]
-        for one in graded:
-            self._grading.failed.update(_blamed(error) for error in one.errors)
         self._check(graded)
         if self._grading._local:
             graded = self._with_local(graded, samples)
@@ -193,13 +204,19 @@ class Round:
         ]
 
     def _check(self, graded: Sequence[Graded]) -> None:
-        if not graded or not all(one.errors and one.rewards == (None,) for one in graded):
+        if not self._trains or not graded:
+            return
+        if not all(one.errors and one.rewards == (None,) for one in graded):
+            self._grading.failed_steps = 0
+            return
+        self._grading.failed_steps += 1
+        if self._grading.failed_steps < FEW:
             return
         prompt, sample = self._prompts[0], self._samples[0]
         raise RunError(
             ErrorCode.GRADER_FAILED,
-            f"No completion of a step could be scored. For row {prompt.number} and the completion "
-            f"{sample.text[:200] if sample else ''!r}: {graded[0].errors[0]}",
+            f"No completion of {FEW} steps in a row could be scored. For row {prompt.number} and "
+            f"the completion {sample.text[:200] if sample else ''!r}: {graded[0].errors[0]}",
             category=ErrorCategory.GRADER,
             hint="Mend the grader, or the rows that it reads; then start the job again.",
         )
@@ -208,7 +225,3 @@ class Round:
 def _said(name: str, error: Exception) -> str:
     text = str(error) if isinstance(error, GraderError) else f"{type(error).__name__}: {error}"
     return f"{name}: {text[:500]}"
-
-
-def _blamed(error: str) -> str:
-    return error.partition(":")[0]

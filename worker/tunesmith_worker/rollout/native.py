@@ -40,6 +40,11 @@ class NativeEngine:
         """Whether to raise Interrupted in place of the next token."""
 
     @property
+    def exact(self) -> bool:
+        """Whether rounding is so fine that a row's tokens do not depend on its batch's size."""
+        return self._architecture.dtype == torch.float32
+
+    @property
     def plan(self) -> RolloutPlan:
         return self._plan
 

@@ -34,8 +34,11 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
         plan: GRPOPlan,
         prompts: Sequence[tuple[int, ...]],
         shared_prompt: bool | Literal["auto"],
+        least_parts: int,
     ) -> None:
-        """In the constructor. `prompts`: token ids of all; `shared_prompt`: recipe.rollout's."""
+        """In the constructor. `prompts`: token ids of all; `shared_prompt`: recipe.rollout's;
+        `least_parts`: forward passes of a step, whatever its memory allows."""
+        self._least_parts = least_parts
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
@@ -63,7 +66,7 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
     def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
         """A step's, in as many parts as its memory needs. `layout`: there is but one."""
         parts = 1 if self.memory is None else self.memory.policy.parts
-        return in_parts(step, parts, self.loss_type)
+        return in_parts(step, parts * self._least_parts, self.loss_type)
 
     def longest_step(self) -> Inputs:
         """The longest prompts there are, and every completion as long as it may be."""

@@ -54,14 +54,16 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         plan: GRPOPlan,
         rollouts: Rollouts,
         shared_prompt: bool | Literal["auto"],
+        least_parts: int = 1,
         save: Callable[[int], None],
         optimizer_cls_and_kwargs: Untyped,
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`shared_prompt`: recipe.rollout's. `optimizer_cls_and_kwargs`: as the Trainer takes it.
-        `save`, `embedding_rate`: as `Guarded.guarded` takes them. `given["args"]` has no `beta`:
-        TRL would copy a fresh adapter, or load the model once more, for its reference."""
+        """`shared_prompt`, `least_parts`: as `stepping` takes them. `optimizer_cls_and_kwargs`: as
+        the Trainer takes it. `save`, `embedding_rate`: as `Guarded.guarded` takes them.
+        `given["args"]` has no `beta`: TRL would copy a fresh adapter, or load the model once more,
+        for its reference."""
         model, texts = given["model"], [row.text for row in rollouts.prompts.rows]
         reference = None
         if plan.beta and not hasattr(model, "peft_config"):
@@ -76,7 +78,8 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
         self.reward_weights = torch.tensor(rollouts.grading.weights, dtype=torch.float32)
-        self.stepping(plan, [row.prompt_ids for row in rollouts.prompts.rows], shared_prompt)
+        prompts = [row.prompt_ids for row in rollouts.prompts.rows]
+        self.stepping(plan, prompts, shared_prompt, least_parts)
         self._rollouts = rollouts
         self.step_loss = torch.zeros((), device=self.args.device)
         """Of the last step."""
@@ -197,34 +200,18 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **given: Untyped,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        **_: Untyped,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         """Of every completion; [B, logits_to_keep]. Nothing for the log-probs of the policy that
         drew: the first training forward gives them, before any update."""
         assert self._rows is not None, "the rows are said beforehand"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
-        aux_loss: torch.Tensor | None = None
-        if compute_aux_loss:  # a mixture of experts: TRL balances it, and takes its metrics
-            log_probs, entropy, aux_loss = super()._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size,
-                compute_entropy,
-                compute_aux_loss,
-                **given,
-            )
-        else:
-            scores = self.scores(model, self._rows, entropy=True)
-            assert scores.entropy is not None, "asked for"
-            log_probs = _widened(scores.log_probs, logits_to_keep)
-            entropy = _widened(scores.entropy, logits_to_keep)
-        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), aux_loss
+        scores = self.scores(model, self._rows, entropy=True)
+        assert scores.entropy is not None, "asked for"
+        log_probs = _widened(scores.log_probs, logits_to_keep)
+        entropy = _widened(scores.entropy, logits_to_keep)
+        return *self.figures.scored(self._rows, log_probs, entropy, self._inputs), None
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """The reference's, and None of the policy that drew: TRL asks for that one too where
@@ -252,6 +239,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 row if is_there else replace(row, left_out=True)
                 for row, is_there in zip(self._rows, there, strict=True)
             ]
+        self._rollouts.level(self._drawn, batch["advantages"])
         batch["index"] = torch.arange(len(rows), device=self.args.device)
         batch["lengths"] = self.lengths_of(batch[ROWS])
         advantages = batch["advantages"].tolist()

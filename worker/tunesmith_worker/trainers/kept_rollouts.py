@@ -22,11 +22,14 @@ class KeptRollouts:
         self._path, self._made_for = path, made_for
         self._file: IO[str] | None = None
 
-    def begin(self, step: int, *, resumed: bool, count: int) -> dict[int, Completion]:
+    def begin(self, step: int, *, resumed: bool, count: int, partly: bool) -> dict[int, Completion]:
         """The completions of this step that there are, by place; what is added from here on
-        belongs to it. `count`: of its completions."""
+        belongs to it. `count`: of its completions. `partly`: some of them are of use; else all or
+        none, because the others would be drawn in a smaller batch, which rounds otherwise."""
         head = {"step": step, "made_for": self._made_for, "count": count}
         found = self._read(head) if resumed else {}
+        if len(found) < count and not partly:
+            found = {}
         self.close()
         self._path.parent.mkdir(exist_ok=True)
         self._file = self._path.open("w", encoding="utf-8", buffering=1)  # a line at a time

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import JsonValue
 
 from tunesmith_schema import PhaseName
@@ -98,7 +99,7 @@ class Rollouts:
             prompts=list(prompts),
             kind=kind,
             step=state.global_step,
-            round=self.grading.begin(prompts, state),
+            round=self.grading.begin(prompts, state, trains=kind == "train"),
         )
 
     def generate(self, drawn: Drawn, *, resumed: bool = False) -> None:
@@ -113,7 +114,9 @@ class Rollouts:
             ]
             done = {}
             if drawn.kind == "train":
-                done = self._kept.begin(drawn.step, resumed=resumed, count=len(requests))
+                done = self._kept.begin(
+                    drawn.step, resumed=resumed, count=len(requests), partly=self.engine.exact
+                )
             for place, completion in done.items():
                 self._finished(drawn, place, completion)
             missing = [place for place in range(len(requests)) if place not in done]
@@ -157,6 +160,16 @@ class Rollouts:
                         f"Step {drawn.step + 1}: a completion could not be scored, and takes no "
                         f"part: {error}"
                     )
+
+    def level(self, drawn: Drawn, advantages: torch.Tensor) -> None:
+        """Exactly 0, in place, in groups whose rewards are all equal: their mean is rounded, and
+        what is left of them would be divided by nearly nothing. advantages: [completions]."""
+        size = self._plan.num_generations
+        told = [one.rewards for one in drawn.graded]
+        for start in range(0, len(told), size):
+            scored = {one for one in told[start : start + size] if any(x is not None for x in one)}
+            if len(scored) <= 1:
+                advantages[start : start + size] = 0.0
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""
