@@ -113,6 +113,10 @@ class ForcedLengths:
         """Of what the trainer does with each completion that ends: text, grading, keeping."""
 
     @property
+    def exact(self) -> bool:
+        return bool(self._engine.exact)
+
+    @property
     def figures(self) -> Untyped:
         return self._engine.figures
 

@@ -21,7 +21,7 @@ from .engine import (
     self_check,
 )
 from .gpu import SIDES, gpus, slug
-from .grpo import grpo
+from .grpo import grpo, learning
 from .plots import Bars, draw
 from .rollouts import rollouts
 from .tables import Result
@@ -58,6 +58,7 @@ def page(results: Path) -> str:
         self_check(recorded(results / "self_check.json")),
         nan_guard(recorded(results / "nan_guard.json")),
         grpo(recorded(results / "grpo.json") or []),
+        learning(recorded(results / "grpo_learns.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
         service(load(results / "service.json")),
     ]

@@ -16,14 +16,14 @@ import openai
 import pytest
 
 import tunesmith
-from tunesmith_schema import PhaseName
+from tunesmith_schema import ROLLOUT, PhaseName
 
 from .service import LONG, SHORT, Service, until
 
 pytestmark = pytest.mark.slow
 
-NOT_HERE = {PhaseName.PACK, PhaseName.OTHER}
-"""Phases that a run without packing does not have."""
+NOT_HERE = {PhaseName.PACK, PhaseName.OTHER, *ROLLOUT}
+"""Phases that a supervised run without packing does not have."""
 
 
 def logits_gap(base: Path, adapter: Path) -> float:

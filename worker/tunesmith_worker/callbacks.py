@@ -110,10 +110,11 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
                 "learning_rate": logs.get("learning_rate"),
                 "grad_norm": logs.get("grad_norm"),
                 "tokens_per_second": self._speed(logs["num_tokens"]),
-                "train_mean_token_accuracy": logs.get("mean_token_accuracy"),
                 "trained_tokens": self._trained_tokens(),
                 **self._live(),
             }
+            if "mean_token_accuracy" in logs:
+                values["train_mean_token_accuracy"] = logs["mean_token_accuracy"]
             further = {name: one for name, one in logs.items() if one is not None}
             values |= {name: further[name] for name in further if name in FURTHER}
             values |= {

@@ -72,7 +72,8 @@ def step_of(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Untyped:
 
     monkeypatch.setattr(SFTTrainer, "compute_loss", compute_loss)
     monkeypatch.setattr(RunCallback, "on_pre_optimizer_step", before_the_optimiser, raising=False)
-    monkeypatch.setattr(adapters, "attach_lora", with_random_b(adapters.attach_lora))
+    attach = with_random_b(adapters.attach_lora)
+    monkeypatch.setattr("tunesmith_worker.loading.attach_lora", attach)
 
     def run(rows: Untyped, **settings: Untyped) -> Step:
         nonlocal step
