@@ -147,16 +147,19 @@ def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -
 def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it(
     sturdy: Service, rows: Path
 ) -> None:
-    job = start_training(sturdy, rows)
+    steps = 1500  # more than an idle machine does within a lease
+    job = start_training(sturdy, rows, max_steps=steps)
     api = sturdy.processes("tunesmith_server api")[0]
     trainer = sturdy.trainers()[0]
     os.kill(api, signal.SIGSTOP)
-    stopped = until(lambda: _state(trainer) == "T", 40)
+    try:
+        stopped = until(lambda: _state(trainer) == "T", 40)
+    finally:
+        os.kill(api, signal.SIGKILL)  # a new one starts, whose janitor lets one lease pass first
     assert stopped
-    os.kill(api, signal.SIGKILL)  # a new one starts, whose janitor lets one lease pass first
     job.wait(timeout=120)
     assert job.attempt == 1
-    assert_complete(job, LONG["max_steps"])
+    assert_complete(job, steps)
 
 
 def _state(pid: int) -> str:
