@@ -221,7 +221,7 @@ def run_directory(task: Task, folder: Path) -> Path:
     return root
 
 
-class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # untyped
+class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
     """A completion ends where its length is reached, and nowhere else; in place."""
 
     def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:

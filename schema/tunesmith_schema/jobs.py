@@ -110,10 +110,11 @@ class JobCreate(Request):
 
     @model_validator(mode="after")
     def _one_word_for_one_thing(self) -> Self:
-        of_method = self.method and self.method.hyperparameters()
-        if self.hyperparameters and of_method and not _same(self.hyperparameters, of_method):
+        method, given = self.method, self.hyperparameters
+        of_method = method and method.hyperparameters()
+        if method and given and of_method and not _same(given, of_method):
             raise ValueError(
-                f"hyperparameters and method.{self.method.type}.hyperparameters differ: give one"  # type: ignore[union-attr]  # of_method is its
+                f"hyperparameters and method.{method.type}.hyperparameters differ: give one"
             )
         chosen, recipe = self.chosen_hyperparameters(), self.recipe
         if "auto" not in (chosen.n_epochs, recipe.num_train_epochs) and (

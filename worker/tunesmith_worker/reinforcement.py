@@ -203,7 +203,7 @@ def _plan_engine(
     if earlier is not None and earlier.value in ("merged", "in_place"):
         choices.take_again(earlier)
         return RolloutPlan(
-            weights=earlier.value,  # type: ignore[arg-type]  # one of the two, as was just seen
+            weights="merged" if earlier.value == "merged" else "in_place",
             max_rows=int(str(earlier.figures["max_rows"])),
         )
     choices.add(

@@ -51,7 +51,7 @@ def test_a_shared_prompt_errs_no_more_than_one_and_a_half_times_plain_rows(famil
         for layout, found in in_bf16.items():
             for name, one in found.items():
                 kind = re.sub(r"layers\.\d+", "layers.*", name)
-                errors[layout][kind] += relative_rms(one, truth[name]) ** 2  # type: ignore[assignment]  # counters count integers, they say
+                errors[layout][kind] += relative_rms(one, truth[name]) ** 2  # type: ignore[assignment]  # typeshed's Counter holds integers alone
     quotients = {
         kind: infinite_if_nan(errors["shared"][kind] / errors["plain"][kind])
         for kind in errors["plain"]

@@ -86,7 +86,7 @@ def _read(batch: GroupBatch) -> dict[int, tuple[list[int], int]]:
 @pytest.mark.parametrize("max_tokens", [None, 1, 150, 300])
 def test_every_token_is_scored_once_from_all_before_it(layout: str, max_tokens: int | None) -> None:
     rows, width = make_rows(), 150
-    batches = end_to_end(rows, layout, max_tokens)  # type: ignore[arg-type]  # a layout's name
+    batches = end_to_end(rows, layout, max_tokens)  # type: ignore[arg-type]  # parametrised: one of GroupLayout's names
     found: dict[int, tuple[list[int], int]] = {}
     for batch in batches:
         part = _read(batch)

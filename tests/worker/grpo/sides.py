@@ -174,10 +174,10 @@ def ours(
         for number, ids in enumerate(task.completions)
     ]
     rollouts = Rollouts(
-        GivenEngine(task),  # type: ignore[arg-type]  # has of an engine what is asked for
+        GivenEngine(task),  # type: ignore[arg-type]  # a stand-in with what Rollouts asks of an engine
         tokenizer,
         Prompts(rows=rows, validation=None),
-        GivenGrading(task),  # type: ignore[arg-type]  # has of a grading what is asked for
+        GivenGrading(task),  # type: ignore[arg-type]  # a stand-in with what Rollouts asks of a grading
         plan,
         weights="merged",
         stop_token_ids=frozenset({EOS}),

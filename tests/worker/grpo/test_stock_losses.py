@@ -104,7 +104,7 @@ def compare(model: Untyped, tokenizer: Untyped, task: Task, folder: Path, **give
     expected = train(right)
     own = ours(model, tokenizer, task, folder, shared_prompt=shared, **given)
     if parts > 1:
-        own.memory = InParts(parts)  # type: ignore[assignment]  # has of one what is asked for
+        own.memory = InParts(parts)  # type: ignore[assignment]  # a stand-in with what the trainer asks of a StepMemory
     found = train(own)
     assert len(found) == len(expected) == steps
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)

@@ -43,7 +43,7 @@ CITY = {
     ],
 )
 def test_string_check(operation: str, text: str, reference: object, value: float) -> None:
-    assert score(text, {"a": reference}, operation=operation, **CHECK) == value  # type: ignore[dict-item]  # JSON
+    assert score(text, {"a": reference}, operation=operation, **CHECK) == value  # type: ignore[dict-item]  # pydantic's JsonValue is invariant
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_template_is_filled_in(template: str, text: str) -> None:
         "yes": True,
         "two words": "2",
     }
-    completion = Completion(Row(item), sample('{"x": [1, {"y": "z"}]}'))  # type: ignore[arg-type]  # JSON
+    completion = Completion(Row(item), sample('{"x": [1, {"y": "z"}]}'))  # type: ignore[arg-type]  # pydantic's JsonValue is invariant
     assert renderer(template)(completion) == text
 
 

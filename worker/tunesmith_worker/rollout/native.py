@@ -45,10 +45,6 @@ class NativeEngine:
         return self._architecture.dtype == torch.float32
 
     @property
-    def plan(self) -> RolloutPlan:
-        return self._plan
-
-    @property
     def stable_length(self) -> int | None:
         """See positions.py: completions that end beyond it were drawn from laws that a forward of
         the whole sequence does not have."""

@@ -16,7 +16,7 @@ from ..patches.attention_interface import reads_segments
 from ..plan import GRPOPlan, Layout
 from ..plan.shapes import MicroBatch
 from .completion_scores import CompletionScores, score_completions
-from .groups import GroupLayout, RowOfGroup, choose_layout, sizes_of, token_ratio
+from .groups import GroupLayout, RowOfGroup, choose_layout, sizes_of
 from .grpo_metrics import StepFigures
 from .step_memory import StepMemory
 from .step_parts import ROWS, Inputs, in_parts
@@ -151,17 +151,15 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
         )
 
     def layout_of(self, rows: Sequence[RowOfGroup]) -> GroupLayout:
-        wanted, sizes = self._shared_prompt, sizes_of(rows)
-        self.figures.token_ratio = token_ratio(sizes)
-        if wanted == "auto":
-            return choose_layout(sizes).layout
-        return "shared" if wanted else "plain"
+        if self._shared_prompt == "auto":
+            return choose_layout(sizes_of(rows)).layout
+        return "shared" if self._shared_prompt else "plain"
 
     def teaching_rows(self, inputs: Inputs) -> list[RowOfGroup]:
         """Rows without an advantage have a gradient of zero, unless something else than the
         advantage makes one: they need no forward."""
         rows: list[RowOfGroup] = inputs[ROWS]
-        if self.beta or self.aux_loss_enabled or self.top_entropy_quantile < 1.0:
+        if self.beta or self.top_entropy_quantile < 1.0:
             return rows
         idle = (inputs["advantages"] == 0).tolist()
         return [

@@ -45,8 +45,6 @@ def renamed(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 class StepFigures:
     """Of one optimiser step, gathered part by part."""
 
-    token_ratio: float = 1.0
-    """Tokens of plain rows for each one that the model computed."""
     _gap: list[torch.Tensor] = field(default_factory=list)
     """Sum of |log-prob when drawn - in training|, and of tokens, of each part."""
     _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -67,9 +65,8 @@ class StepFigures:
         if any(row.left_out for row in rows):
             as_drawn = inputs.get("old_per_token_logps", torch.zeros_like(log_probs))
             log_probs = torch.where(out, as_drawn, log_probs)
-            typical = (
-                entropy.detach() * computed
-            ).sum() / tokens  # NaN, which is not told, of none
+            # NaN, which is never told, where nothing was computed.
+            typical = (entropy.detach() * computed).sum() / tokens
             entropy = torch.where(out, typical, entropy)
         found = log_probs.detach()
         drawn = inputs["sampling_per_token_logps"]

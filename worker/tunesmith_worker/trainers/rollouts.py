@@ -113,7 +113,7 @@ class Rollouts:
                 for place, row in enumerate(drawn.prompts)
             ]
             done = {}
-            if drawn.kind == "train":
+            if training:
                 done = self._kept.begin(
                     drawn.step, resumed=resumed, count=len(requests), partly=self.engine.exact
                 )
@@ -124,7 +124,7 @@ class Rollouts:
             def finished(number: int, completion: Completion) -> None:
                 place = missing[number]
                 self._finished(drawn, place, completion)
-                if drawn.kind == "train":
+                if training:
                     self._kept.add(place, completion)
 
             # An evaluation is part of the step before it, which a resume point takes as done.

@@ -103,7 +103,7 @@ def make_subject(
     model = scored_by_trl(with_lora(plain) if lora else plain)
     model.train()
     given = Recipe.model_validate({"tuning": "lora" if lora else "full", **recipe})
-    plan: Untyped = RolloutPlan(weights=weights, max_rows=8)  # type: ignore[arg-type]  # a literal
+    plan: Untyped = RolloutPlan(weights=weights, max_rows=8)  # type: ignore[arg-type]  # one of Layout's names, as str
     trainer = SimpleNamespace(model=model, args=SimpleNamespace(device=torch.device("cpu")))
     stops = eos_token_ids(plain, TOKENIZER)
 

@@ -130,7 +130,7 @@ def test_b2_max_seq_length_changes_no_bit(weights: str) -> None:
         plan = plan_rollout(
             subject.model, rows=4, prompt_tokens=limit, max_tokens=limit, free=1 << 40
         )
-        engine = NativeEngine(subject.model, replace(plan, weights=weights))  # type: ignore[arg-type]  # a literal
+        engine = NativeEngine(subject.model, replace(plan, weights=weights))  # type: ignore[arg-type]  # one of Layout's names, as str
         (one,) = engine.generate([Request(prompt_ids=ids, max_tokens=12, seed=3)])
         more = Request(
             prompt_ids=ids, max_tokens=limit, seed=3, stop_token_ids=frozenset(range(400))
