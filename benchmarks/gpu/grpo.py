@@ -13,9 +13,10 @@ import gc
 import statistics
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tunesmith_worker.process import quick_imports
 
@@ -23,7 +24,7 @@ with quick_imports():
     import torch
 
     from tunesmith_worker.plan.room import find_room
-    from tunesmith_worker.rollout import NativeEngine, Request, plan_rollout
+    from tunesmith_worker.rollout import NativeEngine, Request, RolloutFigures, native, plan_rollout
 
     from .. import grpo_side
     from ..grpo_task import GROUP, Task, find_device, stock_model
@@ -85,28 +86,43 @@ def decode(model: str, batch: int) -> dict[str, Any]:  # Any: JSON
         Request(prompt_ids=tuple(prompts[place // GROUP]), max_tokens=task.new_tokens, seed=place)
         for place in range(batch)
     ]
-    found = {}
+    found: dict[str, Decoded] = {}
     for name, tuning in (("base", "full"), ("adapter", "lora")):
         one = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
         for key, parameter in one.named_parameters():
             if "lora_B" in key:  # zero at the start: then there would be nothing to add
                 torch.nn.init.normal_(parameter, std=0.02)
-        found[name] = _seconds(one, task, requests)
+        found[name] = _decoded(one, task, requests)
+        if name == "adapter":
+            with patch.object(native, "recorder_for", lambda device: None):
+                found["without_graphs"] = _decoded(one, task, requests)
         del one
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+    figures = found["adapter"].figures
+    seconds = {name: one.seconds for name, one in found.items()}
     return {
         "batch": batch,
-        "seconds": {name: round(one, 4) for name, one in found.items()},
+        "seconds": {name: round(one, 4) for name, one in seconds.items()},
         "tokens_per_second": {
-            name: round(batch * task.new_tokens / one, 1) for name, one in found.items()
+            name: round(batch * task.new_tokens / one, 1) for name, one in seconds.items()
         },
-        "adapter_on_base": round(found["base"] / found["adapter"], 4),
+        "adapter_on_base": round(seconds["base"] / seconds["adapter"], 4),
+        "graphs_speed_up": round(seconds["without_graphs"] / seconds["adapter"], 4),
+        "graph_steps": figures.recorded_steps,
+        "decode_steps": figures.decode_steps,
+        "refused_recording": figures.refused_recording,
     }
 
 
-def _seconds(model: Untyped, task: Task, requests: list[Request]) -> float:
+@dataclass(frozen=True)
+class Decoded:
+    seconds: float
+    figures: RolloutFigures
+
+
+def _decoded(model: Untyped, task: Task, requests: list[Request]) -> Decoded:
     plan = plan_rollout(
         model,
         rows=len(requests),
@@ -118,7 +134,7 @@ def _seconds(model: Untyped, task: Task, requests: list[Request]) -> float:
     for _ in range(REPEATS + 1):
         engine.generate(requests)
         taken.append(engine.figures.decode.wall_seconds)
-    return min(taken[1:])
+    return Decoded(min(taken[1:]), engine.figures)
 
 
 def case(name: str) -> Case:

@@ -112,11 +112,12 @@ def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str
     )
     if found.zero_std_share is not None:
         yield "groups", f"{found.zero_std_share:.1%} with equal rewards, which teach nothing"
+    graphs = f" ({found.graph_steps:,} by CUDA graphs)" if found.graph_steps else ""
     overall = _number(reached.generated_tokens_per_second if reached else None)
     yield (
         "drawn",
         f"{_number(found.tokens_per_second)} tokens/s while generating, {overall} over all; "
-        f"{found.decode_steps:,} decode steps",
+        f"{found.decode_steps:,} decode steps{graphs}",
     )
     weights = "merged weights" if found.weights == "merged" else "the training weights, folded"
     prompts = "shared prompts" if found.layout == "shared" else "a prompt with each completion"

@@ -146,6 +146,8 @@ class Rollouts(Response):
     """Of generation alone: tokens drawn over the time in `generate`."""
     decode_steps: int
     """Forward passes that drew a token for each completion then alive."""
+    graph_steps: int = 0
+    """Those that a CUDA graph repeated; 0 on a CPU."""
     mean_length: float | None = None
     """Tokens of a completion."""
     longest: int

@@ -122,6 +122,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "generated_tokens": 4_096_000,
             "tokens_per_second": 16_650.41,
             "decode_steps": 51_200,
+            "graph_steps": 50_300,
             "mean_length": 320.0,
             "longest": 512,
             "truncated_share": 0.08,

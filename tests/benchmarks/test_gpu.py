@@ -58,6 +58,8 @@ def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: P
     assert 0 < drawn["sync_share"] < 1
     assert (len(drawn["warm_up_seconds"]), len(drawn["step_seconds"])) == (1, 2)
     assert decoded["adapter_on_base"] > 0.3
+    assert decoded["graphs_speed_up"] > 0.3
+    assert (decoded["graph_steps"], decoded["decode_steps"]) == (0, 5), "a CPU has no graphs"
     assert results["versions"]["torch"] == torch.__version__
 
 

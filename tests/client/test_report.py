@@ -76,7 +76,8 @@ def test_a_reinforcement_run_shows_what_it_drew() -> None:
     text = " ".join(" ".join(lines).split())
     assert "completions 12,800, 320 tokens each, 512 the longest; 8.0% cut at their limit" in text
     assert "groups 19.0% with equal rewards, which teach nothing" in text
-    assert "drawn 16,650 tokens/s while generating, 10,827 over all; 51,200 decode steps" in text
+    assert "drawn 16,650 tokens/s while generating, 10,827 over all" in text
+    assert "; 51,200 decode steps (50,300 by CUDA graphs)" in text
     assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 

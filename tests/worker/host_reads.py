@@ -21,6 +21,7 @@ Untyped = Any  # Any: torch does not type dispatch
 
 _READS = {
     "_local_scalar_dense",  # item, bool, int, float
+    "item",  # the same in inference mode
     "nonzero",
     "masked_select",
     "equal",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunesmith_worker.rollout import Completion, FinishReason
+from tunesmith_worker.rollout import Completion, FinishReason, RolloutFigures
 from tunesmith_worker.trainers.groups import RowOfGroup
 from tunesmith_worker.trainers.round_figures import round_figures
 
@@ -21,11 +21,13 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
         )
         for row in rows
     ]
+    drawing = RolloutFigures(decode_steps=5, recorded_steps=3)
     found = round_figures(
         rows, completions, [0.7, -0.7, 0.0, 0.0], num_generations=2, num_iterations=1,
-        decode_steps=5, weights="in_place", layout="shared",
+        drawing=drawing, weights="in_place", layout="shared",
     )  # fmt: skip
     assert (found.completions, found.generated_tokens, found.longest) == (4, 13, 5)
     assert (found.truncated, found.groups, found.zero_std_groups) == (1, 2, 1)
+    assert (found.decode_steps, found.graph_steps) == (5, 3)
     # A completion's last token is not computed: 9 of them, after prompts of 3 once or twice.
     assert (found.trained_slots, found.plain_slots) == (9 + 6, 9 + 12)

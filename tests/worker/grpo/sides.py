@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -20,7 +19,7 @@ from tunesmith_worker.patches import patch
 from tunesmith_worker.plan import GRPOPlan, TrainPlan
 from tunesmith_worker.report.clock import WallClock
 from tunesmith_worker.rewards import Graded, Sample
-from tunesmith_worker.rollout import Completion, FinishReason
+from tunesmith_worker.rollout import Completion, FinishReason, RolloutFigures
 from tunesmith_worker.trainers.grpo import GRPOTrainer
 from tunesmith_worker.trainers.grpo_config import grpo_config
 from tunesmith_worker.trainers.kept_rollouts import KeptRollouts
@@ -68,7 +67,7 @@ class GivenEngine:
     """Answers with the task's completions, in a group's order."""
 
     exact = True
-    figures = SimpleNamespace(sync=SimpleNamespace(wall_seconds=0.0), decode_steps=0)
+    figures = RolloutFigures()
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.rollout import Request, SamplingParams
+from tunesmith_worker.rollout import Request, SamplingParams, native
 
 from ..patches.models import make_model, relative_rms, with_lora
 from .rollouts import LAYOUTS, engine_of, make_prompts
@@ -34,10 +34,12 @@ def test_logprobs_on_a_card(family: str, weights: Any, dtype: torch.dtype, bound
         )
         for i in range(9)
     ]
+    engine = engine_of(model, weights, max_rows=4)
+    completions = engine.generate(requests)
+    assert engine.figures.refused_recording == ""
+    assert 0 < engine.figures.recorded_steps < engine.figures.decode_steps
     found, expected = [], []
-    for request, one in zip(
-        requests, engine_of(model, weights, max_rows=4).generate(requests), strict=True
-    ):
+    for request, one in zip(requests, completions, strict=True):
         ids = torch.tensor([[*request.prompt_ids, *one.token_ids]], device="cuda")
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits[0].float() / 0.8
@@ -46,3 +48,20 @@ def test_logprobs_on_a_card(family: str, weights: Any, dtype: torch.dtype, bound
         found.append(torch.tensor(one.policy_logprobs))
         expected.append(scores.cpu())
     assert relative_rms(torch.cat(found), torch.cat(expected)) <= bound
+
+
+@pytest.mark.gpu
+def test_graphs_draw_what_steps_draw_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32, where a token hardly ever depends on rounding. Room grows, and rows leave."""
+    model = with_lora(make_model("qwen3")).cuda()
+    prompts = make_prompts(5, 30, 12)
+    requests = [
+        Request(prompt_ids=prompts[i % 3], max_tokens=40 + 10 * i, seed=i) for i in range(9)
+    ]
+    engine = engine_of(model)
+    recorded = engine.generate(requests)
+    assert engine.figures.recorded_steps > 80
+    monkeypatch.setattr(native, "recorder_for", lambda device: None)
+    plain = engine.generate(requests)
+    assert engine.figures.recorded_steps == 0
+    assert [one.token_ids for one in recorded] == [one.token_ids for one in plain]

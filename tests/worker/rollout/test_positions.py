@@ -130,3 +130,17 @@ def test_the_window_is_what_makes_the_difference() -> None:
     (prompt,) = make_prompts(40)
     a, b = (forward_logprobs(model_of(make()).eval(), prompt[:20], prompt[20:]) for make in widths)
     assert float((a - b).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_a_row_that_ends_at_the_boundary_may_be_carried_beyond_it(name: str) -> None:
+    """Beside rows that go on: one ended row of five does not pay for a new batch."""
+    model = make_scaled(name)
+    prompts = make_prompts(ORIGINAL - 4, 5, 6, 7, 8)
+    requests = [
+        Request(prompt_ids=one, max_tokens=4 if place == 0 else 12, seed=place)
+        for place, one in enumerate(prompts)
+    ]
+    found = engine_of(model).generate(requests)
+    assert len(prompts[0]) + len(found[0].token_ids) == ORIGINAL
+    assert_logprobs_equal_a_forward(model, prompts, found)

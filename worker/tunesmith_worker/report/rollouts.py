@@ -26,6 +26,8 @@ class RoundFigures:
     """Groups whose rewards are all equal: nothing is learned from them."""
     decode_steps: int
     """Forward passes that drew a token for each row then alive."""
+    graph_steps: int = 0
+    """Those that a CUDA graph repeated."""
     weights: Literal["merged", "in_place"]
     layout: Literal["shared", "plain"]
     """How training lays them out: a group's prompt once, or with each completion."""
@@ -40,7 +42,8 @@ class RolloutCounts:
 
     def __init__(self) -> None:
         self.rounds = self.generated_tokens = 0
-        self._completions = self._truncated = self._longest = self._decode_steps = 0
+        self._completions = self._truncated = self._longest = 0
+        self._decode_steps = self._graph_steps = 0
         self._groups = self._zero_std_groups = self._trained = self._plain = 0
         self._last: RoundFigures | None = None
 
@@ -51,6 +54,7 @@ class RolloutCounts:
         self._truncated += figures.truncated
         self._longest = max(self._longest, figures.longest)
         self._decode_steps += figures.decode_steps
+        self._graph_steps += figures.graph_steps
         self._groups += figures.groups
         self._zero_std_groups += figures.zero_std_groups
         self._trained += figures.trained_slots
@@ -68,6 +72,7 @@ class RolloutCounts:
             generated_tokens=self.generated_tokens,
             tokens_per_second=_ratio(self.generated_tokens, generate_seconds, 2),
             decode_steps=self._decode_steps,
+            graph_steps=self._graph_steps,
             mean_length=_ratio(self.generated_tokens, self._completions, 2),
             longest=self._longest,
             truncated_share=_ratio(self._truncated, self._completions),

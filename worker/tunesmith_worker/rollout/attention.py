@@ -22,11 +22,15 @@ from .cache import RowCache
 class StepAttention:
     """Of one step; its layers differ in window, scale and soft cap alone."""
 
-    def __init__(self, cache: RowCache, shape: AttentionShape) -> None:
-        """`cache`: with room for a token that each row has not counted yet, and sees."""
-        self._cache = cache
+    def __init__(
+        self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
+    ) -> None:
+        """`cache`: with room for a token that each row has not counted yet, and sees. With
+        `lengths` [B], which may change, right for as long as the cache's layout holds: all its room
+        is looked at."""
+        self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
-        self._own = max(cache.lengths) + 1
+        self._own = max(cache.lengths) + 1 if lengths is None else cache.room
         kv, d, rows = shape.kv_heads, shape.head_dim, cache.rows
         group = shape.heads // kv
         new = cache.layer(0).new_empty
@@ -82,18 +86,18 @@ class StepAttention:
         return self._masks[window]
 
     def _built(self, window: int | None) -> torch.Tensor | None:
-        spans, lengths = self._cache.spans, self._cache.lengths
-        prompts = [p.length for p, start, stop in spans for _ in range(start, stop)]
-        positions = [p + own for p, own in zip(prompts, lengths, strict=True)]
-        even = min(prompts) == self._prompt and min(lengths) + 1 == self._own
-        if even and (window is None or max(positions) < window):
-            return None
-        prompt = torch.tensor(prompts)[:, None]
-        own = torch.tensor(lengths)[:, None]
-        column = torch.arange(self._prompt + self._own)[None]
+        cache = self._cache
+        if self._lengths is None:
+            prompts = [prefix.length for prefix, _, _ in cache.spans]
+            even = min(prompts) == self._prompt and min(cache.lengths) + 1 == self._own
+            if even and (window is None or self._prompt + self._own <= window):
+                return None
+        prompt = cache.prompt_lengths[:, None]
+        own = (cache.lengths_tensor() if self._lengths is None else self._lengths)[:, None]
+        column = torch.arange(self._prompt + self._own, device=prompt.device)[None]
         is_own = column >= self._prompt
         hidden = torch.where(is_own, column - self._prompt > own, column >= prompt)
         if window is not None:
             place = torch.where(is_own, column - self._prompt + prompt, column)
             hidden |= place <= prompt + own - window
-        return hidden[:, None].to(self._scores.device)
+        return hidden[:, None]

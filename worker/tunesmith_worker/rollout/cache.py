@@ -42,11 +42,20 @@ class RowCache:
         """By layer, for each of `spans`: the prompt's keys [KV, D, P] and values [KV, P, D]."""
         self.lengths: list[int] = []
         """Tokens of each row that are cached."""
+        self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
+        """[B]"""
+        self.layout = 0
+        """Another one whenever rows or room change, and with them the tensors."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
     @property
     def rows(self) -> int:
         return len(self.lengths)
+
+    @property
+    def room(self) -> int:
+        """T"""
+        return self._kv.shape[4]
 
     @property
     def bytes(self) -> int:
@@ -73,6 +82,8 @@ class RowCache:
             else:
                 kv[:, :, :, torch.tensor(old, device=kv.device), :most] = taken
         self._kv, self.lengths = kv, lengths
+        self.layout += 1
+        self.prompt_lengths = torch.tensor([one.length for one in prefixes], device=kv.device)
         self.spans = _spans(prefixes)
         self.shared = [
             [(one.keys[layer].transpose(1, 2), one.values[layer]) for one, _, _ in self.spans]
@@ -81,8 +92,7 @@ class RowCache:
 
     def make_room(self) -> None:
         """For one more token of every row."""
-        needed = max(self.lengths, default=0) + 1
-        now = self._kv.shape[4]
+        needed, now = max(self.lengths, default=0) + 1, self.room
         if needed <= now:
             return
         # A quarter more each time: the copies add up to a few times the whole.
@@ -90,19 +100,28 @@ class RowCache:
         kv = self._kv.new_zeros(*self._kv.shape[:4], room, self._kv.shape[5])
         kv[..., :now, :] = self._kv
         self._kv = kv
+        self.layout += 1
 
-    def writer(self) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    def lengths_tensor(self) -> torch.Tensor:
+        """[B]: `lengths`, on the device."""
+        return torch.tensor(self.lengths, device=self._kv.device)
+
+    def writer(
+        self, lengths: torch.Tensor | None = None
+    ) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """Of each row's next keys and values: takes a layer's number and [B, 2 KV, D]. For all
-        layers of a step, until `advance`."""
+        layers of a step, until `advance`; with `lengths` [B], which may change, for as long as the
+        layout holds."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
-        if len(set(self.lengths)) == 1:  # one column: four times as fast
+        if lengths is None and len(set(self.lengths)) == 1:  # one column: four times as fast
             column = self._kv.view(-1, heads, rows, room, head_dim)[:, :, :, self.lengths[0]]
             by_layer = column.transpose(1, 2).unbind()
             return lambda layer, new: by_layer[layer].copy_(new)
-        within = torch.arange(rows)[:, None] * room + torch.tensor(self.lengths)[:, None]
-        places = within + torch.arange(heads) * (rows * room)
-        places = places.flatten().to(self._kv.device)
+        lengths = self.lengths_tensor() if lengths is None else lengths
+        within = torch.arange(rows, device=lengths.device) * room + lengths
+        head = torch.arange(heads, device=lengths.device) * (rows * room)
+        places = (within[:, None] + head).flatten()
         flat = self._kv.view(-1, heads * rows * room, head_dim).unbind()
         return lambda layer, new: flat[layer].index_copy_(0, places, new.reshape(-1, head_dim))
 

@@ -22,6 +22,11 @@ from .cache import Prefix, RowCache
 from .positions import Positions
 from .weights import DecoderWeights, LayerWeights
 
+TableOfRows = tuple[int, int, torch.Tensor]
+"""For rows from the first up to the second: [P, 2, R], `Table.doubled`."""
+RowTables = dict[str | None, list[TableOfRows]]
+"""By the name of a layer's RoPE frequencies."""
+
 
 def cache_dtype(model: Architecture) -> torch.dtype:
     """On a CPU keys and values of a bf16 model are kept in fp32: thin bf16 products take up to
@@ -76,12 +81,24 @@ class Decoder:
         """ids [B]: each row's newest token, which is cached here. Returns the logits after it,
         [B, V] fp32."""
         cache.make_room()
-        write = cache.writer()
-        attend = StepAttention(cache, self._model.layers[0].shape)
-        tables = {
-            name: self._row_table(name, cache)
-            for name in {layer.layer_type for layer in self._model.layers}
-        }
+        logits = self.newest(ids, cache, self.row_tables(cache))
+        cache.advance()
+        return logits
+
+    def newest(
+        self,
+        ids: torch.Tensor,
+        cache: RowCache,
+        tables: RowTables,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A step's work on the device, in a cache that has room for it. With `lengths` [B], how
+        many tokens each row has cached, nothing on the host is looked at that changes while the
+        cache's layout holds."""
+        write = cache.writer(lengths)
+        attend = StepAttention(cache, self._model.layers[0].shape, lengths)
+        places = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)
+        angles = {name: self._angles(runs, places) for name, runs in tables.items()}
         x = self._weights.embed(ids)
         for number, layer in enumerate(self._weights.layers):
             shape = layer.spec.shape
@@ -90,12 +107,27 @@ class Decoder:
                 qkv = qkv.to(self._cache_dtype)
             heads = qkv.view(len(qkv), -1, shape.head_dim)
             if layer.spec.rope:
-                _rotate_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
+                _rotate_(heads[:, : shape.rotated], *angles[layer.spec.layer_type])
             write(number, heads[:, shape.heads :])
             out = attend(heads[:, : shape.heads], number, shape)
             x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
-        cache.advance()
         return self._logits(x)
+
+    def row_tables(self, cache: RowCache) -> RowTables:
+        """What RoPE needs for every token that `cache` has room for."""
+        runs: list[tuple[int, int, int]] = []
+        longest = max(prefix.length for prefix, _, _ in cache.spans) + cache.room
+        for prefix, start, stop in cache.spans:
+            if runs and runs[-1][0] == prefix.era:
+                start = runs.pop()[1]
+            runs.append((prefix.era, start, stop))
+        return {
+            name: [
+                (start, stop, self._positions.table(name, era, longest).doubled)
+                for era, start, stop in runs
+            ]
+            for name in {layer.layer_type for layer in self._model.layers}
+        }
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """[N, (H + 2 KV) D], q and k normed where the family does that."""
@@ -150,19 +182,15 @@ class Decoder:
             parts.append((table.cos[:length], table.sin[:length]))
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
-    def _row_table(self, name: str | None, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """[cos | cos] and [-sin | sin], [B, 1, R], of each row's newest token."""
-        parts: list[tuple[int, list[int]]] = []
-        for prefix, start, stop in cache.spans:
-            places = [prefix.length + own for own in cache.lengths[start:stop]]
-            if parts and parts[-1][0] == prefix.era:
-                parts[-1][1].extend(places)
-            else:
-                parts.append((prefix.era, places))
-        picked = []
-        for era, places in parts:
-            table = self._positions.table(name, era, max(places) + 1).doubled
-            picked.append(table[torch.tensor(places, device=table.device)])
+    def _angles(
+        self, runs: Sequence[TableOfRows], places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[cos | cos] and [-sin | sin], [B, 1, R], of positions `places` [B]."""
+        picked = [
+            # A row that has ended goes on beside the others, beyond a table's end too.
+            table[places[start:stop].clamp(max=len(table) - 1)]
+            for start, stop, table in runs
+        ]
         pair = (picked[0] if len(picked) == 1 else torch.cat(picked)).to(self._cache_dtype)
         return pair[:, :1], pair[:, 1:]
 

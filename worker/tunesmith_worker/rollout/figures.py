@@ -31,6 +31,10 @@ class RolloutFigures:
     """`on_completion`."""
     prefill_tokens: int = 0
     decode_steps: int = 0
+    recorded_steps: int = 0
+    """Steps that were a CUDA graph's."""
+    refused_recording: str = ""
+    """Why steps could not be recorded, where they were to be."""
     row_steps: int = 0
     """Rows computed, over all steps: those that had ended included."""
     generated_tokens: int = 0

@@ -17,6 +17,7 @@ from .architecture import Architecture, read_architecture
 from .batch import Batch, Row
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
+from .graphs import CudaRecorder, Recorder, RecordingDecoder
 from .plan import RolloutPlan
 from .positions import Positions
 from .protocol import Completion, OnCompletion, Request, UnusableRequest
@@ -83,6 +84,9 @@ class NativeEngine:
                 if weights.fold is not None:
                     figures.fold_kept = weights.fold.kept
                 decoder = Decoder(model, weights, positions)
+                recorder = recorder_for(model.device)
+                if recorder is not None:
+                    decoder = RecordingDecoder(model, weights, positions, recorder, figures)
                 batch = Batch(
                     model, decoder, rows, size, positions, figures, clock, on_end, self.interrupted
                 )
@@ -98,6 +102,10 @@ class NativeEngine:
                     f"request {place}: prompt_ids must be 0 to {vocabulary - 1}, the model's rows; "
                     f"got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
                 )
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    return CudaRecorder(device) if device.type == "cuda" else None
 
 
 def _positions(model: Architecture) -> Positions:

@@ -10,6 +10,7 @@ length its frequencies stand for, and who caches keys computes them anew in a ne
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,9 @@ class Positions:
         return length if dynamic else self.stable_length + 1
 
     def table(self, layer_type: str | None, era: int, length: int) -> Table:
-        """Of at least `length` positions."""
+        """Of at least `length` positions, or of as many as the era has."""
         key = (layer_type if layer_type in self._kinds else None, era)
+        length = min(length, self._most(*key))
         found = self._tables.get(key)
         if found is None or len(found.cos) < length:
             if len(self._tables) > 64:  # dynamic: an era is left for good
@@ -68,15 +70,7 @@ class Positions:
         return found
 
     def _computed(self, layer_type: str | None, era: int, length: int) -> Table:
-        changes = self._limit(layer_type)
-        if changes is None:
-            length = -(-length // _BLOCK) * _BLOCK
-        elif era == _STATIC:
-            length = changes
-        elif "dynamic" in self._kinds[layer_type]:
-            length = era  # the module reads the sequence's length off the positions
-        else:
-            length = max(era, -(-length // _BLOCK) * _BLOCK)
+        length = max(era, min(-(-length // _BLOCK) * _BLOCK, self._most(layer_type, era)))
         rotary = copy.deepcopy(self._rotary)
         _forget(rotary, layer_type)
         positions = torch.arange(length, device=self._device)[None]
@@ -87,6 +81,16 @@ class Positions:
         cos, sin = (one[0, :, :half].float().contiguous() for one in (cos, sin))
         pairs = [torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]
         return Table(cos, sin, torch.stack(pairs, 1))
+
+    def _most(self, layer_type: str | None, era: int) -> int:
+        """Positions that `era` has."""
+        changes = self._limit(layer_type)
+        if changes is None:
+            return sys.maxsize
+        if era == _STATIC:
+            return changes
+        # The module of a dynamic model reads the sequence's length off the positions.
+        return era if "dynamic" in self._kinds[layer_type] else sys.maxsize
 
     def _limit(self, layer_type: str | None) -> int | None:
         """Beyond how many tokens frequencies change with the length."""

@@ -255,7 +255,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 advantages,
                 num_generations=self.plan.num_generations,
                 num_iterations=self.plan.num_iterations,
-                decode_steps=self._rollouts.engine.figures.decode_steps,
+                drawing=self._rollouts.engine.figures,
                 weights=self._rollouts.weights,
                 layout=self.layout_of(batch[ROWS]),
             )

@@ -80,6 +80,7 @@ class Rollouts:
         self._stop_requested = stop_requested
         self._blamed: set[str] = set()
         """Graders that were warned of."""
+        self._told_of_slow_steps = False
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +132,7 @@ class Rollouts:
             self.engine.interrupted = self._stop_requested if training else lambda: False
             with rollout_failures():
                 found = self.engine.generate([requests[place] for place in missing], finished)
+            self._warn_of_slow_steps(self.engine.figures.refused_recording)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
         if missing and training:
@@ -148,6 +150,11 @@ class Rollouts:
             [float("nan") if one is None else one for one in graded.rewards]
             for graded in drawn.graded
         ]
+
+    def _warn_of_slow_steps(self, reason: str) -> None:
+        if reason and not self._told_of_slow_steps:
+            self._told_of_slow_steps = True
+            self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {reason}")
 
     def _warn_of_errors(self, drawn: Drawn) -> None:
         """Once for each grader."""

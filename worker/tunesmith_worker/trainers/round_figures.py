@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ..report.rollouts import RoundFigures
-from ..rollout import Completion, FinishReason
+from ..rollout import Completion, FinishReason, RolloutFigures
 from .groups import GroupLayout, RowOfGroup, sizes_of
 
 
@@ -17,12 +17,12 @@ def round_figures(
     *,
     num_generations: int,
     num_iterations: int,
-    decode_steps: int,
+    drawing: RolloutFigures,
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
     """`rows`, `completions` and `advantages` side by side, a group's together; `layout`: what
-    training lays them out in."""
+    training lays them out in; `drawing`: the engine's."""
     lengths = [len(one.token_ids) for one in completions]
     groups = [
         advantages[first : first + num_generations]
@@ -37,7 +37,8 @@ def round_figures(
         truncated=sum(one.finish_reason is FinishReason.LENGTH for one in completions),
         groups=len(groups),
         zero_std_groups=sum(not any(group) for group in groups),
-        decode_steps=decode_steps,
+        decode_steps=drawing.decode_steps,
+        graph_steps=drawing.recorded_steps,
         weights=weights,
         layout=layout,
         trained_slots=sum(one.tokens(layout) for one in sizes),
