@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from .tables import NOT_MEASURED, Result, date, table, versions
+from .tables import NOT_MEASURED, Result, date, table, verdict, versions
 
 MIB = 2**20
 
@@ -110,7 +110,7 @@ def precisions(results: list[Result]) -> str:
             (
                 f"`{name}`",
                 f"{bytes_:.2f}"
-                + _against(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
+                + verdict(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
                 f"{one['times_fp32'][name]:.1f}x",
                 _bound(one["extra_share_of_step"][name], one["extra_share_bar"])
                 if name == "bf16_error_word"  # the default: the bar is for it alone
@@ -167,7 +167,7 @@ def resume_points(result: Result | None) -> str:
 
 
 def _share(value: float, bar: float) -> str:
-    return f"{value:.2%}" + _against(value <= bar, f"{bar:.0%}")
+    return f"{value:.2%}" + verdict(value <= bar, f"{bar:.0%}")
 
 
 def self_check(result: Result | None) -> str:
@@ -182,7 +182,7 @@ def self_check(result: Result | None) -> str:
     rows = (
         (
             name,
-            f"{one['self_check']:.2f} s" + _against(one["within"], "3 s or 3 %"),
+            f"{one['self_check']:.2f} s" + verdict(one["within"], "3 s or 3 %"),
             f"{one['step']:.2f} s",
             f"{one['share_of_200']:.1%}",
         )
@@ -205,7 +205,7 @@ def nan_guard(result: Result | None) -> str:
         (
             name,
             f"{one['step_ms']:.0f} ms",
-            f"{one['guard_percent']:.3f} %" + _against(one["guard_percent"] <= 0.5, "0.5 %"),
+            f"{one['guard_percent']:.3f} %" + verdict(one["guard_percent"] <= 0.5, "0.5 %"),
             f"{one['look_ms_in_all']:.0f} ms",
         )
         for name, one in result["recipes"].items()
@@ -214,17 +214,13 @@ def nan_guard(result: Result | None) -> str:
     return f"{words}\n{_setup(result)}\n\n{table(head, rows)}"
 
 
-def _against(met: bool, bar: str) -> str:
-    return f" (bar {bar}: {'met' if met else '**missed**'})"
-
-
 def _bound(value: float, bar: float) -> str:
-    return f"{value:.1%}" + _against(value <= bar, f"{bar:.0%}")
+    return f"{value:.1%}" + verdict(value <= bar, f"{bar:.0%}")
 
 
 def _signed_bound(one: Result) -> str:
     value, bar = one["relative_to_fp32"], one["bar"]
-    return f"{value:+.3%}" + ("" if bar is None else _against(abs(value) <= bar, f"{bar:.1%}"))
+    return f"{value:+.3%}" + ("" if bar is None else verdict(abs(value) <= bar, f"{bar:.1%}"))
 
 
 def _open(module: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .cpu import DTYPES
-from .tables import NOT_MEASURED, Result, against_bar, date, table, versions
+from .tables import NOT_MEASURED, Result, against_bar, date, table, verdict, versions
 
 
 def grpo(results: list[Result]) -> str:
@@ -72,26 +72,45 @@ def learning(results: list[Result]) -> str:
         (
             run["seed"],
             f"{one['before']:.3f}",
-            _against(run["after"], bars["after_each"]),
+            _at_least(run["after"], bars["after_each"]),
             f"{run['cpu_seconds']:.0f}",
-            f"{run['wall_seconds']:.0f}",
+            _below(run["wall_seconds"], bars["wall_seconds"]),
         )
         for run in one["runs"]
     )
     head = ("seed", "pass@1 before", f"after {one['steps']} steps", "CPU-seconds", "wall seconds")
-    mean = _against(one["after_mean"], bars["after"])
+    mean = _at_least(one["after_mean"], bars["after"])
     return "\n".join(
         [
             words,
             table(head, rows),
-            f"Mean after: {mean}. Load of the {one['cores']} cores: {one['load_average']}.\n",
+            f"Mean after: {mean}. Cores: {one['cores']}, load: {one['load_average']}.\n",
+            _beside_stock(one, bars["stock_difference"]),
             f"{one['cpu']}; {versions(one)}; {date(one)}.\n",
         ]
     )
 
 
-def _against(share: float, bar: float) -> str:
-    return f"{share:.3f} (bar {bar:g}: {'met' if share >= bar else 'missed'})"
+def _beside_stock(one: Result, bar: float) -> str:
+    if "stock_last" not in one:
+        return "**Open**: rewards beside stock TRL's (`--stock`) are not recorded yet.\n"
+    pairs = zip(one["ours_last"], one["stock_last"], strict=True)
+    apart = one["difference"]
+    return (
+        "Mean reward of the last 10 steps, each with its own sampling, ours / stock TRL's by seed: "
+        + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
+        + f"; apart on the mean: {apart:+.3f}"
+        + verdict(abs(apart) <= bar, f"{bar:g}")
+        + ".\n"
+    )
+
+
+def _at_least(share: float, bar: float) -> str:
+    return f"{share:.3f}" + verdict(share >= bar, f"{bar:g}")
+
+
+def _below(seconds: float, bar: float) -> str:
+    return f"{seconds:.0f}" + verdict(seconds <= bar, f"{bar:g}")
 
 
 def _case(one: Result) -> str:

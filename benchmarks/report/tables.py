@@ -25,8 +25,12 @@ def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> st
         return NOT_MEASURED
     if bar is None:
         return f"{ratio:.2f}x"
-    met = ratio >= bar if at_least else ratio <= bar
-    return f"{ratio:.2f}x (bar {bar:g}: {'met' if met else 'missed'})"
+    return f"{ratio:.2f}x" + verdict(ratio >= bar if at_least else ratio <= bar, f"{bar:g}")
+
+
+def verdict(met: bool, bar: str) -> str:
+    """` (bar 2.4: met)`"""
+    return f" (bar {bar}: {'met' if met else '**missed**'})"
 
 
 def versions(result: Result) -> str:
