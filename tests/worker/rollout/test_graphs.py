@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tunesmith_worker.rollout import Request, SamplingParams, native
+from tunesmith_worker.rollout import Interrupted, Request, SamplingParams, native
+from tunesmith_worker.rollout.cache import RowCache
 from tunesmith_worker.rollout.decoder import Decoder
 
 from ..patches.models import FAMILIES, make_model, with_lora
@@ -93,6 +96,36 @@ def test_what_cannot_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
     assert engine.figures.recorded_steps == 0
     assert engine.figures.refused_recording == REFUSAL
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_held_after_a_call(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Neither until Python collects cycles, nor for as long as somebody holds an error."""
+    made: list[weakref.ref[RowCache]] = []
+    build = RowCache.__init__
+
+    def noted(cache: RowCache, like: Untyped) -> None:
+        build(cache, like)
+        made.append(weakref.ref(cache))
+
+    monkeypatch.setattr(RowCache, "__init__", noted)
+    recorded(monkeypatch, Tape())
+    engine = engine_of(make_model("llama"))
+    calls = iter(range(100))
+    engine.interrupted = lambda: fails and next(calls) > 5
+    gc.collect()
+    gc.disable()
+    try:
+        if fails:
+            with pytest.raises(Interrupted) as held:
+                engine.generate(ragged())
+            assert held.value is not None
+        else:
+            engine.generate(ragged())
+        assert len(made) == 1
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_laws_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:

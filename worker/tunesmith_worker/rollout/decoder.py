@@ -129,6 +129,9 @@ class Decoder:
             for name in {layer.layer_type for layer in self._model.layers}
         }
 
+    def release(self) -> None:
+        """What steps keep for the next one."""
+
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """[N, (H + 2 KV) D], q and k normed where the family does that."""
         qkv = layer.qkv(x if layer.before_attention is None else layer.before_attention(x))

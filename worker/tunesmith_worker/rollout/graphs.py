@@ -103,6 +103,11 @@ class RecordingDecoder(Decoder):
                 return super().step(ids, cache)
         return self._next(self._step, ids, cache)
 
+    def release(self) -> None:
+        """Its step holds the cache and refers back to it: memory that would wait for Python's
+        collector."""
+        self._step = None
+
     def _next(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         step.ids.copy_(ids)
         if step.replay is None:

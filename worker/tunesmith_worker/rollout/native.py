@@ -90,7 +90,10 @@ class NativeEngine:
                 batch = Batch(
                     model, decoder, rows, size, positions, figures, clock, on_end, self.interrupted
                 )
-                batch.run()
+                try:
+                    batch.run()
+                finally:
+                    decoder.release()
         figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion for row in rows if row.completion is not None]
 
