@@ -77,14 +77,15 @@ def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
     return result
 
 
-def decode(model: str, batch: int) -> dict[str, Any]:  # Any: JSON
+def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: JSON
     """Seconds of drawing `batch` completions, a group of 8 to a prompt: without what takes over the
-    weights and without the prompts."""
+    weights and without the prompts. Ragged ones leave the batch one by one, and each new layout of
+    it takes another recording."""
     task = replace(task_of(model, "ours", "lora"), steps=1, prompts_per_step=batch // GROUP)
-    prompts = task.prompts()
+    prompts, lengths = task.prompts(), replace(task, ragged=ragged).lengths(0)
     requests = [
-        Request(prompt_ids=tuple(prompts[place // GROUP]), max_tokens=task.new_tokens, seed=place)
-        for place in range(batch)
+        Request(prompt_ids=tuple(prompts[place // GROUP]), max_tokens=length, seed=place)
+        for place, length in enumerate(lengths)
     ]
     found: dict[str, Decoded] = {}
     for name, tuning in (("base", "full"), ("adapter", "lora")):
@@ -105,9 +106,7 @@ def decode(model: str, batch: int) -> dict[str, Any]:  # Any: JSON
     return {
         "batch": batch,
         "seconds": {name: round(one, 4) for name, one in seconds.items()},
-        "tokens_per_second": {
-            name: round(batch * task.new_tokens / one, 1) for name, one in seconds.items()
-        },
+        "tokens_per_second": {name: round(sum(lengths) / one, 1) for name, one in seconds.items()},
         "adapter_on_base": round(seconds["base"] / seconds["adapter"], 4),
         "graphs_speed_up": round(seconds["without_graphs"] / seconds["adapter"], 4),
         "graph_steps": figures.recorded_steps,
@@ -141,8 +140,8 @@ def case(name: str) -> Case:
     model, kind, which, *_ = name.split("/")
 
     def run() -> dict[str, Any]:  # Any: JSON
-        if kind == "decode":
-            return decode(model, int(which))
+        if kind in ("decode", "ragged"):
+            return decode(model, int(which), ragged=kind == "ragged")
         return steps(model, kind, which)
 
     return run

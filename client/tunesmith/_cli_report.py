@@ -119,6 +119,8 @@ def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str
         f"{_number(found.tokens_per_second)} tokens/s while generating, {overall} over all; "
         f"{found.decode_steps:,} decode steps{graphs}",
     )
+    if found.idle_share is not None:
+        yield "idle", f"{found.idle_share:.1%} of a step neither generated nor trained"
     weights = "merged weights" if found.weights == "merged" else "the training weights, folded"
     prompts = "shared prompts" if found.layout == "shared" else "a prompt with each completion"
     ratio = (

@@ -71,8 +71,9 @@ class MetricPoint(Response):
     of several graders, `frac_reward_zero_std` (groups whose rewards are all equal), `kl`, `entropy`
     (nats a token), `completion_length` (tokens, mean), `completion_length_max`,
     `truncated_share` (completions that reached their limit), `clip_ratio`, `rollout_gap` (mean
-    |log-prob when drawn - in training|), `valid_reward`; about once a second `generate_share` and
-    `grade_share` (of the time between evaluations and checkpoints) and
+    |log-prob when drawn - in training|), `valid_reward`; about once a second, of the time between
+    evaluations and checkpoints, `sync_share`, `generate_share`, `grade_share`, `log_probs_share`,
+    `forward_share`, `backward_share` and `idle_share` (neither generating nor training), and
     `generated_tokens_per_second` (of generation alone)."""
 
 

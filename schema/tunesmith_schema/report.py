@@ -154,6 +154,9 @@ class Rollouts(Response):
     """Tokens of the longest one."""
     truncated_share: float | None = None
     """Completions that were cut at `recipe.grpo.max_completion_length`."""
+    idle_share: float | None = None
+    """Of the time in steps, what went neither into generating (with bringing the weights there) nor
+    into training: waiting for graders and batches, logging, the trainer's own loop."""
     zero_std_share: float | None = None
     """Groups in which all completions had the same reward: nothing is learned from them."""
     layout: Literal["shared", "plain"]

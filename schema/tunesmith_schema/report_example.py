@@ -126,6 +126,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "mean_length": 320.0,
             "longest": 512,
             "truncated_share": 0.08,
+            "idle_share": 0.0108,
             "zero_std_share": 0.19,
             "layout": "shared",
             "token_ratio": 1.7895,

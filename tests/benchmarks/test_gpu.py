@@ -34,7 +34,13 @@ def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: P
         _job("kernels", "ceilings", "tiny/rms_norm", "tiny/head_rows", "tiny/attention_paths"),
         _job("parity", "tiny-llama/fp32", "tiny-qwen/bf16"),
         _job("speed", *(f"tiny-llama/ours/{one}/1" for one in ("no-recompute", "profile"))),
-        _job("grpo", "tiny-qwen/ours/lora/1", "tiny-qwen/stock/lora/1", "tiny-qwen/decode/8"),
+        _job(
+            "grpo",
+            "tiny-qwen/ours/lora/1",
+            "tiny-qwen/stock/lora/1",
+            "tiny-qwen/decode/8",
+            "tiny-qwen/ragged/8",
+        ),
     ]
     record = Record(tmp_path, ["kernels", "parity", "speed", "grpo"], tiny=True, minutes=3)
     env = environment(tiny=True) | {"PYTHONPATH": str(stubs)}
@@ -54,11 +60,12 @@ def test_all_parts_run_without_the_service_beside_one_that_is_broken(tmp_path: P
     assert (len(trained["warm_up_seconds"]), len(trained["step_seconds"])) == (1, 2)
     assert trained["recompute"] is False
     assert any("_LoraLinearBackward" in line for line in profiled["top"])
-    drawn, _, decoded = (results["grpo"][case] for case in jobs[4].cases)
+    drawn, _, decoded, ragged = (results["grpo"][case] for case in jobs[4].cases)
     assert 0 < drawn["sync_share"] < 1
     assert (len(drawn["warm_up_seconds"]), len(drawn["step_seconds"])) == (1, 2)
     assert decoded["adapter_on_base"] > 0.3
     assert decoded["graphs_speed_up"] > 0.3
+    assert ragged["decode_steps"] > 5
     assert (decoded["graph_steps"], decoded["decode_steps"]) == (0, 5), "a CPU has no graphs"
     assert results["versions"]["torch"] == torch.__version__
 

@@ -28,7 +28,12 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
 
 @pytest.mark.parametrize(
     ("victim", "recipe"),
-    [("trainer", "lora"), ("supervisor", "full bf16_sr8"), ("worker", "lora")],
+    [
+        ("trainer", "lora"),
+        ("trainer", "grpo thrice"),
+        ("supervisor", "full bf16_sr8"),
+        ("worker", "lora"),
+    ],
 )
 def test_a_job_killed_twice_ends_as_if_nothing_had_happened(
     campaign: Campaign, victim: str, recipe: str

@@ -78,6 +78,7 @@ def test_a_reinforcement_run_shows_what_it_drew() -> None:
     assert "groups 19.0% with equal rewards, which teach nothing" in text
     assert "drawn 16,650 tokens/s while generating, 10,827 over all" in text
     assert "; 51,200 decode steps (50,300 by CUDA graphs)" in text
+    assert "idle 1.1% of a step neither generated nor trained" in text
     assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 

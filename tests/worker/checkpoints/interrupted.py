@@ -10,13 +10,15 @@ import pytest
 
 from tunesmith_schema import EventKind
 from tunesmith_worker.control import StopControl
+from tunesmith_worker.report.watch import LIVE
 from tunesmith_worker.run import main
 
 from ..runs import read_events
 
 MEASURED = (
     *("tokens_per_second", "step_seconds", "data_wait_share", "padding_share"),
-    *("generate_share", "grade_share", "generated_tokens_per_second"),
+    *(f"{name}_share" for name in (*LIVE, "idle")),
+    "generated_tokens_per_second",
 )
 """Metrics that differ from run to run, with those of memory."""
 

@@ -123,6 +123,10 @@ def test_rates_are_those_of_generation_and_of_training(recorder: RunRecorder) ->
     assert "generation left out" in report.utilization.reason
     assert live["generate_share"] == pytest.approx(6.0 / 10.15, abs=1e-4)
     assert live["grade_share"] == pytest.approx(0.5 / 10.15, abs=1e-4)
+    spent = {"sync": 0.1, "log_probs": 0.3, "forward": 1.0, "backward": 2.0, "idle": 0.5}
+    for name, seconds in spent.items():
+        assert live[f"{name}_share"] == pytest.approx(seconds / 10.15, abs=1e-4)
+    assert found.idle_share == pytest.approx(0.5 / 10.15, abs=1e-4)
     assert live["generated_tokens_per_second"] == pytest.approx(100.0)
 
 

@@ -23,7 +23,7 @@ class Recording(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.operators: list[Untyped] = []
+        self._operators: list[Untyped] = []
         self._made: set[int] = set()
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -37,8 +37,10 @@ class Recording(TorchDispatchMode):
             if one.alias_info is not None and one.alias_info.is_write:
                 self._keep(given[one.name])
         result = func(*args, **kwargs)
-        self.operators.append((func, args, kwargs, result))  # which keeps all of them alive
-        self._made |= _places(result) - _places((args, kwargs))
+        made = _places(result) - _places((args, kwargs))
+        self._made |= made
+        fresh = [one for one in _tensors(result) if _places(one) & made]
+        self._operators.append((func, args, kwargs, result, fresh))  # which keeps all of them alive
         return result
 
     def _keep(self, written: torch.Tensor) -> None:
@@ -52,17 +54,19 @@ class Recording(TorchDispatchMode):
             whole.copy_(before)
 
     def replay(self) -> None:
-        """In place of what was made, what the operators make now."""
+        """Into the tensors of the run."""
         now: dict[int, torch.Tensor] = {}
 
         def of_now(one: torch.Tensor) -> torch.Tensor:
             return now.get(id(one), one)
 
-        for func, *given, result in self.operators:
+        for func, *given, result, _ in self._operators:
             args, kwargs = tree_map_only(torch.Tensor, of_now, given)
             again = _tensors(func(*args, **kwargs))
             now |= {id(one): new for one, new in zip(_tensors(result), again, strict=True)}
-        self.newest = now
+        for *_, fresh in self._operators:
+            for one in fresh:
+                one.copy_(now[id(one)])
 
 
 def _tensors(result: Untyped) -> list[torch.Tensor]:
@@ -77,6 +81,7 @@ class Tape:
     """A recorder for a CPU."""
 
     def __init__(self) -> None:
+        self.refused = ""
         self.recordings = 0
         self.reads = HostReads()
 
@@ -91,11 +96,16 @@ class Tape:
 
         def replay() -> torch.Tensor:
             recording.replay()
-            return result.copy_(recording.newest[id(result)])
+            return result
 
         return replay
 
 
 class Refusing(Tape):
+    def __init__(self, error: type[RuntimeError] = RuntimeError) -> None:
+        super().__init__()
+        self.error = error(REFUSAL)
+
     def record(self, run: Run) -> Run:
-        raise RuntimeError(REFUSAL)
+        self.recordings += 1
+        raise self.error

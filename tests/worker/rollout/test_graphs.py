@@ -98,6 +98,29 @@ def test_what_cannot_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert engine.figures.refused_recording == REFUSAL
 
 
+@pytest.mark.parametrize(("error", "tries"), [(RuntimeError, 1), (torch.OutOfMemoryError, 3)])
+def test_what_failed_is_not_tried_again_unless_for_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch, error: type[RuntimeError], tries: int
+) -> None:
+    """Once a call then: the next one may find more memory."""
+    refusing = Refusing(error)
+    recorded(monkeypatch, refusing)
+    engine = engine_of(make_model("llama"))
+    for _ in range(3):
+        engine.generate(ragged())
+        assert engine.figures.refused_recording == REFUSAL
+    assert refusing.recordings == tries
+
+
+def test_an_error_after_a_refusal_does_not_hold_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what could not be recorded."""
+    recorded(monkeypatch, Refusing())
+    monkeypatch.setattr(Decoder, "step", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as held:
+        engine_of(make_model("llama")).generate(ragged())
+    assert held.value.__context__ is None
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_held_after_a_call(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """Neither until Python collects cycles, nor for as long as somebody holds an error."""

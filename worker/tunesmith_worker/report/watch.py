@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +35,11 @@ TELL_SECONDS = 1.0
 """Between two metric events that carry live figures: those of quick steps stay small."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
 """Training without evaluations and checkpoints: what rates are over."""
+
+
+LIVE = (*ROLLOUT, PhaseName.FORWARD, PhaseName.BACKWARD)
+"""Phases of a reinforcement step that the metrics have shares of."""
+_AT_WORK = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS, *COMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,8 @@ class TrainingWatch:
         report.throughput = self._throughput(seconds, here)
         generation = sum(report.phases.get(name, 0.0) for name in ROLLOUT)
         report.utilization = self._utilization(seconds - generation)
-        if self.rollouts.rounds:
+        if report.rollouts is not None:
+            report.rollouts.idle_share = _share(_idle(report.phases, seconds), seconds)
             report.utilization.reason += "; generation left out, its time too"
         report.saturation = saturation_of(
             self._counts.fit,
@@ -139,8 +145,8 @@ class TrainingWatch:
             return {}
         generating = passed.get(PhaseName.GENERATE, 0.0)
         return {
-            "generate_share": _share(generating, stepping),
-            "grade_share": _share(passed.get(PhaseName.GRADE, 0.0), stepping),
+            **{f"{name}_share": _share(passed.get(name, 0.0), stepping) for name in LIVE},
+            "idle_share": _share(_idle(passed, stepping), stepping),
             "generated_tokens_per_second": _rate(now.generated - before.generated, generating),
         }
 
@@ -193,6 +199,11 @@ class TrainingWatch:
 def _padding(slots: int, tokens: int) -> float | None:
     """None: rows share the places of their prompt, so that tokens are more than places."""
     return _share(slots - tokens, slots) if tokens <= slots else None
+
+
+def _idle(seconds: Mapping[str, float], stepping: float) -> float:
+    """Seconds in which the model neither generates nor trains."""
+    return stepping - sum(seconds.get(name, 0.0) for name in _AT_WORK)
 
 
 def _share(part: float, whole: float) -> float | None:

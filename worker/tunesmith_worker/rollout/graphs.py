@@ -9,7 +9,8 @@ layout does; the first step of a layout runs as it is, which compiles what has t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -26,35 +27,46 @@ Run = Callable[[], torch.Tensor]
 
 
 class Recorder(Protocol):
+    refused: str
+    """Why nothing is to be recorded any more; empty: it may be tried."""
+
     def run(self, run: Run) -> torch.Tensor:
         """Its result, where a recording of it would run."""
 
     def record(self, run: Run) -> Run:
-        """What repeats `run`, whose result is always the same tensor. Raises RuntimeError where
-        `run` does what cannot be recorded."""
+        """What repeats `run`, whose result is always the same tensor. Raises what `run` raises,
+        torch.OutOfMemoryError, and RuntimeError where `run` does what cannot be recorded."""
 
 
 class CudaRecorder:
-    """By `torch.cuda.CUDAGraph`."""
+    """By `torch.cuda.CUDAGraph`; for all calls of a process."""
 
     def __init__(self, device: torch.device) -> None:
+        # One for good: free memory and cuBLAS's workspace are kept by stream.
         self._stream = torch.cuda.Stream(device)
-        # One pool: a graph's memory is the next one's.
-        self._pool = torch.cuda.graph_pool_handle()
+        self.refused = ""
 
     def run(self, run: Run) -> torch.Tensor:
         with self._aside():
             return run()
 
     def record(self, run: Run) -> Run:
+        # A graph cannot take what torch keeps for later. Nor can it have an earlier one's memory:
+        # with its last graph a pool is gone for good. Both go back here.
+        torch.cuda.synchronize(self._stream.device)
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with self._aside():
             # Other threads of the trainer may use the device meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 result = run()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                # Which fails too, with less to say, where it was an operation that is not allowed.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -67,9 +79,17 @@ class CudaRecorder:
         """On a stream of our own, as a recording must be."""
         usual = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(usual)
-        with torch.cuda.stream(self._stream):
-            yield
-        usual.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            usual.wait_stream(self._stream)
+
+
+@cache
+def recorder_for(device: torch.device) -> Recorder | None:
+    """None: steps are not recorded there."""
+    return CudaRecorder(device) if device.type == "cuda" else None
 
 
 class RecordingDecoder(Decoder):
@@ -86,6 +106,7 @@ class RecordingDecoder(Decoder):
         super().__init__(model, weights, positions)
         self._recorder, self._figures = recorder, figures
         self._step: _Step | None = None
+        figures.refused_recording = recorder.refused
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """The tensor that it returns may be the next step's too."""
@@ -93,13 +114,14 @@ class RecordingDecoder(Decoder):
             return super().step(ids, cache)
         cache.make_room()
         if self._step is None or self._step.layout != cache.layout:
-            self._step = None  # its memory before the next one's
+            # In this order. The graph's end frees what cuBLAS keeps for its stream: the first step
+            # of the next layout makes that anew, outside of a recording.
+            self._step = None
             self._step = _Step(self, cache)
         elif self._step.replay is None:
-            try:
-                self._step.replay = self._recorder.record(self._step.run)
-            except RuntimeError as reason:
-                self._step, self._figures.refused_recording = None, str(reason) or "no reason"
+            self._record(self._step)
+            if self._step.replay is None:
+                self._step = None
                 return super().step(ids, cache)
         return self._next(self._step, ids, cache)
 
@@ -107,6 +129,15 @@ class RecordingDecoder(Decoder):
         """Its step holds the cache and refers back to it: memory that would wait for Python's
         collector."""
         self._step = None
+
+    def _record(self, step: _Step) -> None:
+        try:
+            step.replay = self._recorder.record(step.run)
+        except torch.OutOfMemoryError as error:  # another call may find more
+            self._figures.refused_recording = str(error)
+        except RuntimeError as error:
+            # Once for a process: torch does not recover all that a failed recording has taken.
+            self._figures.refused_recording = self._recorder.refused = str(error)
 
     def _next(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         step.ids.copy_(ids)
@@ -120,7 +151,8 @@ class RecordingDecoder(Decoder):
 
 
 class _Step:
-    """Of one layout: holds every tensor that a recording has the address of."""
+    """Of one layout. What a recording has the address of stays where it is until the layout or the
+    call ends: here, in the cache or in the decoder's weights."""
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
         self.layout = cache.layout

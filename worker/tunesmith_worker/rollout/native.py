@@ -17,7 +17,7 @@ from .architecture import Architecture, read_architecture
 from .batch import Batch, Row
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
-from .graphs import CudaRecorder, Recorder, RecordingDecoder
+from .graphs import RecordingDecoder, recorder_for
 from .plan import RolloutPlan
 from .positions import Positions
 from .protocol import Completion, OnCompletion, Request, UnusableRequest
@@ -105,10 +105,6 @@ class NativeEngine:
                     f"request {place}: prompt_ids must be 0 to {vocabulary - 1}, the model's rows; "
                     f"got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
                 )
-
-
-def recorder_for(device: torch.device) -> Recorder | None:
-    return CudaRecorder(device) if device.type == "cuda" else None
 
 
 def _positions(model: Architecture) -> Positions:

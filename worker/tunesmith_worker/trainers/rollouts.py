@@ -154,7 +154,8 @@ class Rollouts:
     def _warn_of_slow_steps(self, reason: str) -> None:
         if reason and not self._told_of_slow_steps:
             self._told_of_slow_steps = True
-            self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {reason}")
+            first, *_ = reason.splitlines()
+            self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {first}")
 
     def _warn_of_errors(self, drawn: Drawn) -> None:
         """Once for each grader."""
