@@ -71,8 +71,6 @@ class Manifest(BaseModel):
     """Versions of the code: with others the run goes on, but perhaps not bit for bit."""
     files: dict[str, FileEntry]
     """All other files, by name."""
-    buffers: dict[str, list[str]] = Field(default_factory=dict)
-    """Files of data that a trainer gathers while it trains, by buffer; none does yet."""
 
 
 def step_of(folder: Path) -> int | None:
