@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tunesmith_worker.patches import patch
+from tunesmith_worker.rollout.architecture import read_architecture
+from tunesmith_worker.rollout.weights import norm_map
 
 from ..patches.models import FAMILIES, make_model, packed_batch, run_step, scored_by_trl, with_lora
 from .rollouts import LAYOUTS, assert_logprobs_equal_a_forward, engine_of, greedy, make_prompts
@@ -66,3 +68,17 @@ def test_a_patched_model_that_has_trained_a_step_rolls_out_its_new_weights(weigh
     assert [one.policy_logprobs for one in after] != [one.policy_logprobs for one in before]
     patched.undo()
     assert_logprobs_equal_a_forward(model.eval(), PROMPTS, after)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2"])
+def test_norms_round_as_the_model_does(family: str) -> None:
+    """In bf16: all but those few whose mean square differs in its last bit."""
+    model = make_model(family, dtype=torch.bfloat16)
+    spec = read_architecture(model).norm
+    with torch.no_grad():
+        spec.module.weight.copy_(torch.linspace(-1.5, 1.5, len(spec.module.weight)))
+    x = 3 * torch.randn(64, len(spec.module.weight), generator=torch.Generator().manual_seed(4))
+    x = x.bfloat16()
+    with torch.no_grad():
+        different = norm_map(spec)(x) != model.base_model.norm(x)
+    assert float(different.float().mean()) < 0.005
