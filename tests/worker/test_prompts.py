@@ -267,7 +267,11 @@ def test_both_files_are_read_and_what_was_lost_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "row", "said"),
     [
-        ("{{item.answr}}", {}, "reads {{item.answr}}, but the row has only 'question'; so it is"),
+        (
+            "{{item.answr}}",
+            {},
+            "which is not in the row; its fields are 'question'; so it is",
+        ),
         ("{{ item.a.b }}", {"a": {"c": 1}}, "reads {{item.a.b}}"),
         ("{{item.list[1]}}", {"list": [1]}, "reads {{item.list[1]}}"),
     ],

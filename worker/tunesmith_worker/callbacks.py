@@ -24,7 +24,7 @@ FURTHER = frozenset(
     {
         *("updates_lost_fraction", "embedding_learning_rate", "frac_reward_zero_std", "kl"),
         *("entropy", "completion_length", "completion_length_max", "truncated_share"),
-        *("clip_ratio", "rollout_gap"),
+        *("clip_ratio", "rollout_gap", "ungraded_share"),
     }
 )
 """Of a step's logs, what some trainers have and others have not."""

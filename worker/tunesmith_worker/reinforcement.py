@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import datasets
+import transformers
 
 from tunesmith_schema import Choice, PhaseName, RolloutRecipe
 
@@ -108,6 +109,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
         write=partial(write_samples, run, events),
         tell=recorder.rollout,
+        say=events.message,
         warn=partial(events.message, level="warn"),
         stop_requested=lambda: context.control.stop_requested,
     )
@@ -152,6 +154,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     if recipe.self_check:
         trainer.add_callback(RolloutAlarms(events, loaded.load_plan.precision))
     go_on(context, trainer, layouts)
+    trainer.add_callback(_GradedAtAll(trainer, rollouts.grading))
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
         overlong=recipe.overlong,
@@ -169,6 +172,17 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         left_off=Interrupted,
         running=rollouts,
     )
+
+
+class _GradedAtAll(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """A run that goes to its end without one reward has failed."""
+
+    def __init__(self, trainer: GRPOTrainer, grading: Grading) -> None:
+        self._trainer, self._grading = trainer, grading
+
+    def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:  # Any: untyped
+        if state.global_step >= state.max_steps and self._trainer.steps_before == 0:
+            self._grading.check_any()
 
 
 def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped

@@ -185,6 +185,7 @@ def ours(
         kept=KeptRollouts(folder / "rollouts.jsonl", "test"),
         write=lambda step, samples: None,
         tell=lambda figures: None,
+        say=lambda text: None,
         warn=lambda text: None,
         stop_requested=lambda: False,
     )

@@ -139,7 +139,7 @@ def test_a_prompt_and_its_completion_fit_together(
             {"per_device_train_batch_size": 3},
             {},
             "recipe.per_device_train_batch_size",
-            r"\(3 x auto\) are completions, and a step has 128 of them \(16 prompts x 8\)",
+            r"\(3 x auto\) does not give the 128 completions of a step \(16 prompts x 8\)",
         ),
     ],
 )

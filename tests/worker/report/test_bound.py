@@ -101,6 +101,12 @@ def test_what_was_not_measured_is_called_so(fit: Fit, why: str) -> None:
     assert why in found.text
 
 
+def test_larger_batches_that_took_no_longer_are_no_line() -> None:
+    found = saturation_of(fit_of(0.6, -1e-4, noise=0.01), device="CPU", waits=None)
+    assert (found.state, found.doubling_gain) == ("not_measured", None)
+    assert "vary too much" in found.text
+
+
 def test_no_time_is_negative() -> None:
     fit = fit_of(-0.02, 1e-4, noise=0.001)
     assert fit.fixed_seconds()[0] < 0, "the line through what was measured"

@@ -137,6 +137,21 @@ def test_three_steps_of_which_nothing_can_be_scored_end_the_run(rows: list[Row])
     assert "{{item.answer}} is not there: the row has n" in failure.message
 
 
+def test_functions_that_never_give_a_reward_end_the_run(rows: list[Row]) -> None:
+    def nothing(completions: list[str], **_: object) -> list[None]:
+        return [None for _ in completions]
+
+    with Grading(None, [LocalReward(name="nothing", function=nothing)]) as grading:
+        for step in range(3):
+            round_ = grading.begin(rows)
+            for place in range(8):
+                round_.add(place, sample("4"), [])
+            if step < 2:
+                round_.finish()
+        with pytest.raises(RunError, match="the reward functions gave none"):
+            round_.finish()
+
+
 def test_names_of_rewards_are_told_apart() -> None:
     local = LocalReward(name="right", function=lambda **_: [])
     for given, functions in ((grader("multi", **BOTH), [local]), (None, [local, local])):

@@ -148,6 +148,11 @@ def test_a_function_that_raises_is_named_with_its_line() -> None:
 
     assert "raised ZeroDivisionError in line" in failure(later)
 
+    def leaving(**_: Any) -> list[float]:
+        raise SystemExit(3)
+
+    assert "raised SystemExit in line" in failure(leaving)
+
     class Broken:
         def __call__(self, **_: Any) -> list[float]:
             raise OSError("no network")

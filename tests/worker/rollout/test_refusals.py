@@ -45,7 +45,7 @@ class OwnForCausalLM(transformers.LlamaForCausalLM):  # type: ignore[misc]  # un
 MODELS: dict[str, tuple[Callable[[], Untyped], str]] = {
     "another architecture": (
         lambda: model_of(transformers.GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=1)),
-        "GPT2LMHeadModel: it has no list of decoder layers",
+        "GPT2LMHeadModel: it is not among the known families",
     ),
     "an unknown layer": (
         lambda: model_of(

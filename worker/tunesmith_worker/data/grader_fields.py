@@ -24,7 +24,8 @@ def check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
     raise RunError(
         ErrorCode.GRADER_INVALID,
         f"{name}, row {rows[first.first].number}: the grader reads {{{{{first.field}}}}}, "
-        f"but the row has only {there}; so it is with {first.rows} of {len(rows)} rows.",
+        f"which is not in the row; its fields are {there}; so it is with {first.rows} "
+        f"of {len(rows)} rows.",
         category=ErrorCategory.GRADER,
         hint="Mend the rows, or the name in the grader's template.",
         param="method.reinforcement.grader",

@@ -9,6 +9,7 @@ and a tensor of another size that takes some of it breaks it up.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Probe:
 @contextmanager
 def held_bytes(device: torch.device) -> Iterator[Held]:
     """Tensor bytes at the peak of what runs in here."""
+    gc.collect()  # what it freed meanwhile would count as if what runs had given it back
     held = Held()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

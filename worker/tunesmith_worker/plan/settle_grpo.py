@@ -197,8 +197,8 @@ def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
     if total % known or ("auto" not in (rows, passes) and total != known):
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) are "
-            f"completions, and a step has {total} of them ({plan.prompts_per_step} prompts x "
+            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) does "
+            f"not give the {total} completions of a step ({plan.prompts_per_step} prompts x "
             f"{plan.num_generations}).",
             hint="Leave both at 'auto': recipe.grpo says how large a step is.",
             param="recipe.per_device_train_batch_size",

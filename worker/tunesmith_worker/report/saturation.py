@@ -35,6 +35,11 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
         f"of {fit.mean_seconds * 1e3:.1f} ms for a micro-batch of {fit.mean_slots:,.0f} slots, "
         f"{part} not depend on its size"
     )
+    if fixed >= fit.mean_seconds:  # larger ones took less: no line
+        return Saturation(
+            state="not_measured",
+            text="not measured, the figures vary too much: larger micro-batches took no longer",
+        )
     if high < WORTH:
         text = f"{device} already saturated; more rows only add memory: {words}"
         return Saturation(state="saturated", text=text, doubling_gain=round(gain, 4))

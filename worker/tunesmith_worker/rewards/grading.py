@@ -94,8 +94,12 @@ class Grading:
                 if twice
                 else "Nothing scores the completions: give a grader, or --reward FILE.py:NAME",
             )
-        self.failed_steps = 0
-        """In a row, in which no completion could be scored."""
+        self.ungraded_steps = 0
+        """In a row, in which no completion had a reward."""
+        self.graded_steps = 0
+        """In which one had."""
+        self.blame = ""
+        """An example of what could not be scored."""
         # One thread: graders are Python, and more would only wait for each other and for decoding.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
@@ -106,6 +110,19 @@ class Grading:
         """A step: one prompt for each completion that will come. `trainer_state`: transformers'
         TrainerState, for local functions; `trains`: nothing is trained without its rewards."""
         return Round(self, prompts, trainer_state, trains=trains)
+
+    def check_any(self) -> None:
+        """At the end of a run. Raises RunError: of all its steps none had a reward."""
+        if self.ungraded_steps and not self.graded_steps:
+            raise self.failed("No completion of the run could be scored.")
+
+    def failed(self, what: str) -> RunError:
+        return RunError(
+            ErrorCode.GRADER_FAILED,
+            f"{what} {self.blame}",
+            category=ErrorCategory.GRADER,
+            hint="Mend the grader, or the rows that it reads; then start the job again.",
+        )
 
     def close(self) -> None:
         """What is being graded is given up."""
@@ -172,15 +189,15 @@ class Round:
 
     def finish(self) -> list[Graded]:
         """What graders say, in the order of places; waits for them. Raises RunError: for FEW steps
-        in a row no completion could be scored for an error, or a local function raised or gave what
-        is no reward."""
+        in a row no completion had a reward, or a local function raised or gave what is none."""
         samples = [sample for sample in self._samples if sample is not None]
         assert len(samples) == len(self._prompts), "a completion is missing"
         nothing = Graded(rewards=(), scores={})
         graded = [future.result() if future else nothing for future in self._coming]
-        self._check(graded)
         if self._grading._local:
             graded = self._with_local(graded, samples)
+        if self._trains and graded:
+            self._count(graded)
         return graded
 
     def _with_local(self, graded: list[Graded], samples: list[Sample]) -> list[Graded]:
@@ -203,23 +220,21 @@ class Round:
             for one, *rewards in zip(graded, *columns, strict=True)
         ]
 
-    def _check(self, graded: Sequence[Graded]) -> None:
-        if not self._trains or not graded:
-            return
-        if not all(one.errors and one.rewards == (None,) for one in graded):
-            self._grading.failed_steps = 0
-            return
-        self._grading.failed_steps += 1
-        if self._grading.failed_steps < FEW:
+    def _count(self, graded: Sequence[Graded]) -> None:
+        grading = self._grading
+        if any(one.is_graded for one in graded):
+            grading.graded_steps += 1
+            grading.ungraded_steps = 0
             return
         prompt, sample = self._prompts[0], self._samples[0]
-        raise RunError(
-            ErrorCode.GRADER_FAILED,
-            f"No completion of {FEW} steps in a row could be scored. For row {prompt.number} and "
-            f"the completion {sample.text[:200] if sample else ''!r}: {graded[0].errors[0]}",
-            category=ErrorCategory.GRADER,
-            hint="Mend the grader, or the rows that it reads; then start the job again.",
+        reason = graded[0].errors[0] if graded[0].errors else "the reward functions gave none"
+        grading.blame = (
+            f"For row {prompt.number} and the completion {sample.text[:200] if sample else ''!r}: "
+            f"{reason}"
         )
+        grading.ungraded_steps += 1
+        if grading.ungraded_steps >= FEW:
+            raise grading.failed(f"No completion of {FEW} steps in a row could be scored.")
 
 
 def _said(name: str, error: Exception) -> str:

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,17 +74,18 @@ class LocalReward:
         """Its answer, or a coroutine's. Raises RunError."""
         try:
             return self.function(**arguments)
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise self.failed(error) from error
 
     async def wait(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's answer
         try:
             answer: Awaitable[Any] = self.function(**arguments)
             return await answer
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise self.failed(error) from error
 
-    def failed(self, error: Exception) -> RunError:
+    def failed(self, error: BaseException) -> RunError:
+        traceback.print_exception(error)  # to find what a library under it did
         trace, where, file = error.__traceback__, "", self._file()
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == file:

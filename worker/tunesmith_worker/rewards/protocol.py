@@ -46,6 +46,11 @@ class Graded:
     errors: tuple[str, ...] = ()
     """Why one of them is None."""
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether it has a reward at all."""
+        return any(one is not None for one in self.rewards)
+
 
 class GraderError(Exception):
     """One completion cannot be scored: the grader or the row is at fault, not the completion."""

@@ -93,7 +93,7 @@ def _read(causal: Untyped) -> Architecture:
     backbone = causal.base_model
     layers: Untyped = getattr(backbone, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList) or not len(layers):
-        raise Unsupported("it has no list of decoder layers")
+        raise Unsupported("it is not among the known families")
     for layer in layers:
         if not is_known(layer):
             raise Unsupported(f"{type(layer).__name__} is not among the known families")

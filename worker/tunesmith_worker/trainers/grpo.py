@@ -239,15 +239,20 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 row if is_there else replace(row, left_out=True)
                 for row, is_there in zip(self._rows, there, strict=True)
             ]
-        self._rollouts.level(self._drawn, batch["advantages"])
+        measured = self._metrics["train"]
+        # TRL's is of standard deviations, and a group without rewards has none.
+        measured["frac_reward_zero_std"][-1] = self._rollouts.level(
+            self._drawn, batch["advantages"]
+        )
+        measured["ungraded_share"].append(self._rollouts.ungraded_share(self._drawn))
         batch["index"] = torch.arange(len(rows), device=self.args.device)
         batch["lengths"] = self.lengths_of(batch[ROWS])
         advantages = batch["advantages"].tolist()
         self._rollouts.keep(self._drawn, advantages)
         for name, scores in self._rollouts.scores(self._drawn).items():
-            self._metrics["train"][f"scores/{name}"].append(fmean(scores))
+            measured[f"scores/{name}"].append(fmean(scores))
         for name, value in self._drawn.round.metrics.items():
-            self._metrics["train"][f"logged/{name}"].append(value)
+            measured[f"logged/{name}"].append(value)
         self._rollouts.tell(
             round_figures(
                 batch[ROWS],

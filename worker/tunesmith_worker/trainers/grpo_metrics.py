@@ -17,6 +17,7 @@ NAMES = {
     "reward": "reward",
     "reward_std": "reward_std",
     "frac_reward_zero_std": "frac_reward_zero_std",
+    "ungraded_share": "ungraded_share",
     "kl": "kl",
     "entropy": "entropy",
     "completions/mean_length": "completion_length",

@@ -61,11 +61,13 @@ class Rollouts:
         kept: KeptRollouts,
         write: Callable[[int, list[Mapping[str, JsonValue]]], None],
         tell: Callable[[RoundFigures], None],
+        say: Callable[[str], None],
         warn: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         """`weights`: what the engine draws from. `write` keeps the samples of a step, numbered
-        from 1; `tell` takes the figures of what was drawn for it, `warn` what a user should know.
+        from 1; `tell` takes the figures of what was drawn for it, `say` and
+        `warn` what a user should know.
         `stop_requested`: whether to leave off drawing for a step."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
         self.stop_token_ids, self.weights = stop_token_ids, weights
@@ -76,7 +78,8 @@ class Rollouts:
             min_p=plan.min_p or 0.0,
         )
         self._tokenizer, self._plan, self._seed, self.clock = tokenizer, plan, seed, clock
-        self._kept, self._write, self.tell, self._warn = kept, write, tell, warn
+        self._kept, self._write, self.tell = kept, write, tell
+        self._say, self._warn = say, warn
         self._stop_requested = stop_requested
         self._blamed: set[str] = set()
         """Graders that were warned of."""
@@ -117,6 +120,11 @@ class Rollouts:
             if training:
                 done = self._kept.begin(
                     drawn.step, resumed=resumed, count=len(requests), partly=self.engine.exact
+                )
+            if done:
+                self._say(
+                    f"Step {drawn.step + 1} has {len(done)} of its {len(requests)} completions "
+                    "from an earlier attempt."
                 )
             for place, completion in done.items():
                 self._finished(drawn, place, completion)
@@ -159,31 +167,40 @@ class Rollouts:
 
     def _warn_of_errors(self, drawn: Drawn) -> None:
         """Once for each grader."""
+        by_grader: dict[str, list[str]] = {}
         for graded in drawn.graded:
-            for error in graded.errors:
-                name = error.partition(":")[0]
-                if name not in self._blamed:
-                    self._blamed.add(name)
-                    self._warn(
-                        f"Step {drawn.step + 1}: a completion could not be scored, and takes no "
-                        f"part: {error}"
-                    )
+            for name, error in {one.partition(":")[0]: one for one in graded.errors}.items():
+                by_grader.setdefault(name, []).append(error)
+        for name, errors in by_grader.items():
+            if name not in self._blamed:
+                self._blamed.add(name)
+                self._warn(
+                    f"Step {drawn.step + 1}: {len(errors)} of {len(drawn.graded)} completions "
+                    f"could not be scored, and take no part. The first: {errors[0]}"
+                )
 
-    def level(self, drawn: Drawn, advantages: torch.Tensor) -> None:
-        """Exactly 0, in place, in groups whose rewards are all equal: their mean is rounded, and
-        what is left of them would be divided by nearly nothing. advantages: [completions]."""
+    def level(self, drawn: Drawn, advantages: torch.Tensor) -> float:
+        """The share of groups whose rewards are all equal, or that have none. Their advantages
+        [completions] become exactly 0, in place: their mean is rounded, and what is left of them
+        would be divided by nearly nothing."""
         size = self._plan.num_generations
-        told = [one.rewards for one in drawn.graded]
-        for start in range(0, len(told), size):
-            scored = {one for one in told[start : start + size] if any(x is not None for x in one)}
-            if len(scored) <= 1:
+        starts, equal = range(0, len(drawn.graded), size), 0
+        for start in starts:
+            group = drawn.graded[start : start + size]
+            if len({one.rewards for one in group if one.is_graded}) <= 1:
                 advantages[start : start + size] = 0.0
+                equal += 1
+        return equal / len(starts)
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""
         if drawn.kind == "train":
             samples = [self._sample(drawn, *pair) for pair in enumerate(advantages)]
             self._write(drawn.step + 1, samples)
+
+    def ungraded_share(self, drawn: Drawn) -> float:
+        """Completions that have no reward."""
+        return sum(not one.is_graded for one in drawn.graded) / len(drawn.graded)
 
     def scores(self, drawn: Drawn) -> dict[str, list[float]]:
         """Of each grader and reward function by name, those that there are."""
