@@ -209,7 +209,7 @@ def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """[N, 2 I] -> [N, I]"""
-    if gate_up.is_cuda or activation != "silu" or gate_up.dtype != torch.float32:
+    if gate_up.is_cuda or activation != "silu":
         return gated_forward(gate_up, activation)
     size = gate_up.shape[1] // 2
     return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
