@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import datasets
-import transformers
 
 from tunesmith_schema import Choice, PhaseName, RolloutRecipe
 
@@ -92,7 +91,9 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     recorder.clock.switch(PhaseName.SETUP)
 
     saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
-    grading = Grading(spec.grader, context.rewards)
+    grading = Grading(
+        spec.grader, context.rewards, steps=-(-train_plan.total_steps // plan.num_iterations)
+    )
     with rollout_failures():
         engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
         engine = NativeEngine(model, engine_plan, base.tokenizer)
@@ -154,7 +155,6 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     if recipe.self_check:
         trainer.add_callback(RolloutAlarms(events, loaded.load_plan.precision))
     go_on(context, trainer, layouts)
-    trainer.add_callback(_GradedAtAll(trainer, rollouts.grading))
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
         overlong=recipe.overlong,
@@ -172,17 +172,6 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         left_off=Interrupted,
         running=rollouts,
     )
-
-
-class _GradedAtAll(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """A run that goes to its end without one reward has failed."""
-
-    def __init__(self, trainer: GRPOTrainer, grading: Grading) -> None:
-        self._trainer, self._grading = trainer, grading
-
-    def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:  # Any: untyped
-        if state.global_step >= state.max_steps and self._trainer.steps_before == 0:
-            self._grading.check_any()
 
 
 def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped

@@ -7,6 +7,7 @@ import torch
 
 from tunesmith_worker.trainers.group_batches import GroupBatch, end_to_end, side_by_side
 from tunesmith_worker.trainers.groups import (
+    GroupLayout,
     GroupSizes,
     RowOfGroup,
     choose_layout,
@@ -84,9 +85,11 @@ def _read(batch: GroupBatch) -> dict[int, tuple[list[int], int]]:
 
 @pytest.mark.parametrize("layout", ["shared", "plain"])
 @pytest.mark.parametrize("max_tokens", [None, 1, 150, 300])
-def test_every_token_is_scored_once_from_all_before_it(layout: str, max_tokens: int | None) -> None:
+def test_every_token_is_scored_once_from_all_before_it(
+    layout: GroupLayout, max_tokens: int | None
+) -> None:
     rows, width = make_rows(), 150
-    batches = end_to_end(rows, layout, max_tokens)  # type: ignore[arg-type]  # parametrised: one of GroupLayout's names
+    batches = end_to_end(rows, layout, max_tokens)
     found: dict[int, tuple[list[int], int]] = {}
     for batch in batches:
         part = _read(batch)

@@ -26,7 +26,11 @@ def make(make_run: MakeRun, rows: list[dict[str, str]], **recipe: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [(2, "No completion of the run could"), (5, "No completion of 3 steps in a")]
+    ("steps", "said"),
+    [
+        (2, "No completion of 2 steps in a row could"),
+        (5, "No completion of 3 steps in a row could"),
+    ],
 )
 def test_a_run_without_any_reward_fails(make_run: MakeRun, steps: int, said: str) -> None:
     """However short it is."""

@@ -84,7 +84,7 @@ class Graph:
         self._recording.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def capture_end(self) -> None:
-        self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # the same
+        self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._recording.undo()
         self._cuda.capturing = False
         if self._cuda.failing:

@@ -23,7 +23,8 @@ from .scorers import Scorer, scorer
 from .templates import Completion
 
 FEW = 3
-"""Steps in a row without any reward that end a run: one may be a row's fault."""
+"""Steps in a row without any reward that end a run, all of them in a shorter one: one step may be a
+row's fault."""
 
 
 class SpecGrader:
@@ -76,8 +77,10 @@ class SpecGrader:
 class Grading:
     """All that scores the completions of a run. To be closed."""
 
-    def __init__(self, grader: Grader | None, local: Sequence[LocalReward] = ()) -> None:
-        """Raises RunError where a grader is no good."""
+    def __init__(
+        self, grader: Grader | None, local: Sequence[LocalReward] = (), *, steps: int = FEW
+    ) -> None:
+        """`steps`: that a whole run has. Raises RunError where a grader is no good."""
         self._spec = SpecGrader(grader) if grader is not None else None
         self._local = tuple(local)
         own = (self._spec.name,) if self._spec else ()
@@ -96,10 +99,8 @@ class Grading:
             )
         self.ungraded_steps = 0
         """In a row, in which no completion had a reward."""
-        self.graded_steps = 0
-        """In which one had."""
-        self.blame = ""
-        """An example of what could not be scored."""
+        self.patience = min(FEW, steps)
+        """So many of them end the run."""
         # One thread: graders are Python, and more would only wait for each other and for decoding.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
@@ -110,19 +111,6 @@ class Grading:
         """A step: one prompt for each completion that will come. `trainer_state`: transformers'
         TrainerState, for local functions; `trains`: nothing is trained without its rewards."""
         return Round(self, prompts, trainer_state, trains=trains)
-
-    def check_any(self) -> None:
-        """At the end of a run. Raises RunError: of all its steps none had a reward."""
-        if self.ungraded_steps and not self.graded_steps:
-            raise self.failed("No completion of the run could be scored.")
-
-    def failed(self, what: str) -> RunError:
-        return RunError(
-            ErrorCode.GRADER_FAILED,
-            f"{what} {self.blame}",
-            category=ErrorCategory.GRADER,
-            hint="Mend the grader, or the rows that it reads; then start the job again.",
-        )
 
     def close(self) -> None:
         """What is being graded is given up."""
@@ -188,8 +176,9 @@ class Round:
         self._coming[place] = self._grading._grade_soon(completion)
 
     def finish(self) -> list[Graded]:
-        """What graders say, in the order of places; waits for them. Raises RunError: for FEW steps
-        in a row no completion had a reward, or a local function raised or gave what is none."""
+        """What graders say, in the order of places; waits for them. Raises RunError: for
+        `patience` steps in a row no completion had a reward, or a local function raised or
+        gave what is none."""
         samples = [sample for sample in self._samples if sample is not None]
         assert len(samples) == len(self._prompts), "a completion is missing"
         nothing = Graded(rewards=(), scores={})
@@ -223,18 +212,20 @@ class Round:
     def _count(self, graded: Sequence[Graded]) -> None:
         grading = self._grading
         if any(one.is_graded for one in graded):
-            grading.graded_steps += 1
             grading.ungraded_steps = 0
+            return
+        grading.ungraded_steps += 1
+        if grading.ungraded_steps < grading.patience:
             return
         prompt, sample = self._prompts[0], self._samples[0]
         reason = graded[0].errors[0] if graded[0].errors else "the reward functions gave none"
-        grading.blame = (
-            f"For row {prompt.number} and the completion {sample.text[:200] if sample else ''!r}: "
-            f"{reason}"
+        raise RunError(
+            ErrorCode.GRADER_FAILED,
+            f"No completion of {grading.patience} steps in a row could be scored. For row "
+            f"{prompt.number} and the completion {sample.text[:200] if sample else ''!r}: {reason}",
+            category=ErrorCategory.GRADER,
+            hint="Mend the grader, or the rows that it reads; then start the job again.",
         )
-        grading.ungraded_steps += 1
-        if grading.ungraded_steps >= FEW:
-            raise grading.failed(f"No completion of {FEW} steps in a row could be scored.")
 
 
 def _said(name: str, error: Exception) -> str:

@@ -16,6 +16,7 @@ from tunesmith_worker.model import Base
 from tunesmith_worker.patches import patch
 from tunesmith_worker.plan import LoadPlan
 from tunesmith_worker.rollout import NativeEngine, Request, RolloutPlan, eos_token_ids
+from tunesmith_worker.rollout.weights import Layout
 from tunesmith_worker.self_check.rollouts import ReinforcementSubject, Row, check_rollouts
 from tunesmith_worker.self_check.subject import Outcome
 
@@ -85,7 +86,7 @@ def make_subject(
     family: str = "llama",
     *,
     engine: Callable[[Untyped], Untyped] | None = None,
-    weights: str = "merged",
+    weights: Layout = "merged",
     patched: bool = True,
     lora: bool = True,
     dtype: torch.dtype = torch.float32,
@@ -103,7 +104,7 @@ def make_subject(
     model = scored_by_trl(with_lora(plain) if lora else plain)
     model.train()
     given = Recipe.model_validate({"tuning": "lora" if lora else "full", **recipe})
-    plan: Untyped = RolloutPlan(weights=weights, max_rows=8)  # type: ignore[arg-type]  # one of Layout's names, as str
+    plan = RolloutPlan(weights=weights, max_rows=8)
     trainer = SimpleNamespace(model=model, args=SimpleNamespace(device=torch.device("cpu")))
     stops = eos_token_ids(plain, TOKENIZER)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tunesmith_worker.rollout import NativeEngine, Request, plan_rollout
+from tunesmith_worker.rollout.weights import Layout
 from tunesmith_worker.self_check.rollouts import Row, check_rollouts
 from tunesmith_worker.self_check.rollouts.positions import check_positions
 from tunesmith_worker.self_check.rollouts.prompts import check_prompts, check_requests
@@ -120,7 +121,7 @@ def test_prompts_beyond_one_law_of_positions_are_not_judged() -> None:
 
 
 @pytest.mark.parametrize("weights", ["merged", "in_place"])
-def test_b2_max_seq_length_changes_no_bit(weights: str) -> None:
+def test_b2_max_seq_length_changes_no_bit(weights: Layout) -> None:
     """Complaint B: the limit bounds memory, never what is computed."""
     subject = make_subject("llama-3-rope", weights=weights)
     ids = subject.prompts[0].prompt_ids
@@ -130,7 +131,7 @@ def test_b2_max_seq_length_changes_no_bit(weights: str) -> None:
         plan = plan_rollout(
             subject.model, rows=4, prompt_tokens=limit, max_tokens=limit, free=1 << 40
         )
-        engine = NativeEngine(subject.model, replace(plan, weights=weights))  # type: ignore[arg-type]  # one of Layout's names, as str
+        engine = NativeEngine(subject.model, replace(plan, weights=weights))
         (one,) = engine.generate([Request(prompt_ids=ids, max_tokens=12, seed=3)])
         more = Request(
             prompt_ids=ids, max_tokens=limit, seed=3, stop_token_ids=frozenset(range(400))
