@@ -109,7 +109,7 @@ def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: J
         "tokens_per_second": {name: round(sum(lengths) / one, 1) for name, one in seconds.items()},
         "adapter_on_base": round(seconds["base"] / seconds["adapter"], 4),
         "graphs_speed_up": round(seconds["without_graphs"] / seconds["adapter"], 4),
-        "graph_steps": figures.recorded_steps,
+        "graph_steps": figures.graph_steps,
         "decode_steps": figures.decode_steps,
         "refused_recording": figures.refused_recording,
     }

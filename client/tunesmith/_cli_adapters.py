@@ -77,9 +77,6 @@ def list_models(ctx: typer.Context, as_json: AsJson = False) -> None:
             show_page_json(found, has_more=False)
             return
         show_table(
-            ("MODEL", "FROM", "BASE MODEL", "AGE"),
-            (
-                (model.id, model.owned_by, model.base_model or "", age(model.created))
-                for model in found
-            ),
+            ("MODEL", "AGE", "TUNED FROM"),
+            ((model.id, age(model.created), model.base_model or "") for model in found),
         )

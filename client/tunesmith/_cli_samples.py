@@ -34,18 +34,27 @@ def samples(
     """What a reinforcement job drew and how it was graded. Long texts are cut in the middle here;
     --json has them whole."""
     with connected(ctx) as client:
-        page = client.fine_tuning.jobs.samples(job_id, step=step, limit=limit)
+        jobs = client.fine_tuning.jobs
+        page = jobs.samples(job_id, step=step, limit=limit)
+        missed = step is not None and not page.data and not as_json
+        newest = jobs.samples(job_id, limit=1).data if missed else []
     if as_json:
         show_page_json(page.data, page.has_more)
     elif page.data:
         # Texts may hold square brackets, which are not markup.
         Console(markup=False, highlight=False).print(render(page.data))
     else:
-        typer.echo(f"no samples of {job_id}" + ("" if step is None else f" at step {step}"))
+        of_step = "" if step is None else f" at step {step}"
+        typer.echo(f"no samples of {job_id}{of_step}" + _nearby(newest))
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("samples")(samples)
+
+
+def _nearby(newest: list[Sample]) -> str:
+    """Steps that train on the completions of an earlier one have none of their own."""
+    return f"; its newest are of step {newest[0].step}" if newest else ""
 
 
 def render(newest_first: Iterable[Sample]) -> RenderableType:

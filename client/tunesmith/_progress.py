@@ -8,10 +8,17 @@ from types import TracebackType
 from typing import Self
 
 from pydantic import JsonValue
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 
-from tunesmith_schema import Event, EventKind, JobState
+from tunesmith_schema import TERMINAL, Event, EventKind, JobState
+
+
+class _Spinner(SpinnerColumn):
+    """Stands still once a job is over, however it ended."""
+
+    def render(self, task: Task) -> RenderableType:
+        return self.finished_text if task.fields["is_over"] else super().render(task)
 
 
 class ProgressView:
@@ -19,13 +26,13 @@ class ProgressView:
 
     def __init__(self, console: Console | None = None) -> None:
         self._progress = Progress(
-            SpinnerColumn(),
+            _Spinner(finished_text=" "),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[numbers]}", markup=False),
             console=console or Console(stderr=True),
         )
-        self._task = self._progress.add_task("waiting", total=None, numbers="")
+        self._task = self._progress.add_task("waiting", total=None, numbers="", is_over=False)
         self._started: tuple[int, int] | None = None  # step and time of the first metrics
         self._known: dict[str, JsonValue] = {}
 
@@ -48,7 +55,7 @@ class ProgressView:
             self._started = None
             waits = state == JobState.PAUSED
             shown = "paused, until it is resumed" if waits else state
-            self._progress.update(self._task, description=shown)
+            self._progress.update(self._task, description=shown, is_over=state in TERMINAL)
             if state == JobState.QUEUED:
                 self._known.clear()
                 self._progress.update(self._task, total=None, numbers="")

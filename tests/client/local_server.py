@@ -22,7 +22,8 @@ class Seen:
 
 @dataclass
 class LocalServer:
-    """`answers` maps "GET /v1/models" to JSON, to bytes, or to (status, JSON)."""
+    """`answers` maps "GET /v1/models", or that with its query, to JSON, to bytes, or to
+    (status, JSON)."""
 
     url: str
     answers: dict[str, Any] = field(default_factory=dict)  # Any: JSON
@@ -38,6 +39,7 @@ def serving() -> Iterator[LocalServer]:
             local.seen.append(Seen(self.command, self.path, key, body))
             nothing = (404, {"error": {"message": f"no {self.path}", "type": "t"}})
             answer = local.answers.get(f"{self.command} {urlsplit(self.path).path}", nothing)
+            answer = local.answers.get(f"{self.command} {self.path}", answer)
             status, content = answer if isinstance(answer, tuple) else (200, answer)
             sent = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)

@@ -108,3 +108,16 @@ def test_the_command_shows_a_step_or_the_api_s_json(
     server.answers[f"GET {PATH}"] = page()
     done = tunesmith("jobs", "samples", "ftjob-1", "--step", "9")
     assert done.stdout == "no samples of ftjob-1 at step 9\n"
+
+
+def test_a_step_without_samples_names_the_newest_that_has_some(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    """With several steps on the same completions only the first has them."""
+    server.answers[f"GET {PATH}?step=4&limit=20"] = page()
+    server.answers[f"GET {PATH}?limit=1"] = page(sample(3, 1), has_more=True)
+    done = tunesmith("jobs", "samples", "ftjob-1", "--step", "4")
+    assert done.stdout == "no samples of ftjob-1 at step 4; its newest are of step 3\n"
+    assert json.loads(tunesmith("jobs", "samples", "ftjob-1", "--step", "4", "--json").stdout) == (
+        page()
+    )

@@ -150,5 +150,18 @@ def test_the_bar_says_that_a_job_is_paused() -> None:
     assert "paused, until it is resumed" in out.getvalue()
 
 
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_nothing_turns_beside_a_job_that_is_over(state: str) -> None:
+    def spins(last: str) -> bool:
+        out = io.StringIO()
+        with ProgressView(Console(file=out, width=80)) as view:
+            view.show(event_of(1, kind="metrics", data={"step": 3, "total_steps": 9}))
+            view.show(event_of(2, kind="state", data={"state": last}))
+        return any("\u2800" <= one <= "\u28ff" for one in out.getvalue())
+
+    assert spins("running")
+    assert not spins(state)
+
+
 def event_of(seq: int, **fields: Any) -> Event:
     return Event.model_validate(event(seq, **fields))

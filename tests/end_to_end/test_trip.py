@@ -176,10 +176,17 @@ def test_the_real_openai_client_drives_a_job(service: Service, rows: Path) -> No
         assert numbers == list(range(len(events), 0, -1))
 
 
-def test_the_example_runs_as_it_stands(service: Service, rows: Path, tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "sft_chat.py"
+@pytest.mark.parametrize("name", ["sft_chat.py", "grpo_maths.py"])
+def test_the_examples_run_as_they_stand(
+    service: Service, rows: Path, tmp_path: Path, name: str
+) -> None:
+    data = rows
+    if name.startswith("grpo"):
+        data = tmp_path / "questions.jsonl"
+        asked = [{"prompt": f"How much is {a} plus 2?", "answer": str(a + 2)} for a in range(9)]
+        data.write_text("".join(json.dumps(row) + "\n" for row in asked))
     told = subprocess.run(
-        [sys.executable, str(example), "tiny", str(rows), "5"],
+        [sys.executable, str(Path(__file__).parents[2] / "examples" / name), "tiny", data, "2"],
         env=os.environ | {"TUNESMITH_BASE_URL": service.url, "TUNESMITH_API_KEY": service.api_key},
         cwd=tmp_path,
         capture_output=True,

@@ -21,7 +21,7 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
         )
         for row in rows
     ]
-    drawing = RolloutFigures(decode_steps=5, recorded_steps=3)
+    drawing = RolloutFigures(decode_steps=5, graph_steps=3)
     found = round_figures(
         rows, completions, [0.7, -0.7, 0.0, 0.0], num_generations=2, num_iterations=1,
         drawing=drawing, weights="in_place", layout="shared",

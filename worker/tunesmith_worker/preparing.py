@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from tunesmith_schema import ReinforcementHyperparameters
+
 from .adapter_size import settle_size
 from .adapters import adapter_dtype
 from .context import RunContext
@@ -42,6 +44,20 @@ class Ready:
     to leave."""
     running: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Open while it trains."""
+
+
+def tell_no_evaluations(context: RunContext) -> None:
+    """There is no validation file: what was asked of evaluations has no effect."""
+    spec = context.spec
+    asked = {"recipe.eval_steps": spec.recipe.eval_steps}
+    if isinstance(spec.hyperparameters, ReinforcementHyperparameters):
+        for name in ("eval_interval", "eval_samples"):
+            asked[f"hyperparameters.{name}"] = getattr(spec.hyperparameters, name)
+    for name, value in asked.items():
+        if value != "auto":
+            context.events.message(
+                f"{name}={value} has no effect: there is no validation file", level="warn"
+            )
 
 
 def settle_rates(context: RunContext, loaded: Loaded, train_plan: TrainPlan) -> dict[str, Untyped]:

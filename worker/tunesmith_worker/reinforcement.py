@@ -33,6 +33,7 @@ from .preparing import (
     patch_model,
     settle_memory,
     settle_rates,
+    tell_no_evaluations,
     watch,
 )
 from .quantization import adapter_dtype_kept
@@ -67,6 +68,8 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
 
     recorder.clock.switch(PhaseName.PLAN)
     has_validation = prompts.validation is not None
+    if not has_validation:
+        tell_no_evaluations(context)
     plan = plan_grpo(
         recipe,
         spec.hyperparameters,

@@ -18,6 +18,7 @@ from .preparing import (
     patch_model,
     settle_memory,
     settle_rates,
+    tell_no_evaluations,
     watch,
 )
 from .quantization import adapter_dtype_kept
@@ -41,6 +42,8 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
             train_set, valid_set = data.sets(data_plan, spec.seed)
 
     recorder.clock.switch(PhaseName.PLAN)
+    if valid_set is None:
+        tell_no_evaluations(context)
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,

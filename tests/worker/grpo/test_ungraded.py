@@ -56,6 +56,16 @@ def test_a_run_that_is_asked_to_stop_has_not_failed(
     assert interrupt(run, monkeypatch, stop=1) != 1
 
 
+def test_steps_without_a_reward_are_counted_across_a_pause(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(make_run, BROKEN, max_steps=9)
+    assert interrupt(run, monkeypatch, stop=2) == 75
+    assert main(run) == 1
+    steps = {one["step"] for one in event_data(run, EventKind.METRICS) if "ungraded_share" in one}
+    assert steps == {1, 2}, "the third ended it"
+
+
 def test_some_without_a_reward_are_a_share(make_run: MakeRun) -> None:
     good = [{"prompt": f"How much is {a} plus {a}?", "answer": str(2 * a)} for a in range(3)]
     run = make(make_run, [*good, *BROKEN[:3]], max_steps=3)

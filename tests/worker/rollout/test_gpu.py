@@ -37,7 +37,7 @@ def test_logprobs_on_a_card(family: str, weights: Any, dtype: torch.dtype, bound
     engine = engine_of(model, weights, max_rows=4)
     completions = engine.generate(requests)
     assert engine.figures.refused_recording == ""
-    assert 0 < engine.figures.recorded_steps < engine.figures.decode_steps
+    assert 0 < engine.figures.graph_steps < engine.figures.decode_steps
     found, expected = [], []
     for request, one in zip(requests, completions, strict=True):
         ids = torch.tensor([[*request.prompt_ids, *one.token_ids]], device="cuda")
@@ -60,8 +60,8 @@ def test_graphs_draw_what_steps_draw_without_them(monkeypatch: pytest.MonkeyPatc
     ]
     engine = engine_of(model)
     recorded = engine.generate(requests)
-    assert engine.figures.recorded_steps > 80
+    assert engine.figures.graph_steps > 80
     monkeypatch.setattr(native, "recorder_for", lambda device: None)
     plain = engine.generate(requests)
-    assert engine.figures.recorded_steps == 0
+    assert engine.figures.graph_steps == 0
     assert [one.token_ids for one in recorded] == [one.token_ids for one in plain]

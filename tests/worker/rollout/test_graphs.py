@@ -51,14 +51,14 @@ def test_recorded_steps_draw_what_others_draw(
     requests = ragged()
     plain = engine_of(model, weights, max_rows=6)
     expected = plain.generate(requests)
-    assert plain.figures.recorded_steps == 0
+    assert plain.figures.graph_steps == 0
     recorded(monkeypatch, tape := Tape())
     engine = engine_of(model, weights, max_rows=6)
     actual = engine.generate(requests)
     assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
     assert_logprobs_equal_a_forward(model, [one.prompt_ids for one in requests], actual)
     assert engine.figures.refused_recording == ""
-    assert engine.figures.recorded_steps > engine.figures.decode_steps / 2
+    assert engine.figures.graph_steps > engine.figures.decode_steps / 2
     assert 1 <= tape.recordings <= 8
     assert tape.reads.found == {}, "a GPU's graph would not be allowed that"
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None
     engine = engine_of(model)
     actual = engine.generate(ragged())
     assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
-    assert engine.figures.recorded_steps == 0
+    assert engine.figures.graph_steps == 0
     assert engine.figures.refused_recording == REFUSAL
 
 
@@ -178,7 +178,7 @@ def test_more_tokens_than_there_was_room_for(monkeypatch: pytest.MonkeyPatch) ->
     assert_logprobs_equal_a_forward(model, prompts, found)
     assert [len(one.token_ids) for one in found] == [150, 150]
     assert tape.recordings == 3, "room for 64, 128 and 192"
-    assert engine.figures.recorded_steps == 149 - 3
+    assert engine.figures.graph_steps == 149 - 3
 
 
 def test_rows_of_trained_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class RolloutFigures:
     """`on_completion`."""
     prefill_tokens: int = 0
     decode_steps: int = 0
-    recorded_steps: int = 0
+    graph_steps: int = 0
     """Steps that were a CUDA graph's."""
     refused_recording: str = ""
     """Why steps could not be recorded, where they were to be."""

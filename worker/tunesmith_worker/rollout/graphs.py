@@ -145,7 +145,7 @@ class RecordingDecoder(Decoder):
             logits = self._recorder.run(step.run)
         else:
             logits = step.replay()
-            self._figures.recorded_steps += 1
+            self._figures.graph_steps += 1
         cache.advance()
         return logits
 

@@ -94,7 +94,8 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
 
     @property
     def trained_tokens(self) -> int:
-        """Completion tokens that carried loss so far."""
+        """Completion tokens of the steps so far: those of groups without a spread of rewards, whose
+        loss is 0, are among them."""
         return self._trained
 
     @property
@@ -332,6 +333,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
             "metrics": self.counters(),
             "gaps": self._gaps,
             "tokens": [self._trained, self._seen],
+            "ungraded_steps": self._rollouts.grading.ungraded_steps,
         }
         if self._buffer is None:
             return plain, tensors
@@ -349,7 +351,10 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         super().restore_counted(plain, tensors)
         self.restore_counters(plain["metrics"])
         self._gaps, (self._trained, self._seen) = plain["gaps"], plain["tokens"]
-        if "rows" not in plain or self._forked:  # drawn and scored by another recipe or grader
+        if self._forked:  # drawn and scored by another recipe or grader
+            return
+        self._rollouts.grading.ungraded_steps = plain["ungraded_steps"]
+        if "rows" not in plain:
             return
         rows = [RowOfGroup(tuple(one), tuple(other), out) for one, other, out in plain["rows"]]
         self._buffer = {ROWS: rows, "lengths": self.lengths_of(rows)} | {

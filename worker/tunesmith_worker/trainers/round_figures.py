@@ -38,7 +38,7 @@ def round_figures(
         groups=len(groups),
         zero_std_groups=sum(not any(group) for group in groups),
         decode_steps=drawing.decode_steps,
-        graph_steps=drawing.recorded_steps,
+        graph_steps=drawing.graph_steps,
         weights=weights,
         layout=layout,
         trained_slots=sum(one.tokens(layout) for one in sizes),
