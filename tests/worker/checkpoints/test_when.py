@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,15 +188,22 @@ def test_writing_goes_on_beside_training(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread takes its time, and steps go on: only the next one waits for it."""
-    written = write_tensors
+    written, on_step_end = write_tensors, saver.ResumePoints.on_step_end
+    next_is_over = threading.Event()
+    waited: list[bool] = []
 
     def slow(*given: Any) -> Any:
-        time.sleep(0.2)
+        waited.append(next_is_over.wait(30.0))
         return written(*given)
 
+    def after_step(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 6:
+            next_is_over.set()
+        on_step_end(self, args, state, control)
+
     monkeypatch.setattr(write, "write_tensors", slow)
+    monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
     run = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 5, "max_steps": 6})
     assert main(run) == 0
-    lines = (run / "events.jsonl").read_text().splitlines()
-    told = [line for line in lines if '"metrics"' in line or '"resume_point"' in line]
-    assert '"resume_point"' in told[-1], "step 6 was over before the point of step 5 was on disk"
+    assert set(waited) == {True}, "step 6 was over before the point of step 5 was on disk"
+    assert steps_told(run) == [5]
