@@ -118,30 +118,6 @@ def test_what_does_not_fit_the_method_is_refused_by_name(
     assert reply.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("is_member", [False, True])
-@pytest.mark.parametrize(
-    ("schema", "what"),
-    [
-        ({"type": "strng"}, "strng"),
-        ({"pattern": "("}, "regex"),
-        ({"$ref": "#/$defs/missing"}, "missing"),
-    ],
-)
-def test_a_json_schema_that_is_none_is_refused_at_once(
-    server: Server, schema: dict[str, Any], what: str, is_member: bool
-) -> None:
-    grader: dict[str, Any] = {"type": "json_schema", "name": "shape", "json_schema": schema}
-    if is_member:
-        grader = {"type": "multi", "graders": {"s": grader}, "calculate_output": "s"}
-    given = {"type": "reinforcement", "reinforcement": {"grader": grader}}
-    reply = server.create_reply(prompts(server), method=given)
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert (error["code"], error["param"]) == ("grader_invalid", "method.reinforcement.grader")
-    assert what in error["message"]
-    assert "'shape'" in error["message"]
-
-
 def test_a_fork_keeps_the_method_and_may_change_the_grader(server: Server) -> None:
     parent = server.create_job(prompts(server), method=method(batch_size=4, eval_samples=2))
     server.ask(parent, "pause")

@@ -19,7 +19,7 @@ from ..errors import BadRequest, Conflict, Unavailable
 from ..models import FileRow, IdempotencyRow, JobRow
 from ..queue import WakeUps
 from ..settings import Settings
-from . import base_models, events, files, graders, jobs
+from . import base_models, events, files, jobs
 
 REPLAY_SECONDS = 300.0
 """A client's automatic retry of a create (no key, same body) is recognised for this long."""
@@ -69,8 +69,6 @@ def insert(
     """A new job, checked and queued. `digest`: sha256 of the request."""
     base = base_models.choose(session, settings, body.model)
     kind: MethodName = body.method.type if body.method else "supervised"
-    if body.method and body.method.reinforcement:
-        graders.check(body.method.reinforcement.grader)
     row_files = [_usable_file(session, body.training_file, "training_file", kind)]
     if body.validation_file:
         row_files.append(_usable_file(session, body.validation_file, "validation_file", kind))
