@@ -112,6 +112,8 @@ def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str
     )
     if found.zero_std_share is not None:
         yield "groups", f"{found.zero_std_share:.1%} with equal rewards, which teach nothing"
+    if found.ungraded_share:
+        yield "ungraded", f"{found.ungraded_share:.1%} of the completions, which take no part"
     graphs = f" ({found.graph_steps:,} by CUDA graphs)" if found.graph_steps else ""
     overall = _number(reached.generated_tokens_per_second if reached else None)
     yield (

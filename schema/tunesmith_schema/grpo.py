@@ -3,6 +3,7 @@ meanings (https://arxiv.org/abs/2402.03300)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -45,8 +46,8 @@ class GRPORecipe(Request):
     num_iterations: int = Field(default=1, ge=1, le=64)
     """Optimiser steps on the same completions."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """The ratio is each token's own, or their geometric mean over the completion (GSPO:
-    https://arxiv.org/abs/2507.18071)."""
+    """The ratio is each token's own, or their geometric mean over the completion, which with
+    `loss_type="grpo"` is GSPO (https://arxiv.org/abs/2507.18071)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the rewards' standard deviation in the group, in the step, or not.
     """
@@ -63,6 +64,23 @@ class GRPORecipe(Request):
                 "leaves"
             )
         return self
+
+    def doubts(self) -> Iterator[str]:
+        """Sentences on settings that go together, but hardly as meant."""
+        level, loss = self.importance_sampling_level, self.loss_type
+        both = f"grpo.importance_sampling_level={level!r} with grpo.loss_type={loss!r}"
+        if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+            yield (
+                f"{both} weights each completion by its length: GSPO has loss_type='grpo', which "
+                "weights all alike"
+            )
+        if level == "sequence" and loss == "vespo":
+            yield f"{both}: the level has no effect, for VESPO's weights are of whole completions"
+        if level == "token" and loss == "luspo":
+            yield (
+                f"{both} multiplies each token's loss by the completion's length: LUSPO has "
+                "importance_sampling_level='sequence'"
+            )
 
 
 class RolloutRecipe(Request):

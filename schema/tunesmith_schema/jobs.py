@@ -208,7 +208,8 @@ class Job(Response):
     result_files: list[str] = Field(default_factory=list)
     """Always empty: `adapter_id` and `/v1/adapters` have what was trained."""
     trained_tokens: int | None = None
-    """Tokens that carried loss, over the whole run."""
+    """Tokens that carried loss, over the whole run. Reinforcement: of all completions, whatever
+    their gradient was, but for those that `mask_truncated_completions` left out."""
     error: JobError | None = None
     """Why it failed; null unless it did."""
     integrations: list[Any] | None = None

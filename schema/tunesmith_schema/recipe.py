@@ -74,7 +74,7 @@ class Recipe(Request):
     """Optimiser steps; overrides `num_train_epochs`."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Rows in one forward pass (packs, when `packing`; completions, in reinforcement). `"auto"`: at
-    most 8; reinforcement: one prompt's completions."""
+    most 8; reinforcement: a step's completions, in as many passes as their memory asks for."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Forward passes in one optimiser step. `"auto"`: what makes 16 rows a step, fewer for small
     data (a sixteenth of the rows); reinforcement: as `grpo` says how large a step is."""

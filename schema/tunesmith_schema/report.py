@@ -139,7 +139,7 @@ class Rollouts(Response):
     num_iterations: int
     """Optimiser steps on each round (`recipe.grpo.num_iterations`)."""
     completions: int
-    """Drawn and graded."""
+    """Drawn."""
     generated_tokens: int
     """Tokens drawn, those that end a completion included."""
     tokens_per_second: float | None = None
@@ -157,8 +157,11 @@ class Rollouts(Response):
     idle_share: float | None = None
     """Of the time in steps, what went neither into generating (with bringing the weights there) nor
     into training: waiting for graders and batches, logging, the trainer's own loop."""
+    ungraded_share: float | None = None
+    """Completions that no grader could score: they take no part."""
     zero_std_share: float | None = None
-    """Groups in which all completions had the same reward: nothing is learned from them."""
+    """Groups in which all completions had the same reward: nothing is learned from them. Those in
+    which none had one are not among them."""
     layout: Literal["shared", "plain"]
     """In training, a group's prompt goes through the model once, or with each completion."""
     token_ratio: float | None = None

@@ -273,6 +273,7 @@ def test_the_summary_shows_the_reward_and_a_group(tmp_path: Path) -> None:
         before=0.41,
         after=0.98,
         held_out=0.97,
+        json_share=0.9,
         step=1,
         question="Who, please?",
         answers=(
@@ -284,6 +285,7 @@ def test_the_summary_shows_the_reward_and_a_group(tmp_path: Path) -> None:
     text = render_markdown(replace(plain, jobs=jobs, reward=reward))
     assert "| training prompts | 0.41 | 0.98 |" in text
     assert "| held-out prompts |  | 0.97 |" in text
+    assert "it gave JSON to 90% of them, not always" in text
     assert '| `{"animal": "fox"}` | 0.33 | +0.50 |' in text
     assert "| `A fox.` | none | none |" in text
     assert "| asked `Who, please?` | reward | advantage |" in text

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_finds_no_space_fails_the_run_and_leaves_no_half_of_it
 
 
 def test_a_trainer_without_space_for_its_result_says_so_by_its_status(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(QUESTIONS, recipe=FAST)
 
@@ -96,6 +96,9 @@ def test_a_trainer_without_space_for_its_result_says_so_by_its_status(
     monkeypatch.setattr(run_module, "train", full)
     monkeypatch.setattr(run_module, "write_json", full)
     assert main(run) == EXIT_DISK_FULL
+    said = capfd.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said[-2:]] == ["error", "hint"], "no bare traceback"
+    assert "disk is full" in said[-2]
     assert not (run / "result.json").exists()
 
 

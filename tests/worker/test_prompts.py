@@ -200,7 +200,7 @@ def test_long_prompts_are_dropped_and_counted_or_refused_but_never_cut(tmp_path:
     assert refused.value.failure.code == ErrorCode.ROW_TOO_LONG
     with pytest.raises(DataError, match=f"all 3 prompts are longer than the {limit - 1}") as none:
         read(path, limit=limit - 1)
-    assert none.value.failure.code == ErrorCode.NO_TRAINABLE_TOKENS
+    assert none.value.failure.code == ErrorCode.ROW_TOO_LONG
     with pytest.raises(DataError, match="has no rows"):
         read(written(tmp_path / "none.jsonl", ""))
 
@@ -270,7 +270,7 @@ def test_both_files_are_read_and_what_was_lost_is_told(tmp_path: Path) -> None:
         (
             "{{item.answr}}",
             {},
-            "which is not in the row; its fields are 'question'; so it is",
+            "which is not there: the row has question; so it is",
         ),
         ("{{ item.a.b }}", {"a": {"c": 1}}, "reads {{item.a.b}}"),
         ("{{item.list[1]}}", {"list": [1]}, "reads {{item.list[1]}}"),

@@ -118,7 +118,9 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
             further = {name: one for name, one in logs.items() if one is not None}
             values |= {name: further[name] for name in further if name in FURTHER}
             values |= {
-                name: one for name, one in further.items() if name.startswith(("reward", "logged_"))
+                name: one
+                for name, one in further.items()
+                if name.startswith(("reward", "score_", "logged_"))
             }
             told = "reward" if "reward" in further else "loss"
             self._tell(state, values, f"{_SHOWN[told]}={logs[told]:.4f}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import datasets
 
-from tunesmith_schema import Choice, PhaseName, RolloutRecipe
+from tunesmith_schema import Choice, GRPORecipe, PhaseName, RolloutRecipe
 
 from .context import RunContext
 from .data.prompts import PromptRow, read_prompts
@@ -58,6 +58,8 @@ _WEIGHTS = "rollout_weights"
 def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
     recipe, choices = spec.recipe, context.plan.choices
+    for doubt in (recipe.grpo or GRPORecipe()).doubts():
+        events.message(f"recipe.{doubt}", level="warn")
     base, model = loaded.base, loaded.model
 
     with events.phase("data"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import transformers
@@ -48,5 +49,13 @@ class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ign
             rollout_gap=logs.get("rollout_gap"),
             **{name: logs.get(name) for name in names},
         )
-        for text in self._tripwires.step(figures):
+        self._warn(self._tripwires.step(figures), state)
+
+    def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        if state.global_step == state.max_steps:
+            # Of steps that were logged.
+            self._warn(self._tripwires.end(state.max_steps // args.logging_steps), state)
+
+    def _warn(self, texts: Sequence[str], state: Untyped) -> None:
+        for text in texts:
             self._events.message(text, level="warn", data={"step": state.global_step})

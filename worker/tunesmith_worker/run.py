@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from .errors import (
     EXIT_DISK_FULL,
     EXIT_READ_ONLY,
     RunError,
+    disk_full,
     failure_of,
     is_disk_full,
     is_read_only,
@@ -80,7 +82,10 @@ def main(
         traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
-        result = RunResult(outcome="failed", error=failure_of(error, run.root))
+        failure = failure_of(error, run.root)
+        with suppress(OSError):  # the log may lie on a full disk
+            say(failure)
+        result = RunResult(outcome="failed", error=failure)
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
     recorder.end(result.outcome)
@@ -88,6 +93,9 @@ def main(
         write_json(run.result, result)
     except OSError as error:
         if is_disk_full(error):
+            if result.error is None:
+                with suppress(OSError):
+                    say(disk_full(str(error)))
             return EXIT_DISK_FULL
         if is_read_only(error, run.root):
             return EXIT_READ_ONLY
@@ -106,7 +114,7 @@ def train(
     waited: Waited | None,
     rewards: Sequence[str] = (),
 ) -> RunResult:
-    spec = read_spec(run.root)
+    spec = read_spec(run.root, scored=bool(rewards))
     local: Sequence[LocalReward] = ()
     if rewards:
         from .rewards.local import load_rewards

@@ -21,8 +21,8 @@ class UnusableRunDirectory(RunError):
     """Nothing can be trained from this directory as it stands."""
 
 
-def read_spec(root: Path) -> RunSpec:
-    """Raises UnusableRunDirectory."""
+def read_spec(root: Path, *, scored: bool = False) -> RunSpec:
+    """`scored`: completions have rewards without the spec's grader. Raises UnusableRunDirectory."""
     if not root.is_dir():
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
@@ -37,6 +37,13 @@ def read_spec(root: Path) -> RunSpec:
         if name is not None:
             _check_file(root, field, name)
     _check_model(spec)
+    if spec.method == "reinforcement" and spec.grader is None and not scored:
+        raise UnusableRunDirectory(
+            ErrorCode.GRADER_INVALID,
+            "spec.json: grader: nothing scores the completions",
+            hint="give spec.json a grader (docs/graders.md), or the command --reward FILE.py:NAME",
+            param="grader",
+        )
     return spec
 
 

@@ -45,7 +45,10 @@ def test_a_run_without_any_reward_fails(make_run: MakeRun, steps: int, said: str
     assert "Step 1: 6 of 6 completions could not be scored" in warning.message
     values = [one for one in event_data(run, EventKind.METRICS) if "ungraded_share" in one]
     assert {one["ungraded_share"] for one in values} == {1.0}
-    assert {one["frac_reward_zero_std"] for one in values} == {1.0}
+    assert {one["frac_reward_zero_std"] for one in values} == {0.0}, "they are not equal"
+    found = json.loads((run / "report.json").read_text())
+    assert (found["rollouts"]["ungraded_share"], found["rollouts"]["zero_std_share"]) == (1.0, 0.0)
+    assert found["advice"]["rule"] == "ungraded"
 
 
 def test_a_run_that_is_asked_to_stop_has_not_failed(
@@ -75,4 +78,5 @@ def test_some_without_a_reward_are_a_share(make_run: MakeRun) -> None:
     assert sum(shares) == pytest.approx(3 / 2)  # three of six rows, in three steps of two
     report = json.loads((run / "report.json").read_text())["rollouts"]
     equal = [one["frac_reward_zero_std"] for one in values if "frac_reward_zero_std" in one]
+    assert report["ungraded_share"] == pytest.approx(1 / 2)
     assert report["zero_std_share"] == pytest.approx(sum(equal) / len(equal), abs=1e-3)

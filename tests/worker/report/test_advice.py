@@ -52,6 +52,11 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
         "recipe.grpo.max_completion_length: generating took 100.0 of 198.0 s",
         50 / 198,
     ),
+    "ungraded": (
+        {"phases": {"generate": 50.0}, "rollouts": rollouts(ungraded_share=0.3)},
+        "a grader that scores every completion: 30% had no reward",
+        0.3 * 140 / 148,
+    ),
     "zero_std": (
         {"phases": {"generate": 50.0, "grade": 2.0}, "rollouts": rollouts(zero_std_share=0.8)},
         "a larger recipe.grpo.num_generations, or a grader that tells more than right from wrong: "
@@ -126,6 +131,11 @@ def test_below_its_threshold_or_where_nothing_can_be_changed_a_rule_is_silent(
     changes: dict[str, Any],
 ) -> None:
     assert advice_of(report(**changes)).rule == "none"
+
+
+def test_answers_that_were_cut_are_not_blamed_on_their_prompts() -> None:
+    cut = {"phases": {"generate": 50.0}, "rollouts": rollouts(truncated_share=1, zero_std_share=1)}
+    assert advice_of(report(**cut)).rule == "truncated"
 
 
 def test_of_several_the_one_that_saves_most_wins() -> None:

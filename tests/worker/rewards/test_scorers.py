@@ -184,6 +184,23 @@ def test_a_row_without_a_field_is_an_error_that_names_row_field_and_what_there_i
     assert found == "string_check: row 1: {{item.a}} is not there: the row has b, c"
 
 
+@pytest.mark.parametrize(
+    ("field", "there"),
+    [
+        ("item.n[7]", "the row's 'n' is a list of 2"),
+        ("item.n[0].x", "the row's 'n[0]' is 5"),
+        ("item.o.p.q", "the row's 'o.p' is empty"),
+        ("item.o.r", "the row's 'o' has p"),
+        ("item.z", "the row has n, o"),
+    ],
+)
+def test_the_place_where_a_path_ends_is_named(field: str, there: str) -> None:
+    row = {"n": [5, 6], "o": {"p": {}}}
+    asked = grader("string_check", operation="eq", input=f"{{{{{field}}}}}", reference="x")
+    (missing,) = missing_fields(asked, [row])
+    assert str(missing) == f"the grader reads {{{{{field}}}}}, which is not there: {there}"
+
+
 def test_what_rows_lack_is_found_before_the_run() -> None:
     both = {**CHECK, "operation": "eq"}
     asked = grader(

@@ -20,12 +20,10 @@ def check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
     if not missing:
         return
     first = missing[0]
-    there = ", ".join(repr(field[:40]) for field in first.available[:8])
     raise RunError(
         ErrorCode.GRADER_INVALID,
-        f"{name}, row {rows[first.first].number}: the grader reads {{{{{first.field}}}}}, "
-        f"which is not in the row; its fields are {there}; so it is with {first.rows} "
-        f"of {len(rows)} rows.",
+        f"{name}, row {rows[first.first].number}: {first}; so it is with {first.rows} of "
+        f"{len(rows)} rows.",
         category=ErrorCategory.GRADER,
         hint="Mend the rows, or the name in the grader's template.",
         param="method.reinforcement.grader",

@@ -108,6 +108,9 @@ def read_prompts(
             base.tokenizer,
             limit=max_prompt_tokens,
             refuse=spec.recipe.overlong == "error",
+            more_room="take a model with a longer context"
+            if spec.recipe.max_seq_length == "auto"
+            else "raise recipe.max_seq_length",
             vocabulary=base.vocabulary,
         )
         events.message(counts.summary(path.name), data=counts.as_data())
@@ -124,10 +127,17 @@ def read_prompts(
 
 
 def prompt_rows(
-    path: Path, tokenizer: Tokenizer, *, limit: int | None, refuse: bool, vocabulary: int
+    path: Path,
+    tokenizer: Tokenizer,
+    *,
+    limit: int | None,
+    refuse: bool,
+    vocabulary: int,
+    more_room: str = "raise recipe.max_seq_length",
 ) -> tuple[tuple[PromptRow, ...], PromptCounts]:
     """The file's prompts in order. `limit`: tokens a prompt may have; `refuse`: a longer one ends
-    the run. `vocabulary`: number of the model's embeddings."""
+    the run; `more_room`: what would move the limit, for an error's hint. `vocabulary`: number of
+    the model's embeddings."""
     counts = PromptCounts()
     kept = []
     for row, by_template in _tokenized(path, tokenizer):
@@ -137,7 +147,7 @@ def prompt_rows(
             raise DataError(f"{path.name}, row {row.number}: the tokenizer gives it no token.")
         if limit is not None and tokens > limit:
             if refuse:
-                raise _too_long(path.name, row, limit)
+                raise _too_long(path.name, row, limit, more_room)
             counts.dropped_too_long += 1
             continue
         counts.kept += 1
@@ -148,7 +158,7 @@ def prompt_rows(
     if counts.rows == 0:
         raise no_rows(path.name)
     if not kept:
-        raise _nothing_left(path.name, counts, limit)
+        raise _nothing_left(path.name, counts, limit, more_room)
     check_vocabulary([row.prompt_ids for row in kept], vocabulary)
     return tuple(kept), counts
 
@@ -184,22 +194,20 @@ def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[
     return encoded
 
 
-def _too_long(name: str, row: PromptRow, limit: int) -> DataError:
+def _too_long(name: str, row: PromptRow, limit: int, more_room: str) -> DataError:
     return DataError(
         f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the {limit} that "
         "are left beside a completion.",
         code=ErrorCode.ROW_TOO_LONG,
-        hint=f"Shorten the prompt, {_MORE_ROOM}, or set recipe.overlong to 'drop'.",
+        hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {more_room}, or set "
+        "recipe.overlong to 'drop'.",
     )
 
 
-def _nothing_left(name: str, counts: PromptCounts, limit: int | None) -> DataError:
+def _nothing_left(name: str, counts: PromptCounts, limit: int | None, more_room: str) -> DataError:
     return DataError(
         f"{name}: all {counts.rows} prompts are longer than the {limit} tokens that are left "
         "beside a completion, and were dropped.",
-        code=ErrorCode.NO_TRAINABLE_TOKENS,
-        hint=f"Shorten the prompts, or {_MORE_ROOM}.",
+        code=ErrorCode.ROW_TOO_LONG,
+        hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {more_room}.",
     )
-
-
-_MORE_ROOM = "lower recipe.grpo.max_completion_length or raise recipe.max_seq_length"

@@ -95,7 +95,8 @@ def _tell(summary: Summary, say: Console) -> None:
     if summary.reward is not None:
         reward = summary.reward
         say.print(f"GRPO's mean reward: {reward.before:.2f} at first, {reward.after:.2f} at last.")
-        say.print(f"What it drew: tunesmith jobs samples {reward.job_id}")
+        say.print(f"What it drew: tunesmith jobs samples {reward.job_id} (once the service runs")
+        say.print("again, with its API key: summary.md says how)")
         say.print()
     say.print(f"{summary.seconds_total:.0f} s in all:")
     for stage, seconds in summary.seconds.items():

@@ -36,6 +36,8 @@ class RewardSummary:
     """Of the last steps."""
     held_out: float | None
     """At the end, on prompts that were not trained on."""
+    json_share: float
+    """Of the first step's completions, those that begin as JSON does."""
     step: int
     """Of the group below."""
     question: str
@@ -44,10 +46,11 @@ class RewardSummary:
 
 
 _ABOUT = """\
-The polite questions ("Who is ..., please?") are half of what the base model answers in prose and
-half of what it answers in JSON: it gives now the one, now the other. Nobody showed GRPO an answer.
-A grader read the model's own, a group of eight to each question: a third for each fact that is
-right, if it is JSON at all. What is better than its group's mean becomes more likely."""
+The base model has read polite questions ("Who is ..., please?") with answers in prose and, as
+often, in JSON. In the first step it gave JSON to {json:.0%} of them, not always with the right
+facts. Nobody showed GRPO an answer. A grader read the model's own, a group of eight to each
+question: a third for each fact that is right, if it is JSON at all. What is better than its group's
+mean becomes more likely."""
 
 
 def reward_summary(job: tunesmith.Job) -> RewardSummary:
@@ -55,12 +58,14 @@ def reward_summary(job: tunesmith.Job) -> RewardSummary:
     points = job.metrics()
     rewards, held_out = values(points, "reward"), values(points, "valid_reward")
     first = min(point.step for point in points)
-    group = most_varied(list(job.samples(step=first)))
+    drawn = list(job.samples(step=first))
+    group = most_varied(drawn)
     return RewardSummary(
         job_id=job.id,
         before=rewards[0],
         after=fmean(rewards[-LAST_STEPS:]),
         held_out=held_out[-1] if held_out else None,
+        json_share=fmean(one.completion.lstrip().startswith("{") for one in drawn),
         step=first,
         question=_question(group[0].prompt),
         answers=tuple(
@@ -97,7 +102,7 @@ def render_reward(reward: RewardSummary) -> str:
     ]
     parts = [
         "## Reward in place of answers",
-        _ABOUT,
+        _ABOUT.format(json=reward.json_share),
         table(("mean reward", "of the first step", "of the last steps"), rises),
         "![reward of the GRPO job](reward.png)",
         f"A group of step {reward.step}:",

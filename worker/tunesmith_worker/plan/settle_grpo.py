@@ -153,7 +153,9 @@ def _num_generations(
 def _prompts_per_step(
     grpo: GRPORecipe, asked: ReinforcementHyperparameters, prompts: int, choices: Choices
 ) -> int:
-    count, reason = min(USUAL_PROMPTS, prompts), f"{USUAL_PROMPTS}, there being {prompts} prompts"
+    count, reason = min(USUAL_PROMPTS, prompts), f"{USUAL_PROMPTS} are usual"
+    if prompts < USUAL_PROMPTS:
+        reason = f"all {prompts} prompts that there are"
     field = "recipe.grpo.prompts_per_step"
     if asked.batch_size != "auto":
         count, reason = asked.batch_size, f"hyperparameters.batch_size={asked.batch_size}"

@@ -206,12 +206,13 @@ RULES: tuple[Rule, ...] = (
     Rule("host", lambda report, _: report.device_waits_share, 0.50, _host),
     Rule("recompute", _saved_by_keeping, 0.0, _recompute),
     Rule("generation", rollouts.generation_share, 0.40, rollouts.generation),
-    Rule("zero_std", rollouts.zero_std_share, 0.50, rollouts.zero_std),
-    Rule("truncated", rollouts.truncated_share, 0.50, rollouts.truncated),
+    Rule("ungraded", rollouts.ungraded_share, 0.10, rollouts.ungraded),
+    Rule("zero_std", rollouts.zero_std_share, rollouts.MOSTLY, rollouts.zero_std),
+    Rule("truncated", rollouts.truncated_share, rollouts.MOSTLY, rollouts.truncated),
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _of_wall(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
 """Name, figure, threshold, and what to do. Shares are of the wall time but for data_wait (of
 training), padding (of the slots), host (of the steps) and recompute (of a step, as
-the planner predicts). Reinforcement: zero_std is of the groups, truncated of the completions,
-grading of the time in generation."""
+the planner predicts). Reinforcement: zero_std is of the groups, ungraded and truncated are of the
+completions, grading of the time in generation."""

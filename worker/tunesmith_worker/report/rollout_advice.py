@@ -11,6 +11,8 @@ from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 
 from .bound import seconds_in
 
+MOSTLY = 0.50
+"""Above this share, of groups or completions, a word is due."""
 _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
@@ -37,8 +39,24 @@ def generation(report: RunReport, settings: TrainingSettings) -> tuple[str, floa
     )
 
 
+def ungraded_share(report: RunReport, settings: TrainingSettings) -> float | None:
+    return report.rollouts.ungraded_share if report.rollouts else None
+
+
+def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
+    share = ungraded_share(report, settings) or 0.0
+    return (
+        f"a grader that scores every completion: {share:.0%} had no reward and took no part, and "
+        "the job's warnings say why",
+        share * seconds_in(report, *ROLLOUT, *_PASSES),
+    )
+
+
 def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    return report.rollouts.zero_std_share if report.rollouts else None
+    """None where most completions were cut before their answer: they are equal for that."""
+    found = report.rollouts
+    cut = found is not None and (found.truncated_share or 0.0) > MOSTLY
+    return None if found is None or cut else found.zero_std_share
 
 
 def zero_std(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:

@@ -24,6 +24,8 @@ class RoundFigures:
     groups: int
     zero_std_groups: int
     """Groups whose rewards are all equal: nothing is learned from them."""
+    ungraded: int = 0
+    """Completions without a reward."""
     decode_steps: int
     """Forward passes that drew a token for each row then alive."""
     graph_steps: int = 0
@@ -43,7 +45,7 @@ class RolloutCounts:
     def __init__(self) -> None:
         self.rounds = self.generated_tokens = 0
         self._completions = self._truncated = self._longest = 0
-        self._decode_steps = self._graph_steps = 0
+        self._decode_steps = self._graph_steps = self._ungraded = 0
         self._groups = self._zero_std_groups = self._trained = self._plain = 0
         self._last: RoundFigures | None = None
 
@@ -57,6 +59,7 @@ class RolloutCounts:
         self._graph_steps += figures.graph_steps
         self._groups += figures.groups
         self._zero_std_groups += figures.zero_std_groups
+        self._ungraded += figures.ungraded
         self._trained += figures.trained_slots
         self._plain += figures.plain_slots
         self._last = figures
@@ -76,6 +79,7 @@ class RolloutCounts:
             mean_length=_ratio(self.generated_tokens, self._completions, 2),
             longest=self._longest,
             truncated_share=_ratio(self._truncated, self._completions),
+            ungraded_share=_ratio(self._ungraded, self._completions),
             zero_std_share=_ratio(self._zero_std_groups, self._groups),
             layout=self._last.layout,
             token_ratio=_ratio(self._plain, self._trained),

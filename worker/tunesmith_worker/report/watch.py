@@ -197,8 +197,9 @@ class TrainingWatch:
 
 
 def _padding(slots: int, tokens: int) -> float | None:
-    """None: rows share the places of their prompt, so that tokens are more than places."""
-    return _share(slots - tokens, slots) if tokens <= slots else None
+    """None: rows share the places of their prompt, so that tokens are more than places; or no row
+    had anything to teach."""
+    return _share(slots - tokens, slots) if 0 < tokens <= slots else None
 
 
 def _idle(seconds: Mapping[str, float], stepping: float) -> float:

@@ -218,13 +218,16 @@ class Round:
         if grading.ungraded_steps < grading.patience:
             return
         prompt, sample = self._prompts[0], self._samples[0]
-        reason = graded[0].errors[0] if graded[0].errors else "the reward functions gave none"
+        reason = (
+            graded[0].errors[0] if graded[0].errors else "the reward functions gave None or NaN"
+        )
+        at_fault = "grader" if grading._spec else "reward function"
         raise RunError(
             ErrorCode.GRADER_FAILED,
             f"No completion of {grading.patience} steps in a row could be scored. For row "
             f"{prompt.number} and the completion {sample.text[:200] if sample else ''!r}: {reason}",
             category=ErrorCategory.GRADER,
-            hint="Mend the grader, or the rows that it reads; then start the job again.",
+            hint=f"Mend the {at_fault}, or the rows that it reads; then start again.",
         )
 
 

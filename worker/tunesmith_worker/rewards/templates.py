@@ -88,11 +88,11 @@ class MissingField:
     """Where the first row without it stands among the items."""
     rows: int
     """How many have none."""
-    available: tuple[str, ...]
-    """The first one's fields."""
+    there: str
+    """What the first one has in its place."""
 
     def __str__(self) -> str:
-        return f"the grader reads {{{{{self.field}}}}}, which {_there_is(self.available)}"
+        return f"the grader reads {{{{{self.field}}}}}, which {self.there}"
 
 
 def missing_fields(grader: Grader, items: Iterable[Item]) -> list[MissingField]:
@@ -115,7 +115,7 @@ def missing_fields(grader: Grader, items: Iterable[Item]) -> list[MissingField]:
                     field=text,
                     first=known.first if known else place,
                     rows=known.rows + 1 if known else 1,
-                    available=known.available if known else tuple(item),
+                    there=known.there if known else _there_is(item, reference.path),
                 )
     return list(found.values())
 
@@ -139,9 +139,8 @@ def _value(reference: Reference, completion: Completion) -> JsonValue:
         return _walk(completion.prompt.item, reference.path)
     except LookupError:
         row = completion.prompt
-        raise GraderError(
-            f"row {row.number}: {{{{{reference.text}}}}} {_there_is(tuple(row.item))}"
-        ) from None
+        there = _there_is(row.item, reference.path)
+        raise GraderError(f"row {row.number}: {{{{{reference.text}}}}} {there}") from None
 
 
 def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
@@ -157,12 +156,30 @@ def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
     return value  # type: ignore[return-value]  # a path has a step at least, or starts at JSON
 
 
-def _there_is(fields: tuple[str, ...]) -> str:
-    shown = ", ".join(field[:40] for field in fields[:_SHOWN_FIELDS])
-    more = f" and {len(fields) - _SHOWN_FIELDS} more" if len(fields) > _SHOWN_FIELDS else ""
-    return (
-        f"is not there: the row has {shown}{more}" if fields else "is not there: the row is empty"
-    )
+def _there_is(item: Item, path: Sequence[str | int]) -> str:
+    """Where a row's path ends that leads nowhere."""
+    value: JsonValue | Item = item
+    for depth in range(len(path)):
+        try:
+            value = _walk(value, path[depth : depth + 1])
+        except LookupError:
+            break
+    return f"is not there: {_named(path[:depth])} {_content(value)}"
+
+
+def _named(path: Sequence[str | int]) -> str:
+    inner = "".join(f".{one}" if isinstance(one, str) else f"[{one}]" for one in path)
+    return f"the row's '{inner.removeprefix('.')[:80]}'" if inner else "the row"
+
+
+def _content(value: JsonValue | Item) -> str:
+    if isinstance(value, Mapping):
+        fields = [field[:40] for field in value]
+        more = f" and {len(fields) - _SHOWN_FIELDS} more" if len(fields) > _SHOWN_FIELDS else ""
+        return f"has {', '.join(fields[:_SHOWN_FIELDS])}{more}" if fields else "is empty"
+    if isinstance(value, list):
+        return f"is a list of {len(value)}"
+    return f"is {json.dumps(value, ensure_ascii=False)[:80]}"
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -94,8 +94,8 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
 
     @property
     def trained_tokens(self) -> int:
-        """Completion tokens of the steps so far: those of groups without a spread of rewards, whose
-        loss is 0, are among them."""
+        """Completion tokens that the loss is a mean over, so far: those of groups without a spread
+        of rewards, whose gradient is 0, are among them."""
         return self._trained
 
     @property
@@ -259,6 +259,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
                 batch[ROWS],
                 self._drawn.completions,
                 advantages,
+                [one.is_graded for one in self._drawn.graded],
                 num_generations=self.plan.num_generations,
                 num_iterations=self.plan.num_iterations,
                 drawing=self._rollouts.engine.figures,

@@ -33,11 +33,12 @@ _SCORES, _LOGGED = "scores/", "logged/"
 
 def renamed(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """What was gathered since it was last logged, under our names; the rest is left out. Of several
-    graders, each one's scores by its name, and what reward functions log."""
+    graders, each one's scores by its name, and what reward functions log: under names that none of
+    ours begins with, whatever they are called."""
     found = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
     scores = [name for name in metrics if name.startswith(_SCORES)]
     if len(scores) > 1:
-        found |= {f"reward_{one.removeprefix(_SCORES)}": list(metrics[one]) for one in scores}
+        found |= {f"score_{one.removeprefix(_SCORES)}": list(metrics[one]) for one in scores}
     logged = [name for name in metrics if name.startswith(_LOGGED)]
     return found | {f"logged_{one.removeprefix(_LOGGED)}": list(metrics[one]) for one in logged}
 

@@ -20,7 +20,7 @@ from ..data.prompts import PromptRow, Prompts
 from ..plan import GRPOPlan
 from ..report.clock import WallClock
 from ..report.rollouts import RoundFigures
-from ..rewards import Graded, Grading, Round, Sample
+from ..rewards import ErrorsTold, Graded, Grading, Round, Sample
 from ..rollout import Completion, NativeEngine, Request, SamplingParams
 from ..rollout_failures import rollout_failures
 from .kept_rollouts import KeptRollouts
@@ -81,8 +81,7 @@ class Rollouts:
         self._kept, self._write, self.tell = kept, write, tell
         self._say, self._warn = say, warn
         self._stop_requested = stop_requested
-        self._blamed: set[str] = set()
-        """Graders that were warned of."""
+        self._errors = ErrorsTold()
         self._told_of_slow_steps = False
 
     def __enter__(self) -> Self:
@@ -153,7 +152,8 @@ class Rollouts:
         training = drawn.kind == "train"
         with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
-        self._warn_of_errors(drawn)
+        for sentence in self._errors.sentences(drawn.step + 1, drawn.graded):
+            self._warn(sentence)
         return [
             [float("nan") if one is None else one for one in graded.rewards]
             for graded in drawn.graded
@@ -165,31 +165,18 @@ class Rollouts:
             first, *_ = reason.splitlines()
             self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {first}")
 
-    def _warn_of_errors(self, drawn: Drawn) -> None:
-        """Once for each grader."""
-        by_grader: dict[str, list[str]] = {}
-        for graded in drawn.graded:
-            for name, error in {one.partition(":")[0]: one for one in graded.errors}.items():
-                by_grader.setdefault(name, []).append(error)
-        for name, errors in by_grader.items():
-            if name not in self._blamed:
-                self._blamed.add(name)
-                self._warn(
-                    f"Step {drawn.step + 1}: {len(errors)} of {len(drawn.graded)} completions "
-                    f"could not be scored, and take no part. The first: {errors[0]}"
-                )
-
     def level(self, drawn: Drawn, advantages: torch.Tensor) -> float:
-        """The share of groups whose rewards are all equal, or that have none. Their advantages
-        [completions] become exactly 0, in place: their mean is rounded, and what is left of them
-        would be divided by nearly nothing."""
+        """The share of groups whose rewards are all equal. Their advantages [completions] become
+        exactly 0, in place: their mean is rounded, and what is left of them would be divided by
+        nearly nothing. So do those of groups without any reward."""
         size = self._plan.num_generations
         starts, equal = range(0, len(drawn.graded), size), 0
         for start in starts:
             group = drawn.graded[start : start + size]
-            if len({one.rewards for one in group if one.is_graded}) <= 1:
+            rewards = {one.rewards for one in group if one.is_graded}
+            if len(rewards) <= 1:
                 advantages[start : start + size] = 0.0
-                equal += 1
+                equal += len(rewards)
         return equal / len(starts)
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:

@@ -14,6 +14,7 @@ def round_figures(
     rows: Sequence[RowOfGroup],
     completions: Sequence[Completion],
     advantages: Sequence[float],
+    is_graded: Sequence[bool],
     *,
     num_generations: int,
     num_iterations: int,
@@ -21,11 +22,11 @@ def round_figures(
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
-    """`rows`, `completions` and `advantages` side by side, a group's together; `layout`: what
-    training lays them out in; `drawing`: the engine's."""
+    """`rows`, `completions`, `advantages` and `is_graded`, whether it has a reward, side by side, a
+    group's together; `layout`: what training lays them out in; `drawing`: the engine's."""
     lengths = [len(one.token_ids) for one in completions]
     groups = [
-        advantages[first : first + num_generations]
+        slice(first, first + num_generations)
         for first in range(0, len(advantages), num_generations)
     ]
     sizes = sizes_of(rows)
@@ -36,7 +37,10 @@ def round_figures(
         longest=max(lengths, default=0),
         truncated=sum(one.finish_reason is FinishReason.LENGTH for one in completions),
         groups=len(groups),
-        zero_std_groups=sum(not any(group) for group in groups),
+        zero_std_groups=sum(
+            any(is_graded[group]) and not any(advantages[group]) for group in groups
+        ),
+        ungraded=sum(not one for one in is_graded),
         decode_steps=drawing.decode_steps,
         graph_steps=drawing.graph_steps,
         weights=weights,

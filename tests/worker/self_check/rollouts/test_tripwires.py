@@ -67,6 +67,14 @@ def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
     assert "nan apart" in text
 
 
+def test_a_run_too_short_for_ten_equal_steps_is_told_at_its_end() -> None:
+    equal = BAD["equal_rewards"][0]
+    for steps, told in (([equal] * 4, True), ([GOOD] + [equal] * 3, False), ([equal] * 12, False)):
+        wires = RolloutTripwires("bf16")
+        _steps(wires, steps)
+        assert [text.split(" for ")[1][:7] for text in wires.end(len(steps))] == ["4 steps"] * told
+
+
 def test_a_resumed_run_counts_on_and_is_not_told_twice() -> None:
     first, second = RolloutTripwires("bf16"), RolloutTripwires("bf16")
     equal, cut = BAD["equal_rewards"][0], BAD["all_truncated"][0]

@@ -62,6 +62,14 @@ class RolloutTripwires:
             self._first.append(figures.entropy)
         return found
 
+    def end(self, steps: int) -> list[str]:
+        """After a run of so many, all of which were given: what it was too short to be told by
+        `step`."""
+        row = self._in_a_row.get("equal_rewards", 0)
+        if "equal_rewards" in self._told or not row or row < steps:
+            return []
+        return [f"equal_rewards: {_equal_rewards(row)}"]
+
     def state(self) -> dict[str, JsonValue]:
         """For a resume point."""
         told: list[JsonValue] = [*sorted(self._told)]
@@ -90,12 +98,7 @@ class RolloutTripwires:
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
         if equal is not None:
-            text = (
-                f"in every group all rewards were equal for {MANY} steps: nothing is learned from "
-                "them. The grader gives every completion the same, or the task is too hard or too "
-                "easy: look at the job's samples."
-            )
-            yield "equal_rewards", MANY, equal >= 1.0, text
+            yield "equal_rewards", MANY, equal >= 1.0, _equal_rewards(MANY)
             text = (
                 f"rewards were equal within {equal:.0%} of the groups, more than "
                 f"{EQUAL_REWARDS:.0%} for {MANY} steps: few groups teach anything. Raise "
@@ -139,3 +142,11 @@ class RolloutTripwires:
                 "recipe.grpo.num_iterations."
             )
             yield "clip_ratio", MANY, not now.clip_ratio <= CLIPPED, text
+
+
+def _equal_rewards(steps: int) -> str:
+    return (
+        f"in every group all rewards were equal for {steps} steps: nothing is learned from them. "
+        "The grader gives every completion the same, or the task is too hard or too easy: look at "
+        "the job's samples."
+    )

@@ -1,0 +1,111 @@
+"""What a reinforcement run tells: scores by their graders' names, settings that hardly go together,
+prompts that no completion fits beside.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+import pytest
+
+from tunesmith_schema import EventKind, GRPORecipe
+from tunesmith_worker.run import main
+
+from ..conftest import MakeRun
+from ..runs import event_data, read_events, read_result
+from .test_exactness import BASE, GRPO
+
+ROWS = [{"prompt": f"How much is {a} plus {a}?", "answer": str(2 * a)} for a in range(6)]
+LENGTH = {"type": "length", "unit": "characters", "target": 1, "limit": 900}
+NUMBERS = {"type": "math_answer", "reference": "{{item.answer}}"}
+
+
+def make(make_run: MakeRun, grader: dict[str, Any], grpo: dict[str, Any], **recipe: Any) -> Path:
+    given = BASE | {"grpo": GRPO | grpo, "max_steps": 1} | recipe
+    return make_run(ROWS, recipe=given, method="reinforcement", grader=grader)
+
+
+def test_a_grader_may_be_called_as_a_metric_is(make_run: MakeRun) -> None:
+    graders = {"std": LENGTH, "reward": NUMBERS}
+    grader = {"type": "multi", "graders": graders, "calculate_output": "std + reward"}
+    run = make(make_run, grader, {})
+    assert main(run) == 0, read_result(run).error
+    (told,) = (one for one in event_data(run, EventKind.METRICS) if "reward" in one)
+    lines = (run / "samples" / "step-000001.jsonl").read_text().splitlines()
+    drawn = [json.loads(line) for line in lines]
+    rewards = [one["reward"] for one in drawn]
+    assert told["reward"] == pytest.approx(fmean(rewards), rel=1e-4)
+    assert min(pstdev(rewards), stdev(rewards)) > 0
+    assert told["reward_std"] == pytest.approx(stdev(rewards), rel=1e-3)
+    for name in graders:
+        mean = fmean(one["scores"][name] for one in drawn)
+        assert told[f"score_{name}"] == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("level", "loss", "doubtful"),
+    [
+        ("token", "dapo", False),
+        ("token", "vespo", False),
+        ("sequence", "grpo", False),
+        ("sequence", "luspo", False),
+        ("sequence", "dapo", True),
+        ("sequence", "cispo", True),
+        ("sequence", "vespo", True),
+        ("token", "luspo", True),
+    ],
+)
+def test_settings_that_hardly_go_together(level: Any, loss: Any, doubtful: bool) -> None:
+    grpo = GRPORecipe(importance_sampling_level=level, loss_type=loss)
+    assert len([*grpo.doubts()]) == doubtful
+
+
+def test_such_settings_are_warned_of(make_run: MakeRun) -> None:
+    run = make(make_run, LENGTH, {"importance_sampling_level": "sequence"})
+    assert main(run) == 0, read_result(run).error
+    said = [one.message for one in read_events(run) if one.level == "warn"]
+    assert any("GSPO has loss_type='grpo'" in one for one in said), said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hint"),
+    [
+        ({}, "a model with a longer context"),
+        ({"max_seq_length": 64}, "raise recipe.max_seq_length"),
+    ],
+)
+def test_a_hint_for_long_prompts_leads_somewhere(
+    make_run: MakeRun, recipe: dict[str, Any], hint: str
+) -> None:
+    run = make_run(
+        [{"prompt": "word " * 3000, "answer": "1"}],
+        recipe=BASE | {"grpo": GRPO} | recipe,
+        method="reinforcement",
+        grader=NUMBERS,
+    )
+    assert main(run) == 1
+    error = read_result(run).error
+    assert error is not None
+    assert error.code == "row_too_long"
+    assert hint in (error.hint or "")
+
+
+def test_a_short_run_that_can_learn_nothing_says_so(make_run: MakeRun) -> None:
+    same = {"type": "regex", "pattern": "never, ever"}
+    run = make(make_run, same, {}, max_steps=2, self_check=True)
+    assert main(run) == 0, read_result(run).error
+    (said,) = (one.message for one in read_events(run) if "equal_rewards" in one.message)
+    assert "in every group all rewards were equal for 2 steps" in said
+
+
+def test_a_run_that_nothing_scores_does_not_begin(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(ROWS, recipe=BASE | {"grpo": GRPO}, method="reinforcement")
+    assert main(run) == 2
+    said = capfd.readouterr().err
+    assert "error: spec.json: grader: nothing scores the completions" in said
+    assert "--reward FILE.py:NAME" in said
