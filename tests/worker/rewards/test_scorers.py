@@ -12,7 +12,7 @@ from tunesmith_schema.formulas import parse_formula
 from tunesmith_worker.errors import RunError
 from tunesmith_worker.rewards import missing_fields
 from tunesmith_worker.rewards.formula import evaluate
-from tunesmith_worker.rewards.protocol import GraderError
+from tunesmith_worker.rewards.protocol import GraderError, Item
 from tunesmith_worker.rewards.templates import Completion, renderer
 
 from .rows import Row, error, grader, sample, score
@@ -195,7 +195,7 @@ def test_a_row_without_a_field_is_an_error_that_names_row_field_and_what_there_i
     ],
 )
 def test_the_place_where_a_path_ends_is_named(field: str, there: str) -> None:
-    row: dict[str, Any] = {"n": [5, 6], "o": {"p": {}}}
+    row: Item = {"n": [5, 6], "o": {"p": {}}}
     asked = grader("string_check", operation="eq", input=f"{{{{{field}}}}}", reference="x")
     (missing,) = missing_fields(asked, [row])
     assert str(missing) == f"the grader reads {{{{{field}}}}}, which is not there: {there}"
