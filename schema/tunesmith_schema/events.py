@@ -68,7 +68,8 @@ class MetricPoint(Response):
     `memory_pinned`. `updates_lost_fraction`, full tuning in bf16: the share of weights that a
     step meant to move and that rounding left where they were. Null stands for NaN.
     Reinforcement: `reward` and `reward_std` of the step's completions, `score_<grader>` for each
-    of several graders, `frac_reward_zero_std` (groups whose rewards are all equal),
+    of several graders, `frac_reward_zero_std` (of the groups with rewards, those in which all are
+    equal),
     `ungraded_share` (completions without a reward), `kl`, `entropy`
     (nats a token), `completion_length` (tokens, mean), `completion_length_max`,
     `truncated_share` (completions that reached their limit), `clip_ratio`, `rollout_gap` (mean

@@ -160,8 +160,7 @@ class Rollouts(Response):
     ungraded_share: float | None = None
     """Completions that no grader could score: they take no part."""
     zero_std_share: float | None = None
-    """Groups in which all completions had the same reward: nothing is learned from them. Those in
-    which none had one are not among them."""
+    """Of the groups with rewards, those in which all were equal: nothing is learned from them."""
     layout: Literal["shared", "plain"]
     """In training, a group's prompt goes through the model once, or with each completion."""
     token_ratio: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import resource
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,36 @@ def test_a_trainer_without_space_for_its_result_says_so_by_its_status(
     assert [line.partition(":")[0] for line in said[-2:]] == ["error", "hint"], "no bare traceback"
     assert "disk is full" in said[-2]
     assert not (run / "result.json").exists()
+
+
+class FullLog(io.StringIO):
+    def write(self, text: str) -> int:
+        raise NO_SPACE
+
+
+def test_neither_does_one_whose_log_lies_there_leave_by_a_traceback(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(QUESTIONS, recipe=FAST)
+
+    def full(*args: object) -> None:
+        raise NO_SPACE
+
+    monkeypatch.setattr(run_module, "train", full)
+    monkeypatch.setattr(sys, "stderr", FullLog())
+    assert main(run) == 1
+    assert_disk_full(read_result(run).error)
+
+
+def test_a_run_that_succeeds_but_cannot_say_so_tells_of_the_disk(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object) -> None:
+        raise NO_SPACE
+
+    monkeypatch.setattr(run_module, "write_json", full)
+    assert main(make_run(QUESTIONS, recipe=FAST)) == EXIT_DISK_FULL
+    assert "error: The worker's disk is full" in capfd.readouterr().err
 
 
 def test_that_status_is_understood(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
         rows, completions, [0.7, -0.7, 0.0, 0.0], [True, True, False, False],
         num_generations=2, num_iterations=1, drawing=drawing, weights="in_place", layout="shared",
     )  # fmt: skip
-    assert (found.ungraded, found.zero_std_groups) == (2, 0), "no rewards are not equal ones"
+    assert (found.ungraded, found.groups, found.zero_std_groups) == (2, 1, 0), "none are not equal"
     assert (found.decode_steps, found.graph_steps) == (5, 3)
     # A completion's last token is not computed: 9 of them, after prompts of 3 once or twice.
     assert (found.trained_slots, found.plain_slots) == (9 + 6, 9 + 12)

@@ -158,7 +158,13 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         reinforcement_checks(),
     )
     if recipe.self_check:
-        trainer.add_callback(RolloutAlarms(events, loaded.load_plan.precision))
+        alarms = RolloutAlarms(
+            events,
+            loaded.load_plan.precision,
+            spreads=lambda: rollouts.spreads,
+            leaves=lambda: context.control.stop_requested,
+        )
+        trainer.add_callback(alarms)
     go_on(context, trainer, layouts)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,

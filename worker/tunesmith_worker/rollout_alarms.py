@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import transformers
@@ -17,8 +17,18 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    def __init__(self, events: EventLog, precision: Precision) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        precision: Precision,
+        *,
+        spreads: Callable[[], int],
+        leaves: Callable[[], bool],
+    ) -> None:
+        """`spreads`: groups of the run so far whose rewards differ; `leaves`: whether the run ends
+        here only to go on later."""
         self._events, self._tripwires = events, RolloutTripwires(precision)
+        self._spreads, self._leaves = spreads, leaves
 
     @property
     def watched(self) -> dict[str, Untyped]:
@@ -52,9 +62,8 @@ class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ign
         self._warn(self._tripwires.step(figures), state)
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        if state.global_step == state.max_steps:
-            # Of steps that were logged.
-            self._warn(self._tripwires.end(state.max_steps // args.logging_steps), state)
+        if state.global_step == state.max_steps or not self._leaves():
+            self._warn(self._tripwires.end(self._spreads()), state)
 
     def _warn(self, texts: Sequence[str], state: Untyped) -> None:
         for text in texts:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunesmith_schema import EXIT_STOPPED, EventKind, RunResult
+from tunesmith_schema import EXIT_STOPPED, EventKind, JobFailure, RunResult
 
 from .checkpoints.format import forget_all
 from .compare import compare_stock
@@ -75,16 +75,14 @@ def main(
         events = EventLog(run.events, recorder.clock, terminal.event)
         result = train(run, events, control, recorder, waited or waited_for_spawn(), rewards)
     except RunError as error:
-        say(error.failure)
+        _tell(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
         unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:  # whatever it is, result.json has to say it
-        traceback.print_exc()
         if is_disk_full(error):
             remove_unfinished(run.root)  # it may be what filled the disk
         failure = failure_of(error, run.root)
-        with suppress(OSError):  # the log may lie on a full disk
-            say(failure)
+        _tell(failure, with_traceback=True)
         result = RunResult(outcome="failed", error=failure)
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
@@ -94,8 +92,7 @@ def main(
     except OSError as error:
         if is_disk_full(error):
             if result.error is None:
-                with suppress(OSError):
-                    say(disk_full(str(error)))
+                _tell(disk_full(str(error)))
             return EXIT_DISK_FULL
         if is_read_only(error, run.root):
             return EXIT_READ_ONLY
@@ -104,6 +101,13 @@ def main(
         forget_all(run.checkpoints)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
+
+
+def _tell(failure: JobFailure, *, with_traceback: bool = False) -> None:
+    with suppress(OSError):  # the log may lie on a full disk
+        if with_traceback:
+            traceback.print_exc()
+        say(failure)
 
 
 def train(

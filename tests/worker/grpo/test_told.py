@@ -5,6 +5,7 @@ prompts that no completion fits beside.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from tunesmith_schema import EventKind, GRPORecipe
 from tunesmith_worker.run import main
+from tunesmith_worker.trainers.rollouts import Rollouts
 
+from ..checkpoints.interrupted import interrupt
 from ..conftest import MakeRun
 from ..runs import event_data, read_events, read_result
 from .test_exactness import BASE, GRPO
@@ -93,12 +96,47 @@ def test_a_hint_for_long_prompts_leads_somewhere(
     assert hint in (error.hint or "")
 
 
-def test_a_short_run_that_can_learn_nothing_says_so(make_run: MakeRun) -> None:
-    same = {"type": "regex", "pattern": "never, ever"}
-    run = make(make_run, same, {}, max_steps=2, self_check=True)
+@pytest.mark.parametrize(
+    ("grpo", "recipe"),
+    [
+        ({}, {"max_steps": 2}),
+        ({"num_iterations": 2}, {"max_steps": 4}),
+        ({}, {"max_steps": 4, "logging_steps": 10}),
+        ({}, {"max_steps": 8, "early_stopping": {"patience": 1}, "eval_steps": 1}),
+    ],
+)
+def test_a_run_that_can_learn_nothing_says_so_at_its_end(
+    make_run: MakeRun, grpo: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    given = BASE | {"grpo": GRPO | grpo, "self_check": True} | recipe
+    grader = {"type": "regex", "pattern": "never, ever"}
+    valid = ROWS[:2] if "early_stopping" in recipe else None
+    run = make_run(ROWS, valid=valid, recipe=given, method="reinforcement", grader=grader)
     assert main(run) == 0, read_result(run).error
     (said,) = (one.message for one in read_events(run) if "equal_rewards" in one.message)
-    assert "in every group all rewards were equal for 2 steps" in said
+    assert "in no group of the run did rewards differ" in said
+
+
+def test_a_run_with_a_spread_somewhere_does_not(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that was before a pause."""
+    monkeypatch.setattr(Rollouts, "grade", grade_first_step_alone(Rollouts.grade))
+    run = make(make_run, LENGTH, {}, max_steps=4, self_check=True)
+    assert interrupt(run, monkeypatch, stop=2) == 75
+    assert main(run) == 0, read_result(run).error
+    assert not any("equal_rewards" in one.message for one in read_events(run))
+
+
+def grade_first_step_alone(grade: Any) -> Any:
+    def graded(self: Rollouts, drawn: Any) -> Any:
+        found = grade(self, drawn)
+        if drawn.step == 0:
+            return found
+        drawn.graded = [replace(one, rewards=(1.0,)) for one in drawn.graded]
+        return [[1.0] for _ in found]
+
+    return graded
 
 
 def test_a_run_that_nothing_scores_does_not_begin(

@@ -12,7 +12,7 @@ def step(failed: int, name: str = "a") -> list[Graded]:
 
 
 def test_it_is_said_once_and_again_when_it_is_twice_as_many() -> None:
-    told = ErrorsTold()
+    told = ErrorsTold("Step")
     said = [told.sentences(number, step(n)) for number, n in enumerate([0, 3, 3, 5, 0, 6, 9, 12])]
     assert [len(one) for one in said] == [0, 1, 0, 0, 0, 1, 0, 1]
     assert said[5] == [
@@ -22,7 +22,7 @@ def test_it_is_said_once_and_again_when_it_is_twice_as_many() -> None:
 
 
 def test_each_grader_has_its_own_count() -> None:
-    told = ErrorsTold()
+    told = ErrorsTold("Step")
     assert len(told.sentences(1, step(8))) == 1
     assert len(told.sentences(2, step(1, "b"))) == 1
     assert told.sentences(3, step(9) + step(1, "b")) == []

@@ -22,6 +22,7 @@ class RoundFigures:
     truncated: int
     """Completions that reached their limit."""
     groups: int
+    """Of them, those with a reward."""
     zero_std_groups: int
     """Groups whose rewards are all equal: nothing is learned from them."""
     ungraded: int = 0

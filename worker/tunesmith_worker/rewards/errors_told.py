@@ -8,13 +8,14 @@ from .protocol import Graded
 
 
 class ErrorsTold:
-    def __init__(self) -> None:
+    def __init__(self, occasion: str) -> None:
+        """`occasion`: begins the sentences, before the step's number."""
+        self._occasion = occasion
         self._most: dict[str, int] = {}
         """By grader, the most completions of a step that were told of."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """For each grader once, and again when at least twice as many of a step are concerned.
-        `step` is numbered from 1."""
+        """For each grader once, and again when at least twice as many are concerned."""
         by_grader: dict[str, list[str]] = {}
         for one in graded:
             for name, error in {text.partition(":")[0]: text for text in one.errors}.items():
@@ -25,7 +26,7 @@ class ErrorsTold:
                 continue
             self._most[name] = len(errors)
             found.append(
-                f"Step {step}: {len(errors)} of {len(graded)} completions could not be scored, and "
-                f"take no part. The first: {errors[0]}"
+                f"{self._occasion} {step}: {len(errors)} of {len(graded)} completions could not be "
+                f"scored, and take no part. The first: {errors[0]}"
             )
         return found

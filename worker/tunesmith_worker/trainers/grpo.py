@@ -335,6 +335,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
             "gaps": self._gaps,
             "tokens": [self._trained, self._seen],
             "ungraded_steps": self._rollouts.grading.ungraded_steps,
+            "spreads": self._rollouts.spreads,
         }
         if self._buffer is None:
             return plain, tensors
@@ -354,7 +355,9 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         self._gaps, (self._trained, self._seen) = plain["gaps"], plain["tokens"]
         if self._forked:  # drawn and scored by another recipe or grader
             return
-        self._rollouts.grading.ungraded_steps = plain["ungraded_steps"]
+        # A point of an earlier build has neither.
+        self._rollouts.grading.ungraded_steps = plain.get("ungraded_steps", 0)
+        self._rollouts.spreads = plain.get("spreads", 1)
         if "rows" not in plain:
             return
         rows = [RowOfGroup(tuple(one), tuple(other), out) for one, other, out in plain["rows"]]

@@ -81,7 +81,9 @@ class Rollouts:
         self._kept, self._write, self.tell = kept, write, tell
         self._say, self._warn = say, warn
         self._stop_requested = stop_requested
-        self._errors = ErrorsTold()
+        self._errors = {"train": ErrorsTold("Step"), "valid": ErrorsTold("The evaluation of step")}
+        self.spreads = 0
+        """Groups of the run whose rewards differ: there was something to learn from."""
         self._told_of_slow_steps = False
 
     def __enter__(self) -> Self:
@@ -152,7 +154,8 @@ class Rollouts:
         training = drawn.kind == "train"
         with self.clock.during(PhaseName.GRADE if training else PhaseName.EVALUATION):
             drawn.graded = drawn.round.finish()
-        for sentence in self._errors.sentences(drawn.step + 1, drawn.graded):
+        step = drawn.step + training  # an evaluation is of the step before it
+        for sentence in self._errors[drawn.kind].sentences(step, drawn.graded):
             self._warn(sentence)
         return [
             [float("nan") if one is None else one for one in graded.rewards]
@@ -166,18 +169,20 @@ class Rollouts:
             self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {first}")
 
     def level(self, drawn: Drawn, advantages: torch.Tensor) -> float:
-        """The share of groups whose rewards are all equal. Their advantages [completions] become
-        exactly 0, in place: their mean is rounded, and what is left of them would be divided by
-        nearly nothing. So do those of groups without any reward."""
+        """Of the groups that have rewards, the share in which all are equal; 0 where there are
+        none. Their advantages [completions] become exactly 0, in place: their mean is rounded, and
+        what is left of them would be divided by nearly nothing. So do those of groups without."""
         size = self._plan.num_generations
-        starts, equal = range(0, len(drawn.graded), size), 0
-        for start in starts:
+        equal = graded = 0
+        for start in range(0, len(drawn.graded), size):
             group = drawn.graded[start : start + size]
             rewards = {one.rewards for one in group if one.is_graded}
+            graded += len(rewards) > 0
+            equal += len(rewards) == 1
             if len(rewards) <= 1:
                 advantages[start : start + size] = 0.0
-                equal += len(rewards)
-        return equal / len(starts)
+        self.spreads += graded - equal
+        return equal / graded if graded else 0.0
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""

@@ -36,7 +36,7 @@ def round_figures(
         generated_tokens=sum(lengths),
         longest=max(lengths, default=0),
         truncated=sum(one.finish_reason is FinishReason.LENGTH for one in completions),
-        groups=len(groups),
+        groups=sum(any(is_graded[group]) for group in groups),
         zero_std_groups=sum(
             any(is_graded[group]) and not any(advantages[group]) for group in groups
         ),

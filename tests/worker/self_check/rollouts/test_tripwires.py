@@ -67,12 +67,12 @@ def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
     assert "nan apart" in text
 
 
-def test_a_run_too_short_for_ten_equal_steps_is_told_at_its_end() -> None:
+def test_a_run_without_any_spread_is_told_at_its_end_unless_it_was_before() -> None:
     equal = BAD["equal_rewards"][0]
-    for steps, told in (([equal] * 4, True), ([GOOD] + [equal] * 3, False), ([equal] * 12, False)):
+    for steps, spreads, told in ((4, 0, 1), (4, 1, 0), (12, 0, 0)):
         wires = RolloutTripwires("bf16")
-        _steps(wires, steps)
-        assert [text.split(" for ")[1][:7] for text in wires.end(len(steps))] == ["4 steps"] * told
+        _steps(wires, [equal] * steps)
+        assert len(wires.end(spreads)) == told
 
 
 def test_a_resumed_run_counts_on_and_is_not_told_twice() -> None:

@@ -28,6 +28,12 @@ FIRST, FEW, MANY = 5, 3, 10
 """Steps that entropy is measured over at first, and steps in a row that an alarm waits for."""
 
 
+_EQUAL_REWARDS = (
+    "nothing is learned from them. The grader gives every completion the same, or the task is too "
+    "hard or too easy: look at the job's samples."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
     """Of one optimiser step; None: not measured. Names as in the job's metrics."""
@@ -62,13 +68,11 @@ class RolloutTripwires:
             self._first.append(figures.entropy)
         return found
 
-    def end(self, steps: int) -> list[str]:
-        """After a run of so many, all of which were given: what it was too short to be told by
-        `step`."""
-        row = self._in_a_row.get("equal_rewards", 0)
-        if "equal_rewards" in self._told or not row or row < steps:
+    def end(self, spreads: int) -> list[str]:
+        """After a run; `spreads`: its groups whose rewards differ. What `step` has not told."""
+        if spreads or "equal_rewards" in self._told:
             return []
-        return [f"equal_rewards: {_equal_rewards(row)}"]
+        return [f"equal_rewards: in no group of the run did rewards differ: {_EQUAL_REWARDS}"]
 
     def state(self) -> dict[str, JsonValue]:
         """For a resume point."""
@@ -98,7 +102,8 @@ class RolloutTripwires:
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
         if equal is not None:
-            yield "equal_rewards", MANY, equal >= 1.0, _equal_rewards(MANY)
+            text = f"in every group all rewards were equal for {MANY} steps: {_EQUAL_REWARDS}"
+            yield "equal_rewards", MANY, equal >= 1.0, text
             text = (
                 f"rewards were equal within {equal:.0%} of the groups, more than "
                 f"{EQUAL_REWARDS:.0%} for {MANY} steps: few groups teach anything. Raise "
@@ -142,11 +147,3 @@ class RolloutTripwires:
                 "recipe.grpo.num_iterations."
             )
             yield "clip_ratio", MANY, not now.clip_ratio <= CLIPPED, text
-
-
-def _equal_rewards(steps: int) -> str:
-    return (
-        f"in every group all rewards were equal for {steps} steps: nothing is learned from them. "
-        "The grader gives every completion the same, or the task is too hard or too easy: look at "
-        "the job's samples."
-    )
