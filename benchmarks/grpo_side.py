@@ -7,6 +7,7 @@ the same model. The model is random, so the lengths of completions are forced on
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import sys
@@ -159,22 +160,20 @@ def run_ours(
     is given that. Raises RuntimeError where it fails."""
     from tunesmith_worker import reinforcement, run
     from tunesmith_worker.process import keep_freed_memory
-    from tunesmith_worker.rewards import LocalReward
 
     keep_freed_memory()
     root = run_directory(task, folder)
     original = reinforcement.prepare_reinforcement
 
     def prepare(context: Untyped, loaded: Untyped) -> Untyped:
-        rewards = [LocalReward(name=even_share.__name__, function=even_share)]
-        ready = original(replace(context, rewards=rewards), loaded)
+        ready = original(context, loaded)
         rollouts = ready.trainer._rollouts
         rollouts.engine = ForcedLengths(rollouts.engine, task)
         return ready
 
     reinforcement.prepare_reinforcement = partial(prepared, prepare)
     try:
-        if run.main(root):
+        if run.main(root, rewards=[f"{inspect.getsourcefile(even_share)}:{even_share.__name__}"]):
             raise RuntimeError((root / "result.json").read_text())
     finally:
         reinforcement.prepare_reinforcement = original
