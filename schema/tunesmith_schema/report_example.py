@@ -127,6 +127,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "longest": 512,
             "truncated_share": 0.08,
             "idle_share": 0.0108,
+            "ungraded_share": 0.0,
             "zero_std_share": 0.19,
             "layout": "shared",
             "token_ratio": 1.7895,

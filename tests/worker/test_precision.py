@@ -27,12 +27,11 @@ FULL: dict[str, Any] = {  # Any: JSON
     "gradient_accumulation_steps": 1,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
-    "eval_steps": 40,
 }
 
 
-def valid_loss(make_run: MakeRun, precision: str, **change: Any) -> float:  # Any: JSON
-    recipe = {**FULL, "precision": precision, **change}
+def valid_loss(make_run: MakeRun, precision: str) -> float:
+    recipe = {**FULL, "eval_steps": 40, "precision": precision}
     run = make_run(QUESTIONS, valid=QUESTIONS, recipe=recipe, name=precision)
     assert main(run) == 0
     return float(event_data(run, EventKind.METRICS)[-1]["valid_loss"])
