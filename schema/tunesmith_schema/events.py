@@ -67,16 +67,16 @@ class MetricPoint(Response):
     at that moment, bytes: `memory_rss`, on a GPU `memory_allocated`, `memory_reserved` and
     `memory_pinned`. `updates_lost_fraction`, full tuning in bf16: the share of weights that a
     step meant to move and that rounding left where they were. Null stands for NaN.
-    Reinforcement: `reward` and `reward_std` of the step's completions, `score_<grader>` for each
-    of several graders, `frac_reward_zero_std` (of the groups with rewards, those in which all are
-    equal),
-    `ungraded_share` (completions without a reward), `kl`, `entropy`
-    (nats a token), `completion_length` (tokens, mean), `completion_length_max`,
-    `truncated_share` (completions that reached their limit), `clip_ratio`, `rollout_gap` (mean
-    |log-prob when drawn - in training|), `valid_reward`; about once a second, of the time between
-    evaluations and checkpoints, `sync_share`, `generate_share`, `grade_share`, `log_probs_share`,
-    `forward_share`, `backward_share` and `idle_share` (none of these but grading, nor the
-    optimiser), and `generated_tokens_per_second` (of generation alone)."""
+    Reinforcement: `reward` and `reward_std` of the step's completions, `score_<grader>` for each of
+    several graders, `frac_reward_zero_std` (of the groups with rewards, those in which all are
+    equal), `ungraded_share` (completions without a reward), `kl`, `entropy` (nats a token),
+    `completion_length` (tokens, mean), `completion_length_max`, `truncated_share` (completions that
+    reached their limit), `clip_ratio`, `rollout_gap` (mean |log-prob when drawn - in training|),
+    `valid_reward`; about once a second, of the time between evaluations and checkpoints,
+    `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share`,
+    `backward_share` and `idle_share` (none of these but grading, nor the optimiser), and
+    `generated_tokens_per_second` (of generation alone).
+    """
 
 
 class CheckpointMetrics(Response):

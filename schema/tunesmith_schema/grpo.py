@@ -68,7 +68,7 @@ class GRPORecipe(Request):
     def doubts(self) -> Iterator[str]:
         """Sentences on settings that go together, but hardly as meant."""
         level, loss = self.importance_sampling_level, self.loss_type
-        both = f"grpo.importance_sampling_level={level!r} with grpo.loss_type={loss!r}"
+        both = f"recipe.grpo.importance_sampling_level={level!r} with loss_type={loss!r}"
         if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
             yield (
                 f"{both} weights each completion by its length: GSPO has loss_type='grpo', which "

@@ -37,4 +37,8 @@ def test_it_has_no_effect_and_that_is_said(
     assert main(run) == 0
     said = [one.message for one in read_events(run) if "has no effect" in one.message]
     assert {one.level for one in read_events(run) if one.message in said} == {"warn"}
-    assert said == [f"{name} has no effect: there is no validation file" for name in names]
+    assert said == [
+        f"{name} has no effect: there is no validation file. "
+        "Give the job one, or leave the setting out."
+        for name in names
+    ]

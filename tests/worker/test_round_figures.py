@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from tunesmith_worker.report.rollouts import RewardCounts
+from tunesmith_worker.rewards import Graded
 from tunesmith_worker.rollout import Completion, FinishReason, RolloutFigures
 from tunesmith_worker.trainers.groups import RowOfGroup
-from tunesmith_worker.trainers.round_figures import round_figures
+from tunesmith_worker.trainers.round_figures import leveled, round_figures
+
+
+@pytest.mark.parametrize(
+    ("rewards", "counts", "left"),
+    [
+        ([1.0, 0.0, 0.5, 0.5], (2, 1, 0), [0.7, -0.7, 0.0, 0.0]),
+        ([1.0, 0.0, 0.5, None], (2, 1, 1), [0.7, -0.7, 0.0, 0.0]),
+        ([1.0, 0.0, None, None], (1, 0, 2), [0.7, -0.7, 0.0, 0.0]),
+        ([None, None, None, None], (0, 0, 4), [0.0, 0.0, 0.0, 0.0]),
+        ([0.1, 0.1, 0.3, 0.2], (2, 1, 0), [0.0, 0.0, 1e-4, -1e-4]),
+    ],
+)
+def test_groups_that_teach_nothing_are_counted_and_have_no_advantage(
+    rewards: list[float | None], counts: tuple[int, int, int], left: list[float]
+) -> None:
+    """A group without rewards is not one of equal ones."""
+    graded = [Graded(rewards=(one,), scores={}) for one in rewards]
+    advantages = torch.tensor([0.7, -0.7, 1e-4, -1e-4])
+    found = leveled(graded, advantages, 2)
+    assert (found.groups, found.equal_groups, found.ungraded) == counts
+    assert advantages.tolist() == torch.tensor(left).tolist()
 
 
 def test_a_round_is_counted_by_completion_and_by_group() -> None:
@@ -22,18 +48,13 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
         for row in rows
     ]
     drawing = RolloutFigures(decode_steps=5, graph_steps=3)
+    rewards = RewardCounts(groups=2, equal_groups=1, ungraded=1)
     found = round_figures(
-        rows, completions, [0.7, -0.7, 0.0, 0.0], [True, True, True, False],
-        num_generations=2, num_iterations=1, drawing=drawing, weights="in_place", layout="shared",
+        rows, completions, rewards=rewards, num_iterations=1, drawing=drawing, weights="in_place",
+        layout="shared",
     )  # fmt: skip
     assert (found.completions, found.generated_tokens, found.longest) == (4, 13, 5)
-    assert (found.truncated, found.groups, found.zero_std_groups) == (1, 2, 1)
-    assert found.ungraded == 1
-    found = round_figures(
-        rows, completions, [0.7, -0.7, 0.0, 0.0], [True, True, False, False],
-        num_generations=2, num_iterations=1, drawing=drawing, weights="in_place", layout="shared",
-    )  # fmt: skip
-    assert (found.ungraded, found.groups, found.zero_std_groups) == (2, 1, 0), "none are not equal"
+    assert (found.truncated, found.rewards) == (1, rewards)
     assert (found.decode_steps, found.graph_steps) == (5, 3)
     # A completion's last token is not computed: 9 of them, after prompts of 3 once or twice.
     assert (found.trained_slots, found.plain_slots) == (9 + 6, 9 + 12)

@@ -62,7 +62,7 @@ def compare_stock(folder: Path, steps: int) -> int:
     """Prints the comparison; 0 when the curves agree, 1 when not or when a side fails, 2 when
     RUN_DIR is at fault: its spec.json, its data, its model."""
     try:
-        spec = read_spec(folder.resolve(), scored=True)
+        spec = read_spec(folder.resolve())
     except UnusableRunDirectory as error:
         say(error.failure)
         return EXIT_UNUSABLE

@@ -56,7 +56,9 @@ def tell_no_evaluations(context: RunContext) -> None:
     for name, value in asked.items():
         if value != "auto":
             context.events.message(
-                f"{name}={value} has no effect: there is no validation file", level="warn"
+                f"{name}={value} has no effect: there is no validation file. Give the job one, or "
+                "leave the setting out.",
+                level="warn",
             )
 
 

@@ -59,7 +59,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
     recipe, choices = spec.recipe, context.plan.choices
     for doubt in (recipe.grpo or GRPORecipe()).doubts():
-        events.message(f"recipe.{doubt}", level="warn")
+        events.message(doubt, level="warn")
     base, model = loaded.base, loaded.model
 
     with events.phase("data"):

@@ -48,7 +48,7 @@ from .process import (
 )
 from .report.recorder import RunRecorder
 from .resume import begin_anew_after_success, find_resume_point
-from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
+from .run_spec import EXIT_UNUSABLE, UnusableRunDirectory, check_scored, read_spec
 from .spare import SPARE, take_a_run
 from .terminal import Show, Terminal, show_on_stdout
 
@@ -118,7 +118,8 @@ def train(
     waited: Waited | None,
     rewards: Sequence[str] = (),
 ) -> RunResult:
-    spec = read_spec(run.root, scored=bool(rewards))
+    spec = read_spec(run.root)
+    check_scored(spec, rewards)
     local: Sequence[LocalReward] = ()
     if rewards:
         from .rewards.local import load_rewards

@@ -4,6 +4,7 @@ directory is told in a sentence. Does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from pydantic import ValidationError
@@ -21,8 +22,8 @@ class UnusableRunDirectory(RunError):
     """Nothing can be trained from this directory as it stands."""
 
 
-def read_spec(root: Path, *, scored: bool = False) -> RunSpec:
-    """`scored`: completions have rewards without the spec's grader. Raises UnusableRunDirectory."""
+def read_spec(root: Path) -> RunSpec:
+    """Raises UnusableRunDirectory."""
     if not root.is_dir():
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
@@ -37,14 +38,18 @@ def read_spec(root: Path, *, scored: bool = False) -> RunSpec:
         if name is not None:
             _check_file(root, field, name)
     _check_model(spec)
-    if spec.method == "reinforcement" and spec.grader is None and not scored:
+    return spec
+
+
+def check_scored(spec: RunSpec, rewards: Sequence[str]) -> None:
+    """`rewards`: what `--reward` gives. Raises UnusableRunDirectory."""
+    if spec.method == "reinforcement" and spec.grader is None and not rewards:
         raise UnusableRunDirectory(
             ErrorCode.GRADER_INVALID,
             "spec.json: grader: nothing scores the completions",
             hint="give spec.json a grader (docs/graders.md), or the command --reward FILE.py:NAME",
             param="grader",
         )
-    return spec
 
 
 def _parsed(path: Path) -> RunSpec:

@@ -14,16 +14,16 @@ from tunesmith_schema import RunReport
 from tunesmith_worker.folders import RunDirectory
 from tunesmith_worker.report.clock import WallClock
 from tunesmith_worker.report.recorder import RunRecorder
-from tunesmith_worker.report.rollouts import RolloutCounts, RoundFigures
+from tunesmith_worker.report.rollouts import RewardCounts, RolloutCounts, RoundFigures
 
 from .reports import report as planted
 
 STEPS = 4
 COSTS = {"sync": 0.1, "generate": 6.0, "grade": 0.5, "log_probs": 0.3, "forward": 1.0}
 FIGURES = RoundFigures(
-    num_iterations=1, completions=16, generated_tokens=600, longest=64, truncated=4, groups=2,
-    zero_std_groups=1, decode_steps=64, graph_steps=60, weights="merged", layout="shared",
-    trained_slots=700, plain_slots=1400,
+    num_iterations=1, completions=16, generated_tokens=600, longest=64, truncated=4,
+    rewards=RewardCounts(groups=2, equal_groups=1, ungraded=4), decode_steps=64, graph_steps=60,
+    weights="merged", layout="shared", trained_slots=700, plain_slots=1400,
 )  # fmt: skip
 
 
@@ -137,13 +137,14 @@ def test_shares_are_of_all_rounds() -> None:
     counts.add(
         RoundFigures(
             num_iterations=1, completions=16, generated_tokens=200, longest=20, truncated=0,
-            groups=2, zero_std_groups=0, decode_steps=20, weights="merged", layout="plain",
-            trained_slots=900, plain_slots=900,
+            rewards=RewardCounts(groups=2, equal_groups=0, ungraded=2), decode_steps=20,
+            weights="merged", layout="plain", trained_slots=900, plain_slots=900,
         )
     )  # fmt: skip
     found = counts.read(0.0)
     assert found is not None
     assert (found.truncated_share, found.zero_std_share) == (4 / 32, 1 / 4)
+    assert found.ungraded_share == 6 / 32
     assert (found.mean_length, found.longest) == (25.0, 64)
     assert (found.decode_steps, found.graph_steps) == (84, 60)
     assert (found.layout, found.token_ratio) == ("plain", round(2300 / 1600, 4))

@@ -25,6 +25,7 @@ from .grader_fields import check_fields
 from .prompt_rows import read_prompt_rows
 from .rows import no_rows
 
+_RAISE = "raise recipe.max_seq_length"
 _AT_ONCE = 1000
 """Prompts that are tokenised together."""
 
@@ -110,7 +111,7 @@ def read_prompts(
             refuse=spec.recipe.overlong == "error",
             more_room="take a model with a longer context"
             if spec.recipe.max_seq_length == "auto"
-            else "raise recipe.max_seq_length",
+            else _RAISE,
             vocabulary=base.vocabulary,
         )
         events.message(counts.summary(path.name), data=counts.as_data())
@@ -133,7 +134,7 @@ def prompt_rows(
     limit: int | None,
     refuse: bool,
     vocabulary: int,
-    more_room: str = "raise recipe.max_seq_length",
+    more_room: str = _RAISE,
 ) -> tuple[tuple[PromptRow, ...], PromptCounts]:
     """The file's prompts in order. `limit`: tokens a prompt may have; `refuse`: a longer one ends
     the run; `more_room`: what would move the limit, for an error's hint. `vocabulary`: number of

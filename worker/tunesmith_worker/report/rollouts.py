@@ -9,6 +9,18 @@ from tunesmith_schema import Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardCounts:
+    """What the rewards of one round are good for."""
+
+    groups: int
+    """Those that have a reward."""
+    equal_groups: int
+    """Of them, those whose rewards are all equal: nothing is learned from them."""
+    ungraded: int
+    """Completions without a reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundFigures:
     """Of one round of generation."""
 
@@ -21,12 +33,7 @@ class RoundFigures:
     """Tokens of the longest completion."""
     truncated: int
     """Completions that reached their limit."""
-    groups: int
-    """Of them, those with a reward."""
-    zero_std_groups: int
-    """Groups whose rewards are all equal: nothing is learned from them."""
-    ungraded: int = 0
-    """Completions without a reward."""
+    rewards: RewardCounts
     decode_steps: int
     """Forward passes that drew a token for each row then alive."""
     graph_steps: int = 0
@@ -47,7 +54,7 @@ class RolloutCounts:
         self.rounds = self.generated_tokens = 0
         self._completions = self._truncated = self._longest = 0
         self._decode_steps = self._graph_steps = self._ungraded = 0
-        self._groups = self._zero_std_groups = self._trained = self._plain = 0
+        self._groups = self._equal_groups = self._trained = self._plain = 0
         self._last: RoundFigures | None = None
 
     def add(self, figures: RoundFigures) -> None:
@@ -58,9 +65,9 @@ class RolloutCounts:
         self._longest = max(self._longest, figures.longest)
         self._decode_steps += figures.decode_steps
         self._graph_steps += figures.graph_steps
-        self._groups += figures.groups
-        self._zero_std_groups += figures.zero_std_groups
-        self._ungraded += figures.ungraded
+        self._groups += figures.rewards.groups
+        self._equal_groups += figures.rewards.equal_groups
+        self._ungraded += figures.rewards.ungraded
         self._trained += figures.trained_slots
         self._plain += figures.plain_slots
         self._last = figures
@@ -81,7 +88,7 @@ class RolloutCounts:
             longest=self._longest,
             truncated_share=_ratio(self._truncated, self._completions),
             ungraded_share=_ratio(self._ungraded, self._completions),
-            zero_std_share=_ratio(self._zero_std_groups, self._groups),
+            zero_std_share=_ratio(self._equal_groups, self._groups),
             layout=self._last.layout,
             token_ratio=_ratio(self._plain, self._trained),
             weights=self._last.weights,

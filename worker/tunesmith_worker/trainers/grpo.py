@@ -242,10 +242,9 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
             ]
         measured = self._metrics["train"]
         # TRL's is of standard deviations, and a group without rewards has none.
-        measured["frac_reward_zero_std"][-1] = self._rollouts.level(
-            self._drawn, batch["advantages"]
-        )
-        measured["ungraded_share"].append(self._rollouts.ungraded_share(self._drawn))
+        counts = self._rollouts.level(self._drawn, batch["advantages"])
+        measured["frac_reward_zero_std"][-1] = counts.equal_groups / max(counts.groups, 1)
+        measured["ungraded_share"].append(counts.ungraded / len(rows))
         batch["index"] = torch.arange(len(rows), device=self.args.device)
         batch["lengths"] = self.lengths_of(batch[ROWS])
         advantages = batch["advantages"].tolist()
@@ -258,9 +257,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
             round_figures(
                 batch[ROWS],
                 self._drawn.completions,
-                advantages,
-                [one.is_graded for one in self._drawn.graded],
-                num_generations=self.plan.num_generations,
+                rewards=counts,
                 num_iterations=self.plan.num_iterations,
                 drawing=self._rollouts.engine.figures,
                 weights=self._rollouts.weights,

@@ -19,11 +19,12 @@ from tunesmith_schema import PhaseName
 from ..data.prompts import PromptRow, Prompts
 from ..plan import GRPOPlan
 from ..report.clock import WallClock
-from ..report.rollouts import RoundFigures
+from ..report.rollouts import RewardCounts, RoundFigures
 from ..rewards import ErrorsTold, Graded, Grading, Round, Sample
 from ..rollout import Completion, NativeEngine, Request, SamplingParams
 from ..rollout_failures import rollout_failures
 from .kept_rollouts import KeptRollouts
+from .round_figures import leveled
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -168,31 +169,17 @@ class Rollouts:
             first, *_ = reason.splitlines()
             self._warn(f"Decode steps are not recorded as CUDA graphs, and take longer: {first}")
 
-    def level(self, drawn: Drawn, advantages: torch.Tensor) -> float:
-        """Of the groups that have rewards, the share in which all are equal; 0 where there are
-        none. Their advantages [completions] become exactly 0, in place: their mean is rounded, and
-        what is left of them would be divided by nearly nothing. So do those of groups without."""
-        size = self._plan.num_generations
-        equal = graded = 0
-        for start in range(0, len(drawn.graded), size):
-            group = drawn.graded[start : start + size]
-            rewards = {one.rewards for one in group if one.is_graded}
-            graded += len(rewards) > 0
-            equal += len(rewards) == 1
-            if len(rewards) <= 1:
-                advantages[start : start + size] = 0.0
-        self.spreads += graded - equal
-        return equal / graded if graded else 0.0
+    def level(self, drawn: Drawn, advantages: torch.Tensor) -> RewardCounts:
+        """See `leveled`; counts the run's spreads on."""
+        counts = leveled(drawn.graded, advantages, self._plan.num_generations)
+        self.spreads += counts.groups - counts.equal_groups
+        return counts
 
     def keep(self, drawn: Drawn, advantages: Sequence[float]) -> None:
         """As the samples of the step that comes."""
         if drawn.kind == "train":
             samples = [self._sample(drawn, *pair) for pair in enumerate(advantages)]
             self._write(drawn.step + 1, samples)
-
-    def ungraded_share(self, drawn: Drawn) -> float:
-        """Completions that have no reward."""
-        return sum(not one.is_graded for one in drawn.graded) / len(drawn.graded)
 
     def scores(self, drawn: Drawn) -> dict[str, list[float]]:
         """Of each grader and reward function by name, those that there are."""
