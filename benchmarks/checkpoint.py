@@ -61,10 +61,10 @@ def main() -> int:
 def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any]:
     """One training, ended from outside after so many seconds."""
     from tunesmith_schema import Recipe, RunSpec
-    from tunesmith_worker import run
-    from tunesmith_worker.checkpoints.saver import ResumePoints
-    from tunesmith_worker.checkpoints.write import Writer
-    from tunesmith_worker.control import StopControl
+    from tunesmith_worker.rundir.control import StopControl
+    from tunesmith_worker.trainer import run
+    from tunesmith_worker.trainer.checkpoints.saver import ResumePoints
+    from tunesmith_worker.trainer.checkpoints.write import Writer
 
     points: list[dict[str, float]] = []
     began: list[float] = []

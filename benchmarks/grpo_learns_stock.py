@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.grpo_learns import COMPLETION_TOKENS, GROUP, MODEL, PROMPTS, RANK, RATE, TRAIN
 from benchmarks.sft_side import PROJECTIONS
 from tunesmith_schema import LoraRecipe
-from tunesmith_worker.rewards.math_answer import find_answer, same
+from tunesmith_worker.trainer.rewards.math_answer import find_answer, same
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 

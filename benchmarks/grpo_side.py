@@ -158,8 +158,9 @@ def run_ours(
 ) -> None:
     """A whole `tunesmith run`; `prepared` stands in for what makes it ready for its first step, and
     is given that. Raises RuntimeError where it fails."""
-    from tunesmith_worker import reinforcement, run
-    from tunesmith_worker.process import keep_freed_memory
+    from tunesmith_worker.rundir.process import keep_freed_memory
+    from tunesmith_worker.trainer import assemble_grpo as reinforcement
+    from tunesmith_worker.trainer import run
 
     keep_freed_memory()
     root = run_directory(task, folder)

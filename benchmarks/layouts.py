@@ -28,10 +28,12 @@ import transformers
 import trl
 
 from tunesmith_schema import Recipe
-from tunesmith_worker.patches import patch
-from tunesmith_worker.plan import Device, Layout, LayoutPlan, LayoutTrial, plan_layouts
-from tunesmith_worker.process import keep_freed_memory
-from tunesmith_worker.trainers.batches import Batch, collate, slots, split
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.rundir.plan import Device
+from tunesmith_worker.rundir.process import keep_freed_memory
+from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan, plan_layouts
+from tunesmith_worker.trainer.auto.layout_trial import LayoutTrial
+from tunesmith_worker.trainer.methods.batches import Batch, collate, slots, split
 
 from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model

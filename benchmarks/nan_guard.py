@@ -27,11 +27,11 @@ from unittest.mock import patch
 import torch
 
 from tunesmith_schema import Recipe, RunSpec
-from tunesmith_worker.run import main as train
-from tunesmith_worker.self_check import Tripwires
-from tunesmith_worker.self_check.nan_guard import NanGuard
-from tunesmith_worker.trainers.random_state import random_state
-from tunesmith_worker.trainers.sft import SFTTrainer
+from tunesmith_worker.engine.random_state import random_state
+from tunesmith_worker.trainer.methods.nan_guard import NanGuard
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
+from tunesmith_worker.trainer.run import main as train
+from tunesmith_worker.trainer.selfcheck import Tripwires
 
 from .service_parts.machine import cpu_model
 

@@ -13,15 +13,15 @@ import transformers
 from pydantic import TypeAdapter
 
 from tunesmith_schema import Grader
-from tunesmith_worker.data.prompts import prompt_rows
-from tunesmith_worker.rewards import Grading, Sample
-from tunesmith_worker.rollout import (
+from tunesmith_worker.engine.rollout import (
     NativeEngine,
     Request,
     RolloutPlan,
     SamplingParams,
     eos_token_ids,
 )
+from tunesmith_worker.trainer.data.prompts import prompt_rows
+from tunesmith_worker.trainer.rewards import Grading, Sample
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 

@@ -95,10 +95,10 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    from tunesmith_worker.plan.probe import held_bytes
-    from tunesmith_worker.plan.reading import storage_bytes
-    from tunesmith_worker.plan.room import HostPeak
-    from tunesmith_worker.process import keep_freed_memory
+    from tunesmith_worker.engine.memory.free_memory import HostPeak
+    from tunesmith_worker.engine.memory.parameter_sizes import storage_bytes
+    from tunesmith_worker.engine.memory.probe import held_bytes
+    from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
     run_once({**setting, "rows": 1, "length": 64})  # code and constants come to memory
@@ -148,12 +148,13 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     import transformers
 
     from benchmarks import sft_side
-    from tunesmith_worker.events import EventLog
-    from tunesmith_worker.patches import patch
-    from tunesmith_worker.plan import Choices, Layout, LayoutPlan, TrainPlan
-    from tunesmith_worker.trainers.layouts import Layouts
-    from tunesmith_worker.trainers.memory_plan import MemoryPlan
-    from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
+    from tunesmith_worker.engine.patches import patch
+    from tunesmith_worker.rundir.events import EventLog
+    from tunesmith_worker.rundir.plan import Choices, TrainPlan
+    from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan
+    from tunesmith_worker.trainer.auto.layouts import Layouts
+    from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
+    from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
 
     full, rows, length = setting["tuning"] == "full", setting["rows"], setting["length"]
     model = sft_side.make_model(torch.float32)

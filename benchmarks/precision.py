@@ -29,9 +29,9 @@ from typing import Any, get_args
 import torch
 
 from tunesmith_schema import EventKind, Precision, Recipe, RunEvent, RunSpec
-from tunesmith_worker.optimizers.eight_bit import StochasticAdamW
-from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW
+from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.patches import patch
 
 from .service_parts.machine import cpu_model
 from .sft_side import make_model
@@ -108,7 +108,7 @@ def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
         # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
-        command = [sys.executable, "-P", "-m", "tunesmith_worker.run", scratch]
+        command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer.run", scratch]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=env, capture_output=True)
         if done.returncode:

@@ -20,9 +20,9 @@ from typing import Any
 
 import transformers
 
-from tunesmith_worker import run
-from tunesmith_worker.report.recorder import RunRecorder
-from tunesmith_worker.report.steps import PHASES
+from tunesmith_worker.trainer import run
+from tunesmith_worker.trainer.report.recorder import RunRecorder
+from tunesmith_worker.trainer.report.steps import PHASES
 
 from .service_parts.machine import cpu_model
 

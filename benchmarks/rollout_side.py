@@ -57,8 +57,8 @@ def lengths(ragged: bool) -> list[int]:
 
 
 def ours(model: Untyped, prompts: list[list[int]], wanted: list[int], layout: Any) -> Untyped:
-    from tunesmith_worker.process import keep_freed_memory
-    from tunesmith_worker.rollout import NativeEngine, Request, RolloutPlan
+    from tunesmith_worker.engine.rollout import NativeEngine, Request, RolloutPlan
+    from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
     engine = NativeEngine(model, RolloutPlan(weights=layout, max_rows=len(wanted)))

@@ -25,8 +25,9 @@ import torch
 import transformers
 
 from tunesmith_schema import Recipe, RunSpec
-from tunesmith_worker import run, self_check
-from tunesmith_worker.callbacks import RunCallback
+from tunesmith_worker.trainer import run
+from tunesmith_worker.trainer import selfcheck as self_check
+from tunesmith_worker.trainer.callbacks import RunCallback
 
 from .service_parts.machine import cpu_model
 from .sft_side import make_model

@@ -149,8 +149,8 @@ def main() -> None:
         trainer.remove_callback(transformers.PrinterCallback)
         idle = watch_memory()  # before our kernels come: what they take is ours to answer for
         if ours:
-            from tunesmith_worker.patches import patch
-            from tunesmith_worker.process import keep_freed_memory
+            from tunesmith_worker.engine.patches import patch
+            from tunesmith_worker.rundir.process import keep_freed_memory
 
             keep_freed_memory()
 

@@ -26,9 +26,9 @@ import torch
 import transformers
 from trl.trainer.utils import add_fused_lm_head
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.trainers.completion_scores import score_completions
-from tunesmith_worker.trainers.groups import GroupLayout, RowOfGroup, sizes_of, token_ratio
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.trainer.methods.completion_scores import score_completions
+from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup, sizes_of, token_ratio
 
 from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model

@@ -22,7 +22,7 @@ from tunesmith_schema import (
     RolloutRecipe,
 )
 from tunesmith_server.settings import Settings
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 DOCS = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.variables import PREFIX, VARIABLES
-from tunesmith_worker.process import SpawnSettings
+from tunesmith_worker.rundir.process import SpawnSettings
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"

@@ -50,8 +50,8 @@ def test_the_environment_is_read_in_settings_only() -> None:
     """One place for each kind of process; elsewhere an environment is only handed on, whole."""
     readers = {
         "server/tunesmith_server/settings.py",
-        "worker/tunesmith_worker/settings.py",
-        "worker/tunesmith_worker/process.py",  # a trainer's: standard library only
+        "worker/tunesmith_worker/supervisor/settings.py",
+        "worker/tunesmith_worker/rundir/process.py",  # a trainer's: standard library only
         "client/tunesmith/_settings.py",
     }
     parts = ("client/", "kernels/", "migrations/", "schema/", "server/", "worker/")

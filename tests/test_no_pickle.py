@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from .test_house_rules import ROOT, python_files
 from .worker.checkpoints.interrupted import interrupt

@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import torch
 
-    from tunesmith_worker.plan.room import find_room
-    from tunesmith_worker.rollout import NativeEngine, Request, RolloutFigures, native, plan_rollout
+    from tunesmith_worker.engine.memory.free_memory import find_room
+    from tunesmith_worker.engine.rollout import (
+        NativeEngine,
+        Request,
+        RolloutFigures,
+        native,
+        plan_rollout,
+    )
 
     from .. import grpo_side
     from ..grpo_task import GROUP, Task, find_device, stock_model

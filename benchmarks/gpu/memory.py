@@ -16,22 +16,22 @@ import sys
 from functools import partial
 from typing import Any
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import torch
 
     from tunesmith_schema import PROJECTIONS, LoraRecipe
-    from tunesmith_worker.patches import patch
-    from tunesmith_worker.patches.recompute import LayerModes
-    from tunesmith_worker.plan import shapes
-    from tunesmith_worker.plan.memory import Policy, predict
-    from tunesmith_worker.plan.policy import Planner, Room
-    from tunesmith_worker.plan.probe import run_probe
-    from tunesmith_worker.plan.reading import read_tuning
-    from tunesmith_worker.plan.room import host_free, measure_speed
-    from tunesmith_worker.trainers.memory_plan import mechanisms_of
-    from tunesmith_worker.trainers.step_memory import describe
+    from tunesmith_worker.engine.memory import shapes
+    from tunesmith_worker.engine.memory.choose import Planner, Room
+    from tunesmith_worker.engine.memory.estimate import Policy, predict
+    from tunesmith_worker.engine.memory.free_memory import host_free, measure_speed
+    from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
+    from tunesmith_worker.engine.memory.probe import run_probe
+    from tunesmith_worker.engine.memory.recompute import LayerModes
+    from tunesmith_worker.engine.memory.retry import describe
+    from tunesmith_worker.engine.patches import patch
+    from tunesmith_worker.trainer.auto.memory_plan import mechanisms_of
 
     from .models import CONFIGS
     from .parity import packed_batch, prepared

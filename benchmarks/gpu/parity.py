@@ -13,7 +13,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import peft
@@ -21,7 +21,7 @@ with quick_imports():
     from trl.trainer.utils import add_fused_lm_head
 
     from tunesmith_schema import PROJECTIONS
-    from tunesmith_worker.patches import patch
+    from tunesmith_worker.engine.patches import patch
 
     from ..worst import as_error
     from .models import random_model, with_large_gradients

@@ -14,17 +14,17 @@ import sys
 from functools import partial
 from typing import Any
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import torch
     from trl.trainer.utils import add_fused_lm_head
 
     from tunesmith_schema import Precision
-    from tunesmith_worker.optimizers.choose import optimizer_for
-    from tunesmith_worker.optimizers.fresh_state import make_state, state_bytes
-    from tunesmith_worker.patches import patch
-    from tunesmith_worker.plan.reading import storage_bytes
+    from tunesmith_worker.engine.memory.parameter_sizes import storage_bytes
+    from tunesmith_worker.engine.optimizers.choose import optimizer_for
+    from tunesmith_worker.engine.optimizers.fresh_state import make_state, state_bytes
+    from tunesmith_worker.engine.patches import patch
 
     from .models import random_model
     from .parity import packed_batch

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import datasets
@@ -26,21 +26,17 @@ with quick_imports():
     import trl
 
     from tunesmith_schema import PROJECTIONS, Hyperparameters, LoraRecipe, Recipe
-    from tunesmith_worker.adapters import attach_lora
-    from tunesmith_worker.events import EventLog
-    from tunesmith_worker.model import find_device
-    from tunesmith_worker.patches import patch, why_stock_attention
-    from tunesmith_worker.patches.trl_compat import RECOMPUTE
-    from tunesmith_worker.plan import (
-        Choices,
-        plan_layouts,
-        plan_load,
-        plan_patches,
-        plan_train,
-    )
-    from tunesmith_worker.trainers.layouts import Layouts
-    from tunesmith_worker.trainers.memory_plan import MemoryPlan
-    from tunesmith_worker.trainers.sft import SFTTrainer, sft_config
+    from tunesmith_worker.engine.model.adapters import attach_lora
+    from tunesmith_worker.engine.model.base_model import find_device
+    from tunesmith_worker.engine.patches import patch, why_stock_attention
+    from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
+    from tunesmith_worker.rundir.events import EventLog
+    from tunesmith_worker.rundir.plan import Choices
+    from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
+    from tunesmith_worker.trainer.auto.layouts import Layouts
+    from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
+    from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches, plan_train
+    from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
 
     from .models import random_model
 
@@ -100,7 +96,7 @@ class Made:
 
 
 def ours(task: Task) -> Made:
-    """As tunesmith_worker.run makes it, step by step."""
+    """As tunesmith_worker.trainer.run makes it, step by step."""
     device, choices = find_device(), Choices()
     recipe = Recipe(
         lora=LoraRecipe(r=RANK, lora_alpha=ALPHA),

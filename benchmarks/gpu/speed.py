@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tunesmith_worker.process import quick_imports
+from tunesmith_worker.rundir.process import quick_imports
 
 with quick_imports():
     import torch

@@ -58,7 +58,7 @@ def test_eighty_thousand_tokens_of_8b_are_answered_item_by_item() -> None:
     """Without any of its weights."""
     from benchmarks.gpu.models import CONFIGS
 
-    from tunesmith_worker.plan import shapes
+    from tunesmith_worker.engine.memory import shapes
 
     shape = shapes.shape_of(CONFIGS["llama-3.1-8b"]())
     assert shape.parameters == pytest.approx(8.03e9, rel=0.01)

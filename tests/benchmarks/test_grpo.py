@@ -46,7 +46,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return transformers.LlamaForCausalLM(config).to(dtype)
 
     monkeypatch.setattr(grpo_task, "make_model", make_model)
-    monkeypatch.setattr("tunesmith_worker.process.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("tunesmith_worker.rundir.process.keep_freed_memory", lambda: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

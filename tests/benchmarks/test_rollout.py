@@ -23,7 +23,7 @@ def test_completions_are_even_or_log_uniform() -> None:
 
 @pytest.mark.parametrize("side", ["merged", "in_place", "generate", "generate-merged"])
 def test_both_sides_run(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith_worker.process.keep_freed_memory", lambda: None)
+    monkeypatch.setattr("tunesmith_worker.rundir.process.keep_freed_memory", lambda: None)
     model = with_lora(make_model("llama")).eval()
     prompts, wanted = [[5, 6, 7], [8, 9, 10]], [3, 5] * 8
     if side in ("merged", "in_place"):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tunesmith_server.settings import Settings
-from tunesmith_worker.held_job import REPORT_TIMEOUT_SECONDS
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor.job_session import REPORT_TIMEOUT_SECONDS
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 from .compose_file import ComposeError, Service, read_env, read_files, read_project
 from .dockerfile import ROOT, read_stages

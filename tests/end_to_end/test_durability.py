@@ -191,7 +191,9 @@ def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -
 def _sample(service: Service, second: int) -> list[int]:
     time.sleep(0.05)
     pids = descendants(service.pid) + descendants(second)
-    return [pid for pid in pids if "tunesmith_worker.run" in command_line(pid) and has_run(pid)]
+    return [
+        pid for pid in pids if "tunesmith_worker.trainer.run" in command_line(pid) and has_run(pid)
+    ]
 
 
 def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows: Path) -> None:

@@ -25,8 +25,8 @@ from tunesmith_server.app import create_app
 from tunesmith_server.certificate import check_certificate
 from tunesmith_server.embedded import _free_port
 from tunesmith_server.settings import Settings
-from tunesmith_worker.server_api import ServerApi, ServerRefused, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor.server_api import ServerApi, ServerRefused, ServerUnreachable
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 from ..certificates import Certificate, issue
 from ..end_to_end.service import until

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..tiny_model import CHATML
 from .conftest import MakeRun

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import ErrorCategory, ErrorCode
-from tunesmith_worker.data.formats import MOST_WORDS
-from tunesmith_worker.data.rows import read_rows
-from tunesmith_worker.data.validate import validate_file
-from tunesmith_worker.errors import DataError
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.formats import MOST_WORDS
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.validate import validate_file
 
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}'
 BOM = b"\xef\xbb\xbf"

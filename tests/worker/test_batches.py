@@ -10,9 +10,9 @@ import pytest
 import torch
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tunesmith_worker.plan import Layout
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.batches import Batch, collate, slots, split
+from tunesmith_worker.trainer.auto.layout_choice import Layout
+from tunesmith_worker.trainer.methods.batches import Batch, collate, slots, split
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import losses

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ErrorCode
-from tunesmith_worker.data.chat import RenderedRow, render
-from tunesmith_worker.data.formats import BadRow, Message, Row, detect, parse
-from tunesmith_worker.errors import DataError
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.chat import RenderedRow, render
+from tunesmith_worker.trainer.data.formats import BadRow, Message, Row, detect, parse
 
 from ..tiny_model import CHATML, make_tiny_tokenizer
 from . import templates

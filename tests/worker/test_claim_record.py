@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Outcome, Report, ReportReply
-from tunesmith_worker import claim_record
-from tunesmith_worker.claim_record import ClaimRecord, give_up_orphans
-from tunesmith_worker.server_api import FencedOut, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor import claim_lock as claim_record
+from tunesmith_worker.supervisor.claim_lock import ClaimRecord, give_up_orphans
+from tunesmith_worker.supervisor.server_api import FencedOut, ServerUnreachable
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 from ..end_to_end.service import alive, until
 from .test_disk_full import FakeApi, settings, supervised

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Report, ReportReply
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.supervise import supervise
 
 from .test_disk_full import FakeApi, never, settings
 

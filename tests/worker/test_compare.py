@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, RunSpec
-from tunesmith_worker import compare
-from tunesmith_worker.compare import compare_stock
-from tunesmith_worker.patches import half_blocks
-from tunesmith_worker.run import main
-from tunesmith_worker.run_spec import read_spec
+from tunesmith_worker.engine.patches import half_blocks
+from tunesmith_worker.rundir.spec import read_spec
+from tunesmith_worker.trainer import compare_stock as compare
+from tunesmith_worker.trainer.compare_stock import compare_stock
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_result

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from tunesmith_schema import Grader, JobCreate, MetricPoint
 from tunesmith_schema import Sample as Drawn
-from tunesmith_worker.data.prompts import PromptRow
 from tunesmith_worker.demo import recipes, world
 from tunesmith_worker.demo.__main__ import main
 from tunesmith_worker.demo.architecture import write_architecture
@@ -23,8 +22,9 @@ from tunesmith_worker.demo.reinforcement import Answer, RewardSummary, most_vari
 from tunesmith_worker.demo.summary import JobSummary, Summary, render_markdown
 from tunesmith_worker.demo.summary import Sample as Answers
 from tunesmith_worker.demo.task import BadTask, exact_match, facts_right, invented_task, own_task
-from tunesmith_worker.errors import DataError
-from tunesmith_worker.rewards import Grading, Sample
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.prompts import PromptRow
+from tunesmith_worker.trainer.rewards import Grading, Sample
 
 
 def _text(row: world.Row) -> str:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode
-from tunesmith_worker import model
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.model import find_device
+from tunesmith_worker.engine.model import base_model as model
+from tunesmith_worker.engine.model.base_model import find_device
+from tunesmith_worker.rundir.errors import RunError
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tunesmith_worker import device_guard, leftovers
-from tunesmith_worker.device_guard import DeviceGuard, free_gpu_memory
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.supervisor import cleanup as leftovers
+from tunesmith_worker.supervisor import device_health as device_guard
+from tunesmith_worker.supervisor.device_health import DeviceGuard, free_gpu_memory
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.supervise import supervise
 
 from ..end_to_end.service import alive, until
 from .test_disk_full import FakeApi, never, settings

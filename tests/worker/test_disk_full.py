@@ -27,15 +27,15 @@ from tunesmith_schema import (
     Report,
     ReportReply,
 )
-from tunesmith_worker import held_job
-from tunesmith_worker import run as run_module
-from tunesmith_worker.errors import EXIT_DISK_FULL, failure_of
-from tunesmith_worker.folders import write_json
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.run import main
-from tunesmith_worker.server_api import ServerApi
-from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.rundir.errors import EXIT_DISK_FULL, failure_of
+from tunesmith_worker.rundir.paths import write_json
+from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.server_api import ServerApi
+from tunesmith_worker.supervisor.settings import WorkerSettings
+from tunesmith_worker.supervisor.supervise import supervise
+from tunesmith_worker.trainer import run as run_module
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_events, read_result

@@ -15,13 +15,17 @@ import pytest
 import transformers
 
 from tunesmith_schema import EventKind, RunSpec
-from tunesmith_worker.best_weights import BestWeights, stage_best, take_best_from
-from tunesmith_worker.control import StopControl
-from tunesmith_worker.early_stopping import Course, EarlyStopping
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import RunDirectory, new_folder
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory, new_folder
+from tunesmith_worker.trainer.checkpoints.best_weights import (
+    BestWeights,
+    stage_best,
+    take_best_from,
+)
+from tunesmith_worker.trainer.early_stopping import Course, EarlyStopping
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, read_events, read_result

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
-from tunesmith_worker import run as run_module
-from tunesmith_worker.errors import EXIT_READ_ONLY, failure_of
-from tunesmith_worker.host_memory import HostMemory
-from tunesmith_worker.run import main
-from tunesmith_worker.spawn import TrainerProgram
-from tunesmith_worker.trainer_process import TrainerProcess
+from tunesmith_worker.rundir.errors import EXIT_READ_ONLY, failure_of
+from tunesmith_worker.supervisor.child.host_memory import HostMemory
+from tunesmith_worker.supervisor.child.spawn import TrainerProgram
+from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
+from tunesmith_worker.trainer import run as run_module
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
-from tunesmith_worker.errors import RunError, failure_of, naming_batch_size
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.errors import RunError, failure_of, naming_batch_size
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, read_events, read_result
@@ -237,7 +237,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_run: MakeRun, tmp_path: Pat
 def test_a_loss_that_is_not_finite_over_a_finite_gradient_ends_the_run(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunesmith_worker.trainers.sft import SFTTrainer
+    from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
     compute = SFTTrainer.compute_loss
     monkeypatch.setattr(SFTTrainer, "compute_loss", lambda *a, **k: compute(*a, **k) + math.inf)

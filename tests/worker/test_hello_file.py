@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import WorkerHello, WorkerWelcome
-from tunesmith_worker import celery_app
-from tunesmith_worker.server_api import ServerApi, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor import app as celery_app
+from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 
 def herald(folder: Path, hello_file: Path) -> celery_app._Herald:

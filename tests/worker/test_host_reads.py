@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .host_reads import HostReads, watched

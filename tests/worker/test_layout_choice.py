@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tunesmith_schema import EventKind, Recipe
-from tunesmith_worker.plan import Device, LayoutPlan, LayoutTrial, plan_layouts
-from tunesmith_worker.plan.layout_trial import MOST_ROUNDS, WORTH_ANOTHER_LOOK
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers import layouts
-from tunesmith_worker.trainers import sft as trainers
+from tunesmith_worker.rundir.plan import Device
+from tunesmith_worker.trainer.auto import layouts
+from tunesmith_worker.trainer.auto.layout_choice import LayoutPlan, plan_layouts
+from tunesmith_worker.trainer.auto.layout_trial import MOST_ROUNDS, WORTH_ANOTHER_LOOK, LayoutTrial
+from tunesmith_worker.trainer.methods import sft as trainers
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, losses, read_events
@@ -208,7 +209,7 @@ def _weights(run: Path) -> bytes:
 def test_a_run_that_ends_within_the_trial_is_repeated_exactly_too(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith_worker.plan.layout.TRIAL_STEPS", 3)
+    monkeypatch.setattr("tunesmith_worker.trainer.auto.layout_choice.TRIAL_STEPS", 3)
     first = make_run(QUESTIONS, recipe={"max_steps": 3}, name="first")
     assert main(first) == 0
     (choice,) = [c for c in event_data(first, EventKind.CHOICE) if c["name"] == "packing"]

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Control, Report, ReportReply, StoredFile
-from tunesmith_worker import held_job, stopping
-from tunesmith_worker.claim_record import ClaimRecord
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.stopping import Stopping, drain
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor import shutdown as stopping
+from tunesmith_worker.supervisor.claim_lock import ClaimRecord
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.settings import WorkerSettings
+from tunesmith_worker.supervisor.shutdown import Stopping, drain
+from tunesmith_worker.supervisor.supervise import supervise
 
 from .test_disk_full import FakeApi, settings
 

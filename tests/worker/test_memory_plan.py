@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind, Plan
-from tunesmith_worker.patches.decoder import DecoderLayerPatch
-from tunesmith_worker.plan.policy import SAFETY, Room
-from tunesmith_worker.plan.probe import Probe, run_probe
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers import memory_plan
-from tunesmith_worker.trainers.sft import SFTTrainer
+from tunesmith_worker.engine.memory.choose import SAFETY, Room
+from tunesmith_worker.engine.memory.probe import Probe, run_probe
+from tunesmith_worker.engine.patches.decoder import DecoderLayerPatch
+from tunesmith_worker.trainer.auto import memory_plan
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, losses, read_events, read_result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .grpo.test_exactness import BASE, GRPO

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.optimizers import fresh_state
-from tunesmith_worker.optimizers.eight_bit import StochasticAdamW
-from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
-from tunesmith_worker.optimizers.fresh_state import make_state, state_bytes
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.sft import SFTTrainer
+from tunesmith_worker.engine.optimizers import fresh_state
+from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW
+from tunesmith_worker.engine.optimizers.fresh_state import make_state, state_bytes
+from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import event_data, losses, read_events, read_result
@@ -101,7 +101,7 @@ def test_what_does_not_fit_beside_the_optimisers_state_shows_before_an_update(
         stock(optimizer)
         state.append(optimizer)
 
-    monkeypatch.setattr("tunesmith_worker.trainers.step_memory.make_state", made)
+    monkeypatch.setattr("tunesmith_worker.engine.memory.retry.make_state", made)
     device = Device(monkeypatch, lambda d: bool(state) and d.keeps)
     run = make_run(ROWS, recipe=RECIPE)
     assert main(run) == 0

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tunesmith_worker.data.check import check_upload
-from tunesmith_worker.data.rows import read_rows
-from tunesmith_worker.data.validate import validate_file
-from tunesmith_worker.errors import DataError
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.check import check_upload
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.validate import validate_file
 
 MEGABYTE = 2**20
 MEASURED = """
 import re, sys
 from pathlib import Path
-from tunesmith_worker.data.validate import validate_file
+from tunesmith_worker.trainer.data.validate import validate_file
 found = validate_file(Path(sys.argv[1]), "bomb.parquet")
 assert not found.ok
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_events

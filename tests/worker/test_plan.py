@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Choice, ErrorCode, Hyperparameters, Plan, Recipe
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.plan import (
-    Choices,
-    Device,
-    TrainPlan,
-    plan_data,
-    plan_load,
-    plan_train,
-)
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import Choices, Device, TrainPlan
+from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_load, plan_train
 
 CPU = Device(name="cpu", is_gpu=False, has_bf16=False)
 GPU = Device(name="H200", is_gpu=True, has_bf16=True)

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.optimizers import choose
-from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.optimizers import choose
+from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, read_events
@@ -86,7 +86,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
         masters.extend(word.master(p) for group in word.param_groups for p in group["params"])
         return stock(optimizer)
 
-    monkeypatch.setattr("tunesmith_worker.saving.rounded_weights", watched)
+    monkeypatch.setattr("tunesmith_worker.trainer.outputs.rounded_weights", watched)
     run = make_run(QUESTIONS, recipe={**FULL, "precision": "bf16_error_word", "max_steps": 5})
     assert main(run) == 0
     saved = list(load_file(run / "adapter" / "model.safetensors").values())

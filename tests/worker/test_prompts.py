@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import ErrorCategory, ErrorCode, PromptFormat, RunSpec
-from tunesmith_worker.data.prompts import PromptCounts, PromptRow, prompt_rows, read_prompts
-from tunesmith_worker.data.validate import validate_file
-from tunesmith_worker.errors import DataError, RunError
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.model import Base
+from tunesmith_worker.engine.model.base_model import Base
+from tunesmith_worker.rundir.errors import DataError, RunError
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.trainer.data.prompts import PromptCounts, PromptRow, prompt_rows, read_prompts
+from tunesmith_worker.trainer.data.validate import validate_file
 
 from ..tiny_model import make_tiny_tokenizer
 from . import templates

@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {  # Any: JSON
 TRAIN = """
 import sys
 from pathlib import Path
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 for folder in sys.argv[1:]:
     main(Path(folder))
 """

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import FileObject, FileValidation
-from tunesmith_worker import tasks
-from tunesmith_worker.data.check import ReaderKilled, check_upload
-from tunesmith_worker.server_api import ServerApi, ServerUnreachable
+from tunesmith_worker.supervisor import tasks
+from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
+from tunesmith_worker.trainer.data.check import ReaderKilled, check_upload
 
 ROWS = '{"text": "Hi"}\n'
 
@@ -64,7 +64,7 @@ def test_a_reader_that_somebody_killed_says_nothing_about_the_file(
 
 def test_a_reader_has_a_limit_on_its_memory(upload: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom tunesmith_worker.data import check\n"
+        "import sys\nfrom pathlib import Path\nfrom tunesmith_worker.trainer.data import check\n"
         "check.BASE_MEMORY = 300 * 2**20\n"
         "check.validate_file = lambda path, name: bytearray(2**30)\n"
         "check.main(Path(sys.argv[1]), 'rows.jsonl')\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tunesmith_worker.data.validate import validate_file
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.data.validate import validate_file
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import losses, read_result

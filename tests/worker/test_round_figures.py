@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_worker.report.rollouts import RewardCounts
-from tunesmith_worker.rewards import Graded
-from tunesmith_worker.rollout import Completion, FinishReason, RolloutFigures
-from tunesmith_worker.trainers.groups import RowOfGroup
-from tunesmith_worker.trainers.round_figures import leveled, round_figures
+from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFigures
+from tunesmith_worker.trainer.methods.groups import RowOfGroup
+from tunesmith_worker.trainer.methods.round_figures import leveled, round_figures
+from tunesmith_worker.trainer.report.rollouts import RewardCounts
+from tunesmith_worker.trainer.rewards import Graded
 
 
 @pytest.mark.parametrize(

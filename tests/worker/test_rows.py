@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import RowFormat
-from tunesmith_worker.data.rows import read_rows
-from tunesmith_worker.data.validate import validate_file
-from tunesmith_worker.errors import DataError
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.validate import validate_file
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}
 SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]}

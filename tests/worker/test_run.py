@@ -15,9 +15,9 @@ import transformers
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind, Plan, RunSpec
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.plan_file import made_for
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan_file import made_for
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, event_data, losses, read_events, read_result

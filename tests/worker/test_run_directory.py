@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tunesmith_worker.compare import compare_stock
-from tunesmith_worker.run import main
-from tunesmith_worker.run_spec import EXIT_UNUSABLE
+from tunesmith_worker.rundir.spec import EXIT_UNUSABLE
+from tunesmith_worker.trainer.compare_stock import compare_stock
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_result
@@ -156,7 +156,7 @@ sys.kept = TornDown()
 folder = tempfile.TemporaryDirectory()
 print(folder.name, end="")
 sys.argv[1:] = ["/no/such/run"]
-runpy.run_module("tunesmith_worker.run", run_name="__main__")
+runpy.run_module("tunesmith_worker.trainer.run", run_name="__main__")
 """
 
 

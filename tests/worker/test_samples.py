@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, RunEvent, StoredFile
-from tunesmith_worker import held_job
-from tunesmith_worker.event_feed import EventFeed
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import RunDirectory, file_hash
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.sample_uploads import SampleUploads
-from tunesmith_worker.samples import forget_samples, write_samples
-from tunesmith_worker.server_api import ServerFault, ServerRefused
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory, file_hash
+from tunesmith_worker.rundir.samples import forget_samples, write_samples
+from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.sample_uploads import SampleUploads
+from tunesmith_worker.supervisor.server_api import ServerFault, ServerRefused
+from tunesmith_worker.supervisor.supervise import supervise
 
 from .test_disk_full import files_up_to, settings
 from .test_supervise import TRAINER, FakeApi

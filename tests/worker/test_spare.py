@@ -20,12 +20,13 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import EventKind, Recipe, RunSpec
-from tunesmith_worker import run, trainer_process
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.spare import ENGINE, SpareTrainer
-from tunesmith_worker.spawn import TrainerProgram
-from tunesmith_worker.trainer_process import TrainerProcess
+from tunesmith_worker.supervisor.child import trainer_process
+from tunesmith_worker.supervisor.child.spawn import TrainerProgram
+from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
+from tunesmith_worker.supervisor.child.warm_trainer import ENGINE, SpareTrainer
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.settings import WorkerSettings
+from tunesmith_worker.trainer import run
 
 from ..end_to_end.service import alive, until
 from .conftest import MakeRun

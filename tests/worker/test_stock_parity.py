@@ -11,7 +11,7 @@ import transformers
 import trl
 from datasets import Dataset
 
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from .conftest import MakeRun
 from .runs import losses
@@ -91,5 +91,5 @@ def test_losses_equal_stock_trl_on_the_same_rows(
     ],
 )
 def test_trl_still_has_what_we_override(method: str, parameters: list[str]) -> None:
-    """If this fails, look at trainers/sft.py: TRL changed a method that it overrides."""
+    """If this fails, look at trainer/methods/sft.py: TRL changed a method that it overrides."""
     assert list(inspect.signature(getattr(trl.SFTTrainer, method)).parameters) == parameters

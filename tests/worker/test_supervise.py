@@ -24,13 +24,19 @@ from tunesmith_schema import (
     RunSpec,
     StoredFile,
 )
-from tunesmith_worker import held_job, orders
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.inputs import fetch_inputs
-from tunesmith_worker.launcher import Launcher
-from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.supervise import supervise
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor import server_commands as orders
+from tunesmith_worker.supervisor.fetch import fetch_inputs
+from tunesmith_worker.supervisor.launcher import Launcher
+from tunesmith_worker.supervisor.server_api import (
+    ServerApi,
+    ServerFault,
+    ServerRefused,
+    ServerUnreachable,
+)
+from tunesmith_worker.supervisor.settings import WorkerSettings
+from tunesmith_worker.supervisor.supervise import supervise
 
 DATA = b'{"text": "hello"}\n'
 EVENT = (

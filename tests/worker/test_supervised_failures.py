@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Claim, StoredFile
-from tunesmith_worker import held_job
-from tunesmith_worker.server_api import ServerFault
+from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor.server_api import ServerFault
 
 from .test_disk_full import FakeApi, settings, supervised
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, StoredFile
-from tunesmith_worker import base_models
-from tunesmith_worker.event_feed import EventFeed
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import forget_unused
-from tunesmith_worker.settings import WorkerSettings
-from tunesmith_worker.spawn import TrainerProgram, trainer_environment
-from tunesmith_worker.trainer_process import TrainerProcess
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import forget_unused
+from tunesmith_worker.supervisor import base_models
+from tunesmith_worker.supervisor.child.spawn import TrainerProgram, trainer_environment
+from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
+from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 
 def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import EventKind, RunEvent, RunResult
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.run import _command, main
-from tunesmith_worker.terminal import Terminal
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.trainer.console import Terminal
+from tunesmith_worker.trainer.run import _command, main
 
 from .conftest import MakeRun
 from .runs import QUESTIONS, read_events
@@ -76,7 +76,9 @@ def test_a_supervisors_log_does_not_grow(command: Command, monkeypatch: pytest.M
 def test_a_reader_that_has_left_does_no_harm() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    program = "from tunesmith_worker.terminal import show_on_stdout; show_on_stdout('a line')"
+    program = (
+        "from tunesmith_worker.trainer.console import show_on_stdout; show_on_stdout('a line')"
+    )
     ended = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")

@@ -15,13 +15,13 @@ import pytest
 from tokenizers import AddedToken
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.data.token_cache import TokenCache
-from tunesmith_worker.data.token_identity import tokens_key
-from tunesmith_worker.data.tokens import TokenizedRows, tokenize_file
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.folders import KEEP_SECONDS
-from tunesmith_worker.plan import DataPlan
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.paths import KEEP_SECONDS
+from tunesmith_worker.rundir.plan import DataPlan
+from tunesmith_worker.trainer.data.token_cache import TokenCache
+from tunesmith_worker.trainer.data.token_identity import tokens_key
+from tunesmith_worker.trainer.data.tokens import TokenizedRows, tokenize_file
+from tunesmith_worker.trainer.run import main
 
 from ..tiny_model import make_tiny_tokenizer
 from .conftest import MakeRun

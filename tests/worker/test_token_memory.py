@@ -16,13 +16,13 @@ sys.modules["torch"] = None
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from tunesmith_worker.data.chunks import read_chunks
-from tunesmith_worker.data.counts import Counts
-from tunesmith_worker.data.examples import tokenize
-from tunesmith_worker.data.rows import read_rows
-from tunesmith_worker.data.token_cache import TokensWriter
-from tunesmith_worker.data.token_stream import TokenStream, Work
-from tunesmith_worker.plan import DataPlan
+from tunesmith_worker.trainer.data.chunks import read_chunks
+from tunesmith_worker.trainer.data.counts import Counts
+from tunesmith_worker.trainer.data.examples import tokenize
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.token_cache import TokensWriter
+from tunesmith_worker.trainer.data.token_stream import TokenStream, Work
+from tunesmith_worker.rundir.plan import DataPlan
 
 # Quick, and with more ids to keep than most: a token for every four bytes.
 words = Tokenizer(models.WordLevel({"[UNK]": 0, "abc": 1}, unk_token="[UNK]"))

@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_schema import EXIT_STOPPED
-from tunesmith_worker.data import chunks, token_stream
-from tunesmith_worker.data.chunks import Chunk, read_chunks
-from tunesmith_worker.data.counts import Counts
-from tunesmith_worker.data.rows import read_rows
-from tunesmith_worker.data.token_stream import TokenStream, Work
-from tunesmith_worker.data.tokens import tokenize_rows
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.plan import DataPlan
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import DataPlan
+from tunesmith_worker.trainer.data import chunks, token_stream
+from tunesmith_worker.trainer.data.chunks import Chunk, read_chunks
+from tunesmith_worker.trainer.data.counts import Counts
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.token_stream import TokenStream, Work
+from tunesmith_worker.trainer.data.tokens import tokenize_rows
 
 from ..tiny_model import make_tiny_tokenizer
 from . import templates
@@ -235,7 +235,7 @@ def test_a_helper_that_answers_nonsense_is_done_with(
     def nonsense(*_: object) -> None:
         raise ValueError("not JSON")
 
-    monkeypatch.setattr("tunesmith_worker.data.token_stream.ask", nonsense)
+    monkeypatch.setattr("tunesmith_worker.trainer.data.token_stream.ask", nonsense)
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     counts, warnings = Counts(), list[str]()
     with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
@@ -308,10 +308,10 @@ import sys, time
 from pathlib import Path
 sys.modules["torch"] = None
 from tunesmith_worker.control import StopControl
-from tunesmith_worker.data.chunks import read_chunks
-from tunesmith_worker.data.token_stream import TokenStream, Work
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.plan import DataPlan
+from tunesmith_worker.trainer.data.chunks import read_chunks
+from tunesmith_worker.trainer.data.token_stream import TokenStream, Work
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan import DataPlan
 from tests.tiny_model import make_tiny_tokenizer
 
 folder = Path(sys.argv[1])

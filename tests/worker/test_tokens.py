@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ErrorCode
-from tunesmith_worker.data.formats import Row, detect, parse
-from tunesmith_worker.data.tokens import IGNORED, TokenizedRows, tokenize_rows
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.plan import DataPlan
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import DataPlan
+from tunesmith_worker.trainer.data.formats import Row, detect, parse
+from tunesmith_worker.trainer.data.tokens import IGNORED, TokenizedRows, tokenize_rows
 
 from ..tiny_model import CHATML, make_tiny_tokenizer
 from . import templates

@@ -16,14 +16,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
-from tunesmith_worker.patches.families import FAMILIES
+from tunesmith_worker.engine.patches.families import FAMILIES
 
 HYPERCLOVAX = "transformers.models.hyperclovax.modeling_hyperclovax:"
 VAULTGEMMA = "transformers.models.vaultgemma.modeling_vaultgemma:"
 MINISTRAL = "transformers.models.ministral.modeling_ministral:"
 
 PINNED: dict[str, dict[str, str]] = {
-    "patches/half_blocks.py": {
+    "engine/patches/half_blocks.py": {
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward": "75d1d62e173e",
         "transformers.models.llama.modeling_llama:LlamaAttention.__init__": "0908be3a26b1",
         "transformers.models.llama.modeling_llama:LlamaAttention.forward": "dc6807936ef6",
@@ -121,7 +121,7 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.olmo3.modeling_olmo3:apply_rotary_pos_emb": "8ec8ad602003",
         f"{HYPERCLOVAX}apply_rotary_pos_emb": "ea234325c15d",
     },
-    "patches/decoder.py": {
+    "engine/patches/decoder.py": {
         "transformers.modeling_layers:GradientCheckpointingLayer.__init_subclass__": "2fe55f666f1f",
         "transformers.models.llama.modeling_llama:LlamaModel.forward": "47acaf965388",
         "transformers.models.mistral.modeling_mistral:MistralModel.forward": "a42aa8193426",
@@ -140,21 +140,21 @@ PINNED: dict[str, dict[str, str]] = {
         "transformers.models.olmo3.modeling_olmo3:Olmo3Model.forward": "1b33d278573b",
         f"{HYPERCLOVAX}HyperCLOVAXModel.forward": "e15428838f0b",
     },
-    "patches/head.py": {
+    "engine/patches/head.py": {
         "trl.trainer.utils:FusedCausalLMOutput": "5ccdd6e41dcb",
         "trl.trainer.utils:add_fused_lm_head": "422d009f04b6",
     },
-    "patches/projections.py": {
+    "engine/patches/projections.py": {
         "peft.tuners.lora.layer:Linear.forward": "ec0a80f5c5ce",
         "peft.tuners.lora.layer:Linear.lora_variants.fget": "95dee985c25b",
         "peft.tuners.lora.layer:LoraLayer._cast_input_dtype": "244f7bafd644",
     },
-    "patches/attention_interface.py": {
+    "engine/patches/attention_interface.py": {
         "transformers.integrations.sdpa_attention:sdpa_attention_forward": "e3d016070b6a",
         "transformers.masking_utils:_preprocess_mask_arguments": "df23eb733c6e",
         "transformers.models.gemma2.modeling_gemma2:eager_attention_forward": "587d5b52cc6f",
     },
-    "trainers/sft.py": {
+    "trainer/methods/sft.py": {
         "accelerate.data_loader:DataLoaderShard.__iter__": "77b896b76f3c",
         "transformers.trainer:Trainer._get_grad_norm": "913ba6f52f07",
         "transformers.trainer:Trainer.get_batch_samples": "0b3727386f73",
@@ -184,8 +184,10 @@ def test_its_source_is_the_one_we_read(ours: str, theirs: str) -> None:
 
 
 def test_every_family_is_pinned() -> None:
-    pinned = {path.partition(":")[2].split(".")[0] for path in PINNED["patches/half_blocks.py"]}
-    assert pinned >= FAMILIES.keys(), "a family without a pin: look at patches/families.py"
+    pinned = {
+        path.partition(":")[2].split(".")[0] for path in PINNED["engine/patches/half_blocks.py"]
+    }
+    assert pinned >= FAMILIES.keys(), "a family without a pin: look at engine/patches/families.py"
 
 
 def test_the_fused_heads_output_has_the_fields_that_we_fill() -> None:
@@ -199,13 +201,13 @@ def test_the_fused_heads_output_has_the_fields_that_we_fill() -> None:
         "is_top1",
         "label_mask",
         "aux_loss",
-    ], "TRL scores more or less than before: look at patches/head.py"
+    ], "TRL scores more or less than before: look at engine/patches/head.py"
 
 
 def test_the_fused_head_takes_what_we_pass_on() -> None:
     parameters = list(inspect.signature(add_fused_lm_head).parameters)
     assert parameters == ["model", "temperature", "cast_lm_head_to_fp32", "outputs"], (
-        "TRL's head has another option: look at patches/head.py"
+        "TRL's head has another option: look at engine/patches/head.py"
     )
 
 
@@ -222,7 +224,7 @@ def test_a_batch_without_padding_says_where_its_rows_lie() -> None:
         "max_length_q",
         "position_ids",
         "seq_idx",
-    ], "TRL's collator has other keys: look at patches/decoder.py"
+    ], "TRL's collator has other keys: look at engine/patches/decoder.py"
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 4, 6]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
     assert batch["labels"].tolist() == [[-100, 6, 7, -100, -100, 10]]
@@ -240,24 +242,26 @@ def test_a_packed_row_says_where_its_documents_lie() -> None:
 
 
 def test_transformers_registries_take_our_attention_beside_their_own() -> None:
-    """Looked up by name in the configuration at every forward: patches/attention_interface.py."""
+    """attention_interface.py looks the name up in the configuration at every forward."""
     for registry in (AttentionInterface, AttentionMaskInterface):
         assert callable(registry.register)
-        assert "sdpa" in registry().valid_keys(), "look at patches/attention_interface.py"
+        assert "sdpa" in registry().valid_keys(), "look at engine/patches/attention_interface.py"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_decoder_layer_takes_its_hidden_states_first(name: str) -> None:
     (path,) = (
-        path for path in PINNED["patches/half_blocks.py"] if path.endswith(f":{name}.forward")
+        path
+        for path in PINNED["engine/patches/half_blocks.py"]
+        if path.endswith(f":{name}.forward")
     )
     parameters = list(inspect.signature(_find(path)).parameters)
-    assert parameters[:2] == ["self", "hidden_states"], "look at patches/decoder.py"
+    assert parameters[:2] == ["self", "hidden_states"], "look at engine/patches/decoder.py"
     assert {"position_embeddings", "attention_mask", "kwargs"} <= set(parameters)
 
 
 def test_the_trainers_metrics_are_where_a_repeated_step_puts_them_back() -> None:
-    """patches/trl_compat.py: metrics_so_far and restore_metrics."""
+    """engine/patches/trl_compat.py: metrics_so_far and restore_metrics."""
     source = inspect.getsource(_find("trl.trainer.sft_trainer:SFTTrainer.__init__"))
     assert 'self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}' in source
     assert "self._total_train_tokens = 0" in source

@@ -6,7 +6,12 @@ import math
 
 import pytest
 
-from tunesmith_worker.verdict import Curves, Finding, as_close_as_stock, same_in_fp32
+from tunesmith_worker.trainer.compare_verdict import (
+    Curves,
+    Finding,
+    as_close_as_stock,
+    same_in_fp32,
+)
 
 
 def curves(loss: float = 0.0, norm: float = 0.0, last: float | None = None) -> Curves:

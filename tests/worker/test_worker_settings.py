@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tunesmith_worker import __main__, celery_app
-from tunesmith_worker.server_api import ServerApi, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker import __main__
+from tunesmith_worker.supervisor import app as celery_app
+from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 from ..certificates import issue
 from ..end_to_end.service import until

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
 from tunesmith_schema.unsafe import first_error
-
-from .settings import WorkerSettings, unknown_variables
+from tunesmith_worker.supervisor.settings import WorkerSettings, unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     verbs.add_parser("demo", help="make and tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.verb == "demo":
-        from .demo.__main__ import main as demo  # torch, matplotlib and the SDK: demo only
+        from tunesmith_worker.demo.__main__ import (
+            main as demo,  # torch, matplotlib and the SDK: demo only
+        )
 
         return int(demo(rest))
     if rest:
@@ -45,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    from .celery_app import run_worker
-    from .stopping import drain
+    from tunesmith_worker.supervisor.app import run_worker
+    from tunesmith_worker.supervisor.shutdown import drain
 
     os.umask(0o077)  # data and adapters are their owner's alone
     for unknown in unknown_variables():

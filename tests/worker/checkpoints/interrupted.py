@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.control import StopControl
-from tunesmith_worker.report.watch import LIVE
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.trainer.report.watch import LIVE
+from tunesmith_worker.trainer.run import main
 
 from ..runs import read_events
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, Plan
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers import layouts
+from tunesmith_worker.trainer.auto import layouts
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_result

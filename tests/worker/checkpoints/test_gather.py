@@ -20,15 +20,23 @@ from tunesmith_schema import (
     RunEvent,
     StoredFile,
 )
-from tunesmith_worker.checkpoints.format import FileEntry, MadeFor, Manifest
-from tunesmith_worker.checkpoints.verify import verify
-from tunesmith_worker.event_feed import EventFeed
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import RunDirectory, file_hash
-from tunesmith_worker.gather import gather_resume_points, keep_what_is_needed
-from tunesmith_worker.point_uploads import PointUploads
-from tunesmith_worker.server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory, file_hash
+from tunesmith_worker.rundir.resume_point import FileEntry, MadeFor, Manifest
+from tunesmith_worker.rundir.verify_resume_point import verify
+from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.fetch_resume_points import (
+    gather_resume_points,
+    keep_what_is_needed,
+)
+from tunesmith_worker.supervisor.point_uploads import PointUploads
+from tunesmith_worker.supervisor.server_api import (
+    ServerApi,
+    ServerFault,
+    ServerRefused,
+    ServerUnreachable,
+)
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
 MADE_FOR = MadeFor(
     model="m", base_model="b", training_file="t", validation_file=None, seed=0, recipe={},

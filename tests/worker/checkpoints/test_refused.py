@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, RunSpec
-from tunesmith_worker.checkpoints.verify import GoodPoint
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.resume import check_steps_left, find_resume_point
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.verify_resume_point import GoodPoint
+from tunesmith_worker.trainer.resume import check_steps_left, find_resume_point
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_events, read_result

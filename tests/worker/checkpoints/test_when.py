@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from tunesmith_schema import ErrorCode, EventKind, Recipe
-from tunesmith_worker.checkpoints import saver, state, write
-from tunesmith_worker.checkpoints.light import LightCheckpoints
-from tunesmith_worker.checkpoints.state import State
-from tunesmith_worker.checkpoints.tensors import write_tensors
-from tunesmith_worker.folders import RunDirectory, file_hash
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.paths import RunDirectory, file_hash
+from tunesmith_worker.trainer.checkpoints import saver, state, write
+from tunesmith_worker.trainer.checkpoints.light import LightCheckpoints
+from tunesmith_worker.trainer.checkpoints.state import State
+from tunesmith_worker.trainer.checkpoints.tensors import write_tensors
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_result

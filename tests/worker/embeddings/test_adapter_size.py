@@ -12,10 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tunesmith_schema import EventKind, LoraRecipe, Recipe
-from tunesmith_worker.adapter_size import adapter_tensors, predict_bytes
-from tunesmith_worker.adapters import attach_lora
-from tunesmith_worker.plan import Choices
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.model.adapter_size import adapter_tensors, predict_bytes
+from tunesmith_worker.engine.model.adapters import attach_lora
+from tunesmith_worker.rundir.plan import Choices
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, losses, read_events

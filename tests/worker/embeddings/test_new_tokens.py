@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tunesmith_schema import ErrorCode
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import losses, read_events, read_result

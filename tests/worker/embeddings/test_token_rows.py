@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, losses, read_events, read_result

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.embeddings.untrained import find_untrained
+from tunesmith_worker.engine.model.embeddings.untrained import find_untrained
 
 from ..patches.models import FAMILIES, make_model
 

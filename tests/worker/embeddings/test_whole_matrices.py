@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file
 
 from tunesmith_schema import ErrorCode, EventKind, LoraRecipe, Recipe
-from tunesmith_worker.adapters import attach_lora
-from tunesmith_worker.embeddings import embedding_parameters, give_rate
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.plan import Choices
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.model.adapters import attach_lora
+from tunesmith_worker.engine.model.embeddings import embedding_parameters, give_rate
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import Choices
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, losses, read_result

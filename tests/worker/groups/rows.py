@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tunesmith_worker.trainers.completion_scores import CompletionScores, score_completions
-from tunesmith_worker.trainers.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.trainer.methods.completion_scores import CompletionScores, score_completions
+from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup
 
 from ..patches.models import VOCABULARY
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.trainers.groups import GroupLayout
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.trainer.methods.groups import GroupLayout
 
 from ..patches.models import (
     FAMILIES,

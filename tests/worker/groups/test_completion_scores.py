@@ -14,10 +14,10 @@ import transformers
 import trl
 from trl.trainer.utils import add_fused_lm_head
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.patches.recompute import LayerModes
-from tunesmith_worker.plan.memory import Mode
-from tunesmith_worker.trainers.groups import RowOfGroup
+from tunesmith_worker.engine.memory.estimate import Mode
+from tunesmith_worker.engine.memory.recompute import LayerModes
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.trainer.methods.groups import RowOfGroup
 
 from ..patches.models import (
     COMMON,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_worker.trainers.group_batches import GroupBatch, end_to_end, side_by_side
-from tunesmith_worker.trainers.groups import (
+from tunesmith_worker.trainer.methods.group_batches import GroupBatch, end_to_end, side_by_side
+from tunesmith_worker.trainer.methods.groups import (
     GroupLayout,
     GroupSizes,
     RowOfGroup,

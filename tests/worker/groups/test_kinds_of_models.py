@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.quantization import quantization_config, settle_layers
+from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
+from tunesmith_worker.engine.patches import patch
 
 from ..patches.models import (
     COMMON,

@@ -14,16 +14,17 @@ import torch
 import trl
 
 from tunesmith_schema import GRPORecipe
-from tunesmith_worker.data.prompts import PromptRow, Prompts
-from tunesmith_worker.patches import patch
-from tunesmith_worker.plan import GRPOPlan, TrainPlan
-from tunesmith_worker.report.clock import WallClock
-from tunesmith_worker.rewards import Graded, Sample
-from tunesmith_worker.rollout import Completion, FinishReason, RolloutFigures
-from tunesmith_worker.trainers.grpo import GRPOTrainer
-from tunesmith_worker.trainers.grpo_config import grpo_config
-from tunesmith_worker.trainers.kept_rollouts import KeptRollouts
-from tunesmith_worker.trainers.rollouts import Rollouts
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFigures
+from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.plan import TrainPlan
+from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
+from tunesmith_worker.trainer.data.prompts import PromptRow, Prompts
+from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
+from tunesmith_worker.trainer.methods.grpo_config import grpo_config
+from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
+from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.rewards import Graded, Sample
 
 Untyped = Any  # Any: transformers and TRL are not typed
 GENERATIONS = 4

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.rollout import Completion, FinishReason, NativeEngine
-from tunesmith_worker.rollout.decoder import Decoder
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.kept_rollouts import KeptRollouts
+from tunesmith_worker.engine.rollout import Completion, FinishReason, NativeEngine
+from tunesmith_worker.engine.rollout.decoder import Decoder
+from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
+from tunesmith_worker.trainer.run import main
 
 from ..checkpoints.interrupted import Killed, interrupt, metrics_of, weights_hash
 from ..conftest import MakeRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import event_data, read_result

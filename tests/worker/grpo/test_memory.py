@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from tunesmith_schema import EventKind
-from tunesmith_worker import reinforcement
-from tunesmith_worker.plan.policy import Room
-from tunesmith_worker.rollout import Completion, NativeEngine
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.memory.choose import Room
+from tunesmith_worker.engine.rollout import Completion, NativeEngine
+from tunesmith_worker.trainer import assemble_grpo as reinforcement
+from tunesmith_worker.trainer.run import main
 
 from ...tiny_model import make_tiny_tokenizer
 from ..checkpoints.interrupted import weights_hash

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith_worker.rollout import native
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.rollout import native
+from tunesmith_worker.trainer.run import main
 
 from ..checkpoints.interrupted import weights_hash
 from ..conftest import MakeRun

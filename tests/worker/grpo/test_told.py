@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind, GRPORecipe
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.rollouts import Rollouts
+from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.run import main
 
 from ..checkpoints.interrupted import interrupt
 from ..conftest import MakeRun

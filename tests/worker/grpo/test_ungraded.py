@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..checkpoints.interrupted import interrupt
 from ..conftest import MakeRun

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tunesmith_kernels.error_word import join_words, split_words
-from tunesmith_worker.optimizers.eight_bit import StochasticAdamW, mixed
-from tunesmith_worker.optimizers.error_word import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW, mixed
+from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
 
 Parameters = list[torch.nn.Parameter]
 SHAPES = [(40, 130), (7,), (513, 17), (64, 64)]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tunesmith_worker.model import load_base
-from tunesmith_worker.plan import LoadPlan
-from tunesmith_worker.run_spec import read_spec
+from tunesmith_worker.engine.model.base_model import load_base
+from tunesmith_worker.rundir.plan import LoadPlan
+from tunesmith_worker.rundir.spec import read_spec
 
 from ..conftest import MakeRun
 

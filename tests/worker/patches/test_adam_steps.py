@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.patches import patch
 
 from .models import FAMILIES, make_tuned, packed_batch, relative_rms, run_step
 

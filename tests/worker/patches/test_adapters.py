@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.patches import patch
 
 from .models import (
     assert_same_gradients,

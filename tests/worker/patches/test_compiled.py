@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.patches import CompiledLayers
-from tunesmith_worker.patches.compiled import COLD_SECONDS
-from tunesmith_worker.plan import COMPILED, LayoutPlan, LayoutTrial
-from tunesmith_worker.run import main
+from tunesmith_worker.engine.patches import CompiledLayers
+from tunesmith_worker.engine.patches.compiled import COLD_SECONDS
+from tunesmith_worker.trainer.auto.layout_choice import COMPILED, LayoutPlan
+from tunesmith_worker.trainer.auto.layout_trial import LayoutTrial
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, losses, read_events

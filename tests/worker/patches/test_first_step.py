@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker import adapters
-from tunesmith_worker.callbacks import RunCallback
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.sft import SFTTrainer
+from tunesmith_worker.engine.model import adapters
+from tunesmith_worker.trainer.callbacks import RunCallback
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import losses
@@ -73,7 +73,7 @@ def step_of(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Untyped:
     monkeypatch.setattr(SFTTrainer, "compute_loss", compute_loss)
     monkeypatch.setattr(RunCallback, "on_pre_optimizer_step", before_the_optimiser, raising=False)
     attach = with_random_b(adapters.attach_lora)
-    monkeypatch.setattr("tunesmith_worker.loading.attach_lora", attach)
+    monkeypatch.setattr("tunesmith_worker.trainer.load.attach_lora", attach)
 
     def run(rows: Untyped, **settings: Untyped) -> Step:
         nonlocal step

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.patches.offload import InputOffload
-from tunesmith_worker.patches.recompute import LayerCounts, LayerModes
-from tunesmith_worker.plan.memory import Mode
+from tunesmith_worker.engine.memory.estimate import Mode
+from tunesmith_worker.engine.memory.offload import InputOffload
+from tunesmith_worker.engine.memory.recompute import LayerCounts, LayerModes
+from tunesmith_worker.engine.patches import patch
 
 from .models import equal_bits, make_tuned, packed_batch, run_step
 

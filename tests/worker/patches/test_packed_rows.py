@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.patches import patch
 
 from .models import (
     COMMON,

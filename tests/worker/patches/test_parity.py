@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import MECHANISMS, PatchReport, patch
-from tunesmith_worker.patches.decoder import DecoderLayerPatch
+from tunesmith_worker.engine.patches import MECHANISMS, PatchReport, patch
+from tunesmith_worker.engine.patches.decoder import DecoderLayerPatch
 
 from .models import (
     FAMILIES,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.patches import patch
 
 from .models import (
     FAMILIES,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.patches import patch, why_stock_attention
+from tunesmith_worker.engine.patches import patch, why_stock_attention
 
 from .models import (
     COMMON,

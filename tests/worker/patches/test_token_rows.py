@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunesmith_worker.patches import patch
+from tunesmith_worker.engine.patches import patch
 
 from .models import (
     FAMILIES,

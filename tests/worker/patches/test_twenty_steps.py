@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import event_data, losses, read_events

@@ -15,8 +15,8 @@ import peft
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.patches.fused_weights import FusedWeight
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.patches.fused_weights import FusedWeight
 
 from .models import (
     assert_same_gradients,

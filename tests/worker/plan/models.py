@@ -12,15 +12,15 @@ import transformers
 from trl.trainer.utils import add_fused_lm_head
 
 from tunesmith_schema import PROJECTIONS, PatchName, Precision
-from tunesmith_worker.patches import patch
-from tunesmith_worker.patches.patch import MECHANISMS
-from tunesmith_worker.patches.recompute import LayerModes
-from tunesmith_worker.plan.memory import Policy
-from tunesmith_worker.plan.probe import Probe, run_probe
-from tunesmith_worker.plan.reading import read_tuning
-from tunesmith_worker.plan.shapes import Engine, MicroBatch, ModelShape, Tuning, shape_of
-from tunesmith_worker.trainers.memory_plan import mechanisms_of
-from tunesmith_worker.trainers.step_memory import describe
+from tunesmith_worker.engine.memory.estimate import Policy
+from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
+from tunesmith_worker.engine.memory.probe import Probe, run_probe
+from tunesmith_worker.engine.memory.recompute import LayerModes
+from tunesmith_worker.engine.memory.retry import describe
+from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch, ModelShape, Tuning, shape_of
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.patches.patch import MECHANISMS
+from tunesmith_worker.trainer.auto.memory_plan import mechanisms_of
 
 Untyped = Any  # Any: transformers is not typed
 

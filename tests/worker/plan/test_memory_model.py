@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tunesmith_schema import Precision
-from tunesmith_worker.optimizers.choose import optimizer_for
-from tunesmith_worker.optimizers.fresh_state import state_bytes
-from tunesmith_worker.plan import shapes
-from tunesmith_worker.plan.memory import Correction, Policy, layer_kept, predict
-from tunesmith_worker.plan.reading import read_tuning
+from tunesmith_worker.engine.memory import shapes
+from tunesmith_worker.engine.memory.estimate import Correction, Policy, layer_kept, predict
+from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
+from tunesmith_worker.engine.optimizers.choose import optimizer_for
+from tunesmith_worker.engine.optimizers.fresh_state import state_bytes
 
 from ..patches.models import FAMILIES, make_model
 from .models import Measured, llama

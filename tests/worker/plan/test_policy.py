@@ -10,8 +10,7 @@ import pytest
 import transformers
 
 from tunesmith_schema import PROJECTIONS, LoraRecipe
-from tunesmith_worker.plan.memory import Policy
-from tunesmith_worker.plan.policy import (
+from tunesmith_worker.engine.memory.choose import (
     Option,
     Planner,
     Room,
@@ -19,7 +18,8 @@ from tunesmith_worker.plan.policy import (
     most_tokens,
     rows_and_passes,
 )
-from tunesmith_worker.plan.shapes import Engine, MicroBatch, full, lora, shape_of
+from tunesmith_worker.engine.memory.estimate import Policy
+from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch, full, lora, shape_of
 
 GIB = 2**30
 OURS = frozenset({"attention_block", "mlp_block", "loss"})
@@ -226,5 +226,5 @@ def test_rows_follow_from_tokens_and_the_global_batch_stays() -> None:
 
 def test_a_plan_needs_no_torch() -> None:
     """A light worker may be asked what a job would take."""
-    code = "import sys, tunesmith_worker.plan.policy; sys.exit('torch' in sys.modules)"
+    code = "import sys, tunesmith_worker.engine.memory.choose; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

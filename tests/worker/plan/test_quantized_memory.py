@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pytest
 
-from tunesmith_worker.plan.memory import layer_kept, predict
-from tunesmith_worker.plan.reading import storage_bytes
+from tunesmith_worker.engine.memory.estimate import layer_kept, predict
+from tunesmith_worker.engine.memory.parameter_sizes import storage_bytes
 
 SETTINGS: dict[str, dict[str, Any]] = {  # Any: arguments of Measured
     "nf4": {},
@@ -59,7 +59,7 @@ def _figures(kind: Literal["nf4", "int8"], given: dict[str, Any]) -> dict[str, f
     import torch
     import transformers
 
-    from tunesmith_worker.quantization import quantization_config, settle_layers
+    from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
 
     from .models import Measured, llama
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from tunesmith_worker.plan.room import HostPeak, find_room, host_free
+from tunesmith_worker.engine.memory.free_memory import HostPeak, find_room, host_free
 
 GIB = 2**30
 

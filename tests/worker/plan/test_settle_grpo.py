@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Recipe, ReinforcementHyperparameters
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.plan import (
-    Choices,
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import Choices, TrainPlan
+from tunesmith_worker.trainer.auto.resolve_grpo import (
     GRPOPlan,
-    TrainPlan,
     plan_grpo,
     plan_grpo_train,
     prompt_limit,

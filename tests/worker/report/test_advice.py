@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Choice, PhaseName, Saturation
-from tunesmith_worker.report.advice import RULES, advice_of
+from tunesmith_worker.rundir.advice.rules import RULES, advice_of
 
 from .reports import GPU, planned, report, rollouts
 

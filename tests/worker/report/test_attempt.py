@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Claim, ClaimedFile, Hyperparameters, Outcome, Recipe, RunReport
-from tunesmith_worker.report.attempt import AttemptAccount
+from tunesmith_worker.supervisor.attempt_report import AttemptAccount
 
 from .reports import report
 

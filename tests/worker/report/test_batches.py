@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tunesmith_schema import PhaseName
-from tunesmith_worker.report.batches import WARM_UP, BatchCounts, Fit
+from tunesmith_worker.trainer.report.batches import WARM_UP, BatchCounts, Fit
 
 
 def test_tokens_are_the_rows_and_slots_the_places_they_were_given() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import BoundBy
-from tunesmith_worker.report.batches import Fit
-from tunesmith_worker.report.bound import PARTS, bound_of
-from tunesmith_worker.report.saturation import saturation_of
+from tunesmith_worker.rundir.advice.bound import PARTS, bound_of
+from tunesmith_worker.trainer.report.batches import Fit
+from tunesmith_worker.trainer.report.saturation import saturation_of
 
 from .reports import GPU, planned, report, rollouts
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tunesmith_schema import PhaseName
-from tunesmith_worker.report.clock import WallClock
-from tunesmith_worker.report.cuda import CudaTimeline
+from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.trainer.report.cuda import CudaTimeline
 
 
 class Time:

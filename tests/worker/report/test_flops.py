@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tunesmith_worker.report.flops import ModelShape, model_shape, peak_tflops
+from tunesmith_worker.trainer.report.flops import ModelShape, model_shape, peak_tflops
 
 ROWS, LENGTH = 2, 64
 

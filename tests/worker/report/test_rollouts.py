@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaConfig
 
 from tunesmith_schema import RunReport
-from tunesmith_worker.folders import RunDirectory
-from tunesmith_worker.report.clock import WallClock
-from tunesmith_worker.report.recorder import RunRecorder
-from tunesmith_worker.report.rollouts import RewardCounts, RolloutCounts, RoundFigures
+from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.trainer.report.recorder import RunRecorder
+from tunesmith_worker.trainer.report.rollouts import RewardCounts, RolloutCounts, RoundFigures
 
 from .reports import report as planted
 

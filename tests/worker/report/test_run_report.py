@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ROLLOUT, TRAINING, ControlAction, ControlFile, EventKind, RunReport
-from tunesmith_worker.control import StopControl
-from tunesmith_worker.folders import RunDirectory, write_json
-from tunesmith_worker.report import recorder as recorders
-from tunesmith_worker.report import watch
-from tunesmith_worker.report.watch import LayerCounters
-from tunesmith_worker.run import main
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.paths import RunDirectory, write_json
+from tunesmith_worker.trainer.report import recorder as recorders
+from tunesmith_worker.trainer.report import watch
+from tunesmith_worker.trainer.report.watch import LayerCounters
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data
@@ -131,7 +131,7 @@ def test_a_cancelled_run_leaves_its_report(
         raise SystemExit(status)
 
     monkeypatch.setattr(StopControl, "step_ended", cancel_at_three)
-    monkeypatch.setattr("tunesmith_worker.control.os._exit", leave)
+    monkeypatch.setattr("tunesmith_worker.rundir.control.os._exit", leave)
     with pytest.raises(SystemExit):
         main(run)
     report = read(run)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from tunesmith_schema import Grader
-from tunesmith_worker.rewards import Graded, Sample
-from tunesmith_worker.rewards.grading import SpecGrader
-from tunesmith_worker.rewards.protocol import Item
-from tunesmith_worker.rewards.templates import Completion
+from tunesmith_worker.trainer.rewards import Graded, Sample
+from tunesmith_worker.trainer.rewards.grading import SpecGrader
+from tunesmith_worker.trainer.rewards.protocol import Item
+from tunesmith_worker.trainer.rewards.templates import Completion
 
 _GRADER: TypeAdapter[Grader] = TypeAdapter(Grader)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunesmith_worker.rewards import ErrorsTold, Graded
+from tunesmith_worker.trainer.rewards import ErrorsTold, Graded
 
 
 def step(failed: int, name: str = "a") -> list[Graded]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_worker.rewards import Grading, LocalReward, missing_fields
+from tunesmith_worker.trainer.rewards import Grading, LocalReward, missing_fields
 
 from .rows import Row, grader, sample
 

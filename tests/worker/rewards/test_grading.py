@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.rewards import Grading, LocalReward
-from tunesmith_worker.rewards.templates import Completion
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.trainer.rewards import Grading, LocalReward
+from tunesmith_worker.trainer.rewards.templates import Completion
 
 from .rows import Row, grader, sample
 
@@ -34,7 +34,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         assert go_on.wait(30)
         return float(completion.sample.text)
 
-    monkeypatch.setattr("tunesmith_worker.rewards.grading.scorer", lambda grader: wait)
+    monkeypatch.setattr("tunesmith_worker.trainer.rewards.grading.scorer", lambda grader: wait)
     yield go_on.set
     go_on.set()
 
@@ -97,7 +97,7 @@ def test_a_grader_that_raises_anything_ends_no_run(
             raise KeyError("what")
         return 1.0
 
-    monkeypatch.setattr("tunesmith_worker.rewards.grading.scorer", lambda grader: broken)
+    monkeypatch.setattr("tunesmith_worker.trainer.rewards.grading.scorer", lambda grader: broken)
     with Grading(grader(**RIGHT)) as grading:
         step = grading.begin(rows[:2])
         step.add(0, sample("bad"), [])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import RunResult, RunSpec
-from tunesmith_worker import run
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.rewards import Graded, Grading, LocalReward
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.trainer import run
+from tunesmith_worker.trainer.rewards import Graded, Grading, LocalReward
 
 from .rows import Row, grader, sample
 

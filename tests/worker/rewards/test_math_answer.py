@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith_worker.rewards.math_answer import Number, find_answer, same
+from tunesmith_worker.trainer.rewards.math_answer import Number, find_answer, same
 
 from .rows import error, score
 

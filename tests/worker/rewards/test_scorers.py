@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunesmith_schema.formulas import parse_formula
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.rewards import missing_fields
-from tunesmith_worker.rewards.formula import evaluate
-from tunesmith_worker.rewards.protocol import GraderError, Item
-from tunesmith_worker.rewards.templates import Completion, renderer
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.trainer.rewards import missing_fields
+from tunesmith_worker.trainer.rewards.formula import evaluate
+from tunesmith_worker.trainer.rewards.protocol import GraderError, Item
+from tunesmith_worker.trainer.rewards.templates import Completion, renderer
 
 from .rows import Row, error, grader, sample, score
 
@@ -71,7 +71,7 @@ def test_a_regex_may_ignore_case() -> None:
 def test_a_pattern_that_backtracks_without_end_is_given_up(
     pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith_worker.rewards.scorers.PATTERN_SECONDS", 0.1)
+    monkeypatch.setattr("tunesmith_worker.trainer.rewards.scorers.PATTERN_SECONDS", 0.1)
     found = error("a" * 5000 + "!", type="regex", pattern=pattern)
     assert "took more than 0.1 s on one completion" in found
 

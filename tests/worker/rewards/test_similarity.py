@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunesmith_schema.graders import Overlap, Rouge
-from tunesmith_worker.rewards.similarity import metric
+from tunesmith_worker.trainer.rewards.similarity import metric
 
 METRICS = (*get_args(Overlap), *get_args(Rouge))
 SAT, IS = "the cat sat on the mat", "the cat is on the mat"

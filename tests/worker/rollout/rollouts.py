@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from tunesmith_worker.rollout import (
+from tunesmith_worker.engine.rollout import (
     Completion,
     NativeEngine,
     Request,

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.quantization import quantization_config, settle_layers
-from tunesmith_worker.rollout import Completion, UnsupportedModel, plan_rollout
+from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout import Completion, UnsupportedModel, plan_rollout
 
 from ..patches.models import (
     COMMON,

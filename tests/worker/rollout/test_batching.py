@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tunesmith_worker.rollout import (
+from tunesmith_worker.engine.rollout import (
     Completion,
     FinishReason,
     NotFinite,
     Request,
     SamplingParams,
 )
-from tunesmith_worker.rollout.cache import Prefix
-from tunesmith_worker.rollout.decoder import Decoder
+from tunesmith_worker.engine.rollout.cache import Prefix
+from tunesmith_worker.engine.rollout.decoder import Decoder
 
 from ..patches.models import make_model, with_lora
 from .rollouts import GREEDY, assert_logprobs_equal_a_forward, engine_of, make_prompts

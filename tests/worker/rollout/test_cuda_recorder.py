@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_worker.rollout import native
-from tunesmith_worker.rollout.graphs import CudaRecorder
+from tunesmith_worker.engine.rollout import native
+from tunesmith_worker.engine.rollout.graphs import CudaRecorder
 
 from ..patches.models import make_model
 from .fake_cuda import FakeCuda

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import patch
-from tunesmith_worker.rollout.architecture import read_architecture
-from tunesmith_worker.rollout.weights import norm_map
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout.architecture import read_architecture
+from tunesmith_worker.engine.rollout.weights import norm_map
 
 from ..patches.models import FAMILIES, make_model, packed_batch, run_step, scored_by_trl, with_lora
 from .rollouts import LAYOUTS, assert_logprobs_equal_a_forward, engine_of, greedy, make_prompts

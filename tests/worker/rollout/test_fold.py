@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from tunesmith_kernels.lora import Adapter
-from tunesmith_worker.patches import patch
-from tunesmith_worker.rollout import NativeEngine, Request, UnsupportedModel
-from tunesmith_worker.rollout.architecture import read_architecture
-from tunesmith_worker.rollout.fold import UnfoldError, delta_rows, folded
-from tunesmith_worker.rollout.weights import decoder_weights
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout import NativeEngine, Request, UnsupportedModel
+from tunesmith_worker.engine.rollout.architecture import read_architecture
+from tunesmith_worker.engine.rollout.fold import UnfoldError, delta_rows, folded
+from tunesmith_worker.engine.rollout.weights import decoder_weights
 
 from ..patches.models import COMMON, make_model, model_of, with_lora
 from .rollouts import engine_of
@@ -55,7 +55,7 @@ def test_weights_hold_the_sum_inside_and_their_own_bits_after(
 
 
 def test_a_matrix_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith_worker.rollout.fold._CHUNK", 500)
+    monkeypatch.setattr("tunesmith_worker.engine.rollout.fold._CHUNK", 500)
     weight, adapter = _pair(torch.bfloat16)
     before = weight.clone()
     with folded([(weight, adapter)]):
@@ -109,7 +109,7 @@ def test_a_failing_rollout_unfolds(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("tunesmith_worker.rollout.decoder.Decoder.step", failing)
+    monkeypatch.setattr("tunesmith_worker.engine.rollout.decoder.Decoder.step", failing)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.generate([Request(prompt_ids=(4,), max_tokens=3, seed=0)])
     assert _hash(model) == before

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.rollout import Request, SamplingParams, native
+from tunesmith_worker.engine.rollout import Request, SamplingParams, native
 
 from ..patches.models import make_model, relative_rms, with_lora
 from .rollouts import LAYOUTS, engine_of, make_prompts

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.rollout import Interrupted, Request, SamplingParams, native
-from tunesmith_worker.rollout.cache import RowCache
-from tunesmith_worker.rollout.decoder import Decoder
+from tunesmith_worker.engine.rollout import Interrupted, Request, SamplingParams, native
+from tunesmith_worker.engine.rollout.cache import RowCache
+from tunesmith_worker.engine.rollout.decoder import Decoder
 
 from ..patches.models import FAMILIES, make_model, with_lora
 from .rollouts import (

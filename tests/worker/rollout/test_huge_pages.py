@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tunesmith_worker.rollout import linear
-from tunesmith_worker.rollout.huge_pages import use_huge_pages
+from tunesmith_worker.engine.rollout import linear
+from tunesmith_worker.engine.rollout.huge_pages import use_huge_pages
 
 MIB = 1 << 20
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.rollout import Completion, Request
-from tunesmith_worker.rollout.cache import RowCache
-from tunesmith_worker.rollout.linear import Linear
+from tunesmith_worker.engine.rollout import Completion, Request
+from tunesmith_worker.engine.rollout.cache import RowCache
+from tunesmith_worker.engine.rollout.linear import Linear
 
 from ..patches.models import make_model, with_lora
 from .rollouts import LAYOUTS, engine_of, make_prompts

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.rollout import Request, SamplingParams
+from tunesmith_worker.engine.rollout import Request, SamplingParams
 
 from ..patches.models import COMMON, FAMILIES, make_model, model_of
 from .rollouts import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.rollout import (
+from tunesmith_worker.engine.rollout import (
     Request,
     RolloutDoesNotFit,
     RolloutPlan,
@@ -17,7 +17,7 @@ from tunesmith_worker.rollout import (
     UnusableRequest,
     plan_rollout,
 )
-from tunesmith_worker.rollout.linear import Linear, PackedLinear, packs, prepared
+from tunesmith_worker.engine.rollout.linear import Linear, PackedLinear, packs, prepared
 
 from ..patches.models import COMMON, make_model, model_of, with_lora
 from .rollouts import assert_logprobs_equal_a_forward, engine_of, greedy, make_prompts
@@ -113,7 +113,7 @@ def test_no_requests_no_completions() -> None:
 
 
 def test_without_onednns_private_products_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith_worker.rollout.linear.packs", lambda *_: False)
+    monkeypatch.setattr("tunesmith_worker.engine.rollout.linear.packs", lambda *_: False)
     model, prompts = with_lora(make_model("qwen2")), make_prompts(5, 9)
     assert_logprobs_equal_a_forward(model, prompts, greedy(engine_of(model), prompts, 8))
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.rollout import SamplingParams
-from tunesmith_worker.rollout.sampling import Seen, Uniforms, draw, law
+from tunesmith_worker.engine.rollout import SamplingParams
+from tunesmith_worker.engine.rollout.sampling import Seen, Uniforms, draw, law
 
 Untyped = Any  # Any: transformers is not typed
 

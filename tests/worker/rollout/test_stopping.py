@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from tunesmith_worker.rollout import FinishReason, Request, UnusableRequest, eos_token_ids
-from tunesmith_worker.rollout.stopping import StopWatch
+from tunesmith_worker.engine.rollout import FinishReason, Request, UnusableRequest, eos_token_ids
+from tunesmith_worker.engine.rollout.stopping import StopWatch
 
 from ...tiny_model import make_tiny_tokenizer
 from ..patches.models import COMMON, make_model, model_of

@@ -12,12 +12,12 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 
-from tunesmith_worker import adapters
-from tunesmith_worker.data import prepare, tokens
-from tunesmith_worker.data.tokens import IGNORED
-from tunesmith_worker.patches import half_blocks, head, projections
-from tunesmith_worker.self_check import directory
-from tunesmith_worker.trainers import batches, sft
+from tunesmith_worker.engine.model import adapters
+from tunesmith_worker.engine.patches import half_blocks, head, projections
+from tunesmith_worker.trainer.data import prepare, tokens
+from tunesmith_worker.trainer.data.tokens import IGNORED
+from tunesmith_worker.trainer.methods import batches, sft
+from tunesmith_worker.trainer.selfcheck import directory
 
 Untyped = Any  # Any: transformers, PEFT and datasets are not typed
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -73,7 +73,7 @@ def after_attaching(change: Callable[[Untyped], None]) -> Plant:
             change(model)
             return model
 
-        monkeypatch.setattr("tunesmith_worker.loading.attach_lora", wrong)
+        monkeypatch.setattr("tunesmith_worker.trainer.load.attach_lora", wrong)
 
     return plant
 
@@ -131,7 +131,7 @@ def zero_a_used_row(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.no_grad():
             model.get_base_model().get_input_embeddings().weight[used[5]] = 0.0
 
-    monkeypatch.setattr("tunesmith_worker.loading.train_token_rows", wrong)
+    monkeypatch.setattr("tunesmith_worker.trainer.load.train_token_rows", wrong)
 
 
 def no_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def no_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         config.learning_rate = 0.0
         return config
 
-    monkeypatch.setattr("tunesmith_worker.supervised.sft_config", wrong)
+    monkeypatch.setattr("tunesmith_worker.trainer.assemble_sft.sft_config", wrong)
 
 
 def forget_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import JobFailure
-from tunesmith_worker.run import main
-from tunesmith_worker.trainers.sft import SFTTrainer
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
+from tunesmith_worker.trainer.run import main
 
 from ..runs import read_result
 

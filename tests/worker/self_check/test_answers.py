@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
-from tunesmith_worker.self_check import labels
+from tunesmith_worker.trainer.run import main
+from tunesmith_worker.trainer.selfcheck import labels
 
 from ...tiny_model import make_tiny_model, make_tiny_tokenizer
 from ..conftest import MakeRun

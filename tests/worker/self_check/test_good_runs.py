@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ...tiny_model import make_tiny_tokenizer
 from ..conftest import MakeRun
@@ -122,7 +122,7 @@ def test_the_model_is_afterwards_what_it_was(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every tensor, gradient, mode, flag and random number; the trainer's optimiser too."""
-    from tunesmith_worker.self_check import self_check as right
+    from tunesmith_worker.trainer.selfcheck import self_check as right
 
     seen = []
 
@@ -143,7 +143,7 @@ def test_the_model_is_afterwards_what_it_was(
         right(subject, *rest)
         seen.append((before, state(subject)))
 
-    monkeypatch.setattr("tunesmith_worker.supervised.self_check", watched)
+    monkeypatch.setattr("tunesmith_worker.trainer.assemble_sft.self_check", watched)
     assert main(make_run(QUESTIONS, recipe={"max_steps": 1, **BF16})) == 0
     ((before, after),) = seen
     assert _equal(before, after)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tunesmith_schema import EventKind
-from tunesmith_worker.plan.policy import Room
-from tunesmith_worker.run import main
-from tunesmith_worker.self_check import numerics, passes
-from tunesmith_worker.trainers import memory_plan
+from tunesmith_worker.engine.memory.choose import Room
+from tunesmith_worker.trainer.auto import memory_plan
+from tunesmith_worker.trainer.run import main
+from tunesmith_worker.trainer.selfcheck import numerics, passes
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_result

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode, EventKind
-from tunesmith_worker.self_check.nan_guard import NanGuard
+from tunesmith_worker.trainer.methods.nan_guard import NanGuard
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, losses

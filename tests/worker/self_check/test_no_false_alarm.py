@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.self_check import Tripwires, tripwires
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.trainer.selfcheck import Tripwires, tripwires
 
 from ...tiny_model import make_tiny_tokenizer
 from ..conftest import MakeRun

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import ErrorCode, EventKind
-from tunesmith_worker.run import main
+from tunesmith_worker.trainer.run import main
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_result

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tunesmith_schema import ErrorCode, EventKind
-from tunesmith_worker.self_check.movement import Movement
-from tunesmith_worker.self_check.trained_units import Unit
+from tunesmith_worker.trainer.selfcheck.movement import Movement
+from tunesmith_worker.trainer.selfcheck.trained_units import Unit
 
 from ..conftest import MakeRun
 from ..runs import QUESTIONS, event_data, read_events

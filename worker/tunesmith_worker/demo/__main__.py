@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tunesmith import TunesmithError
+from tunesmith_worker.rundir.errors import RunError
 
-from ..errors import RunError
 from .output import OutputRefused
 from .service import ServiceFailed
 from .story import Options, run_demo

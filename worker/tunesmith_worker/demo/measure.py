@@ -16,11 +16,11 @@ import peft
 import torch
 import transformers
 
-from ..data.formats import Row
-from ..data.rows import read_rows
-from ..data.tokens import IGNORED, tokenize_rows
-from ..errors import DataError
-from ..plan import DataPlan
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.rundir.plan import DataPlan
+from tunesmith_worker.trainer.data.formats import Row
+from tunesmith_worker.trainer.data.rows import read_rows
+from tunesmith_worker.trainer.data.tokens import IGNORED, tokenize_rows
 
 Untyped = Any  # Any: transformers and peft are not typed
 

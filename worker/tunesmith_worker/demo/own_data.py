@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..data.records import read_records
-from ..errors import DataError
+from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.trainer.data.records import read_records
 
 HELD_OUT_SHARE = 0.05
 HELD_OUT_MIN, HELD_OUT_MAX = 8, 64

@@ -14,9 +14,9 @@ from rich.console import Console
 
 import tunesmith
 from tunesmith_schema import EventKind
+from tunesmith_worker.rundir.process import quick_imports
+from tunesmith_worker.supervisor.devices import describe_device
 
-from ..devices import describe_device
-from ..process import quick_imports
 from .output import prepare_output
 from .recipes import SEED
 from .reinforcement import reward_summary

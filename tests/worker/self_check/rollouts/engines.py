@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tunesmith_worker.rollout import (
+from tunesmith_worker.engine.rollout import (
     Completion,
     FinishReason,
     NativeEngine,
@@ -16,8 +16,8 @@ from tunesmith_worker.rollout import (
     RolloutPlan,
     SamplingParams,
 )
-from tunesmith_worker.rollout.sampling import Uniforms
-from tunesmith_worker.self_check.passes import adapter_off
+from tunesmith_worker.engine.rollout.sampling import Uniforms
+from tunesmith_worker.trainer.selfcheck.passes import adapter_off
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 

@@ -12,13 +12,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tunesmith_schema import Recipe
-from tunesmith_worker.model import Base
-from tunesmith_worker.patches import patch
-from tunesmith_worker.plan import LoadPlan
-from tunesmith_worker.rollout import NativeEngine, Request, RolloutPlan, eos_token_ids
-from tunesmith_worker.rollout.weights import Layout
-from tunesmith_worker.self_check.rollouts import ReinforcementSubject, Row, check_rollouts
-from tunesmith_worker.self_check.subject import Outcome
+from tunesmith_worker.engine.model.base_model import Base
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout import NativeEngine, Request, RolloutPlan, eos_token_ids
+from tunesmith_worker.engine.rollout.weights import Layout
+from tunesmith_worker.rundir.plan import LoadPlan
+from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
+from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject, Row
+from tunesmith_worker.trainer.selfcheck.subject import Outcome
 
 from ....tiny_model import make_tiny_tokenizer
 from ...patches.models import COMMON, FAMILIES, model_of, scored_by_trl, with_lora

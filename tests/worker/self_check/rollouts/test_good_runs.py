@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.rollout import NativeEngine, Request, plan_rollout
-from tunesmith_worker.rollout.weights import Layout
-from tunesmith_worker.self_check.rollouts import Row, check_rollouts
-from tunesmith_worker.self_check.rollouts.positions import check_positions
-from tunesmith_worker.self_check.rollouts.prompts import check_prompts, check_requests
-from tunesmith_worker.self_check.rollouts.stops import check_stop_tokens
-from tunesmith_worker.trainers.completion_scores import score_completions
-from tunesmith_worker.trainers.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.engine.rollout import NativeEngine, Request, plan_rollout
+from tunesmith_worker.engine.rollout.weights import Layout
+from tunesmith_worker.trainer.methods.completion_scores import score_completions
+from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
+from tunesmith_worker.trainer.selfcheck.rollout_positions import check_positions
+from tunesmith_worker.trainer.selfcheck.rollout_prompts import check_prompts, check_requests
+from tunesmith_worker.trainer.selfcheck.rollout_stops import check_stop_tokens
+from tunesmith_worker.trainer.selfcheck.rollout_subject import Row
 
 from ...patches.models import equal_bits
 from .engines import LeftPadded

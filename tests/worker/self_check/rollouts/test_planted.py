@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_worker.patches import projections
-from tunesmith_worker.rollout import Request, fold
-from tunesmith_worker.rollout.attention import StepAttention
-from tunesmith_worker.rollout.positions import Positions, Table
-from tunesmith_worker.self_check.passes import adapter_off
-from tunesmith_worker.self_check.rollouts import ReinforcementSubject
-from tunesmith_worker.self_check.rollouts.positions import check_positions
-from tunesmith_worker.self_check.rollouts.prompts import check_prompts, check_requests
-from tunesmith_worker.self_check.rollouts.stops import check_stop_tokens
+from tunesmith_worker.engine.patches import projections
+from tunesmith_worker.engine.rollout import Request, fold
+from tunesmith_worker.engine.rollout.attention import StepAttention
+from tunesmith_worker.engine.rollout.positions import Positions, Table
+from tunesmith_worker.trainer.selfcheck.passes import adapter_off
+from tunesmith_worker.trainer.selfcheck.rollout_positions import check_positions
+from tunesmith_worker.trainer.selfcheck.rollout_prompts import check_prompts, check_requests
+from tunesmith_worker.trainer.selfcheck.rollout_stops import check_stop_tokens
+from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
 
 from . import engines
 from .subjects import Prompt, faults, make_subject, score_with

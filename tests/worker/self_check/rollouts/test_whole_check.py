@@ -15,11 +15,12 @@ import torch
 import trl
 
 from tunesmith_schema import ErrorCategory, ErrorCode, EventKind
-from tunesmith_worker.errors import RunError
-from tunesmith_worker.events import EventLog
-from tunesmith_worker.patches.trl_compat import RECOMPUTE
-from tunesmith_worker.self_check import self_check
-from tunesmith_worker.self_check.rollouts import ReinforcementSubject, reinforcement_checks
+from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.trainer.selfcheck import self_check
+from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
+from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
 
 from ...runs import event_data, read_events
 from .engines import WithoutAdapter

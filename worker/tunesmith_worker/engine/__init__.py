@@ -1,0 +1,1 @@
+"""Everything that computes on a model and knows no job."""

@@ -1,0 +1,1 @@
+"""Planning, measuring and limiting the memory of training."""

@@ -1,0 +1,94 @@
+"""What the memory model needs to know, read from a loaded model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tunesmith_schema import Precision
+from tunesmith_worker.engine.model.quantization import is_nf4, scales
+from tunesmith_worker.engine.optimizers.choose import optimizer_for
+from tunesmith_worker.engine.optimizers.fresh_state import make_state, state_bytes
+
+from .shapes import ModelShape, Tuning
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+
+def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
+    """Bytes are those of the tensors that are there."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    held = storage_bytes([*model.parameters(), *model.buffers(), *scales(model)])
+    adapter = 0 if full else storage_bytes(trained)
+    return Tuning(
+        full=full,
+        compute_bytes=4 if precision == "fp32" else 2,
+        stream_bytes=_main_bytes(trained if full else frozen),
+        weights=held - adapter,
+        trained=sum(p.numel() for p in trained),
+        adapter=adapter,
+        ranks=_ranks(model),
+        dropout=_has_dropout(model),
+        gradient_bytes=_main_bytes(trained),
+        optimizer_bytes=optimizer_bytes(trained, full=full, precision=precision),
+        tables=sum(p.shape == (shape.vocabulary, shape.hidden) for p in trained),
+        whole_head=any(p is _head_weight(model) for p in trained),
+        packed=any(map(is_nf4, model.modules())),
+        eight_bits=any(p.dtype == torch.int8 for p in model.parameters()),
+    )
+
+
+def optimizer_bytes(
+    trained: list[torch.nn.Parameter], *, full: bool, precision: Precision
+) -> float:
+    """For a trained parameter on average: of the state that the run's optimiser makes for tensors
+    of these shapes, on the meta device."""
+    twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
+    kind, given = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
+        torch.optim.AdamW,
+        {"lr": 0.0},
+    )
+    optimizer = kind(twins, **given)
+    make_state(optimizer)
+    return state_bytes(optimizer) / max(1, sum(p.numel() for p in trained))
+
+
+def _head_weight(model: Untyped) -> torch.Tensor | None:
+    head = model.get_output_embeddings()
+    saved = getattr(head, "modules_to_save", None)  # PEFT's: the copy that trains
+    if saved:
+        head = next(iter(saved.values()))
+    return getattr(head, "weight", None)
+
+
+def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
+    """Of an element in the dtype that most of them are in, quantised ones left out."""
+    counts: dict[int, int] = {}
+    for p in parameters:
+        if p.is_floating_point():
+            counts[p.dtype.itemsize] = counts.get(p.dtype.itemsize, 0) + p.numel()
+    return max(counts, key=counts.__getitem__, default=4)
+
+
+def storage_bytes(tensors: list[torch.Tensor]) -> int:
+    """Of all storages, each once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _ranks(model: Untyped) -> tuple[tuple[str, int], ...]:
+    """Adapted projections by name, with the largest rank of any layer."""
+    found: dict[str, int] = {}
+    for path, module in model.named_modules():
+        if not hasattr(module, "lora_A"):
+            continue
+        name = path.rpartition(".")[2]
+        for rank in module.r.values():
+            found[name] = max(found.get(name, 0), int(rank))
+    return tuple(found.items())
+
+
+def _has_dropout(model: Untyped) -> bool:
+    return any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())

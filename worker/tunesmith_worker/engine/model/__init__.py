@@ -1,0 +1,1 @@
+"""The base model, its adapter, quantization and embeddings."""

@@ -1,0 +1,245 @@
+"""LoRA on the model, and what was trained as files: a stock PEFT adapter, or the full weights.
+
+safetensors and JSON only. Knows nothing of where the files go next.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from pydantic import JsonValue
+from safetensors.torch import save_file
+
+from tunesmith_schema import PROJECTIONS, ErrorCode, LoraRecipe, Recipe
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.paths import new_folder
+from tunesmith_worker.rundir.plan import Choices
+
+from .adapter_size import adapter_tensors
+from .embeddings import WholeMatrices, keep_in_fp32, whole_matrices
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+PROBE_TOKENS = 64
+PROBE_LOGITS = 8
+
+
+def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
+    """The model with a fresh adapter: B = 0, so it starts out equal to the base model."""
+    lora = recipe.lora or LoraRecipe()
+    targets = _targets(model, lora, choices)
+    whole = whole_matrices(
+        model,
+        targets,
+        allowed=recipe.allow_full_embeddings,
+        adapter_itemsize=adapter_dtype(recipe).itemsize,
+    )
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=_without(targets, whole),
+        modules_to_save=whole and whole.modules_to_save,
+        ensure_weight_tying=whole is not None and whole.tied,
+        bias=lora.bias,
+        use_rslora=lora.use_rslora,
+    )
+    try:
+        with warnings.catch_warnings():
+            # peft asks for an attribute that transformers has renamed: nothing to act on.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            attached = peft.get_peft_model(model, config)
+    except ValueError as error:  # PEFT names the target modules that the model lacks
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            f"recipe.lora does not fit the model: {error}",
+            hint="Leave recipe.lora.target_modules at 'auto', or use names of its layers.",
+            param="recipe.lora.target_modules",
+        ) from error
+    keep_in_fp32(attached)
+    return attached
+
+
+def adapter_dtype(recipe: Recipe) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[recipe.adapter_dtype]
+
+
+def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
+    """The layers that LoRA adapts."""
+    if isinstance(targets, str) or whole is None:
+        return targets
+    left = [target for target in targets if target not in whole.targets]
+    if not left:
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            "recipe.lora.target_modules names the embedding or the head alone.",
+            hint=f"Name a layer for LoRA as well, such as {PROJECTIONS[0]}.",
+            param="recipe.lora.target_modules",
+        )
+    return left
+
+
+def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[str]:
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    found = [name for name in PROJECTIONS if name in names]
+    given = lora.target_modules
+    if isinstance(given, list):
+        absent = [target for target in given if not _has(model, target)]
+        if absent:  # PEFT is content when one of several exists
+            raise RunError(
+                ErrorCode.RECIPE_INVALID,
+                f"recipe.lora.target_modules: the model has no layer {absent[0]!r}.",
+                hint=f"It has {', '.join(found) or 'other names: use all-linear'}.",
+                param="recipe.lora.target_modules",
+            )
+    return choices.settle(
+        "lora.target_modules",
+        given,
+        found or "all-linear",
+        "the projections that this model has" if found else "it has none of the usual projections",
+    )
+
+
+def _has(model: Untyped, target: str) -> bool:
+    return any(_matches(name, target) for name, _ in model.named_modules())
+
+
+def _matches(name: str, target: str) -> bool:
+    """As PEFT finds a target."""
+    return name == target or name.endswith(f".{target}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a saved adapter is beside the model in memory."""
+
+    bytes: int
+    """Of adapter_model.safetensors."""
+    rounding: float
+    """The largest change of a probe's logit that came of saving in fewer bits than were trained."""
+
+    def summary(self) -> str:
+        return (
+            f"adapter saved: {self.bytes:,} bytes; rounding to its precision moved the probe's "
+            f"logits by at most {self.rounding:.1g}"
+        )
+
+    def as_data(self) -> dict[str, JsonValue]:
+        return {"adapter_bytes": self.bytes, "logit_rounding": self.rounding}
+
+
+def save_trained(
+    path: Path,
+    model: Untyped,
+    tokenizer: Untyped,
+    *,
+    base_name: str,
+    probe_ids: Sequence[int],
+    dtype: torch.dtype,
+    with_tokenizer: bool,
+) -> Saved | None:
+    """Write the adapter in `dtype` (or, with full tuning, the model as it is; then None) so that
+    stock libraries load it. `with_tokenizer`: an adapter needs it, because tokens were added."""
+    with new_folder(path) as folder:
+        if not isinstance(model, peft.PeftModel):
+            model.save_pretrained(folder, safe_serialization=True)
+            _save_tokenizer(folder, tokenizer)
+            _save_probe(folder, *_probe(model, probe_ids))
+            return None
+        _, trained = _probe(model, probe_ids)
+        with _rounded(model, dtype):
+            size = _save_lora(folder, model, base_name, dtype)
+            probe = _probe(model, probe_ids)
+        _save_probe(folder, *probe)
+        if with_tokenizer:
+            _save_tokenizer(folder, tokenizer)
+        return Saved(bytes=size, rounding=float((probe[1] - trained).abs().max()))
+
+
+@contextmanager
+def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, what trains has the values that a file of `dtype` will give back."""
+    before = [(one, one.data) for one in model.parameters() if one.requires_grad]
+    try:
+        for parameter, data in before:
+            parameter.data = data.to(dtype).to(data.dtype)
+        yield
+    finally:
+        for parameter, data in before:
+            parameter.data = data
+
+
+def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
+    """Save everything but the weights once before training, so that what cannot be saved is known
+    in the first minute and not after the last."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        model.config.save_pretrained(scratch)
+        model.generation_config.save_pretrained(scratch)
+        _save_tokenizer(Path(scratch), tokenizer)
+
+
+def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
+    # Several chat templates would become a folder of files: they stay in tokenizer_config.json.
+    several = isinstance(tokenizer.chat_template, dict)
+    tokenizer.save_pretrained(folder, save_jinja_files=not several)
+
+
+def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype) -> int:
+    """Bytes of the weights' file."""
+    # Not PeftModel.save_pretrained, which adds a model card, and asks the hub about embeddings.
+    file = folder / "adapter_model.safetensors"
+    # Copies: a tied matrix is one memory under two names, which the format does not have.
+    tensors = {
+        name: value.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, value in adapter_tensors(model).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = model.peft_config["default"]
+    path, mode = config.base_model_name_or_path, config.inference_mode
+    # The name under which others know the base model, not a folder of this host.
+    config.base_model_name_or_path, config.inference_mode = base_name, True
+    config.save_pretrained(folder)
+    config.base_model_name_or_path, config.inference_mode = path, mode
+    _sort_names(folder / "adapter_config.json")
+    return file.stat().st_size
+
+
+def _sort_names(path: Path) -> None:
+    """PEFT writes sets, whose order differs from run to run: equal adapters get equal bytes."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("target_modules", "modules_to_save", "modules_to_tie"):
+        if isinstance(config.get(key), list):
+            config[key].sort()
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some input [1, T] and this very model's logits for its last tokens, [1, n, V]."""
+    input_ids_1T = torch.tensor([ids[:PROBE_TOKENS]], dtype=torch.int64)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        # The class's forward: accelerate hangs mixed precision on the instance's, and the files
+        # hold the weights as they are.
+        logits_1TV = (
+            type(model)
+            .forward(model, input_ids=input_ids_1T.to(model.device), use_cache=False)
+            .logits
+        )
+    model.train(was_training)
+    return input_ids_1T, logits_1TV[:, -PROBE_LOGITS:].float().cpu().contiguous()
+
+
+def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
+    """Whoever loads the files can check that they are what was trained."""
+    save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")

@@ -1,0 +1,188 @@
+"""The base model and its tokenizer: loaded, and refused with a reason when they cannot be right.
+
+Only safetensors, never code from a model's repository. Knows nothing of adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
+from tunesmith_worker.rundir.errors import RunError, is_disk_full, is_out_of_memory
+from tunesmith_worker.rundir.plan import Device, LoadPlan
+
+from .quantization import quantization_config, settle_layers
+
+NVIDIA_CONTROL = Path("/dev/nvidiactl")
+"""There on a host with an NVIDIA card and a driver of any age."""
+
+Untyped = Any  # Any: transformers ships types too slow for mypy to read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    model: Untyped
+    tokenizer: Untyped
+    context: int | None
+    """Positions the model was made for; None if its config is silent."""
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+
+def find_device() -> Device:
+    if not torch.cuda.is_available():
+        if torch.version.cuda and NVIDIA_CONTROL.exists():
+            _refuse_unusable_driver()
+        return Device(name="cpu", is_gpu=False, has_bf16=False)
+    return Device(
+        name=torch.cuda.get_device_name(),
+        is_gpu=True,
+        has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+    )
+
+
+def _refuse_unusable_driver() -> None:
+    """A host that has a card must not train on its CPU because of the card's driver. No card in
+    sight by CUDA_VISIBLE_DEVICES is no such case."""
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        if "driver" in str(error).lower():
+            raise RunError(
+                ErrorCode.GPU_NOT_USABLE,
+                f"The NVIDIA driver here cannot run torch's CUDA {torch.version.cuda}: {error}",
+                category=ErrorCategory.INFRASTRUCTURE,
+                hint="Update the driver (CUDA 13 needs 580 or newer), or train on the CPU with "
+                "CUDA_VISIBLE_DEVICES='' in the worker's environment.",
+            ) from error
+
+
+def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
+    _check_folder(spec)
+    try:
+        config = transformers.AutoConfig.from_pretrained(spec.model_path, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            spec.model_path, trust_remote_code=False
+        )
+        model = _model(spec, config, weights_dtype(plan))
+    except Exception as error:  # a broken model can raise anything
+        if isinstance(error, RunError) or is_out_of_memory(error) or is_disk_full(error):
+            raise
+        raise _unusable(spec, error) from error
+    if not tokenizer.is_fast:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' has no fast tokenizer (tokenizer.json), which training needs.",
+            hint="Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
+        )
+    if tokenizer.pad_token is None:
+        # Any token will do, as padding is masked by position and never by its id.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    _mend_generation_config(model)
+    return Base(model=model, tokenizer=tokenizer, context=context)
+
+
+def weights_dtype(plan: LoadPlan) -> torch.dtype:
+    return torch.float32 if plan.precision == "fp32" else torch.bfloat16
+
+
+def _mend_generation_config(model: Untyped) -> None:
+    """Several released models (Llama 2) come with a temperature but without `do_sample`, which
+    transformers loads with a warning and then refuses to save."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True
+
+
+def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
+    if spec.recipe.from_scratch:
+        return transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        )
+    kind = spec.recipe.quantization
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        spec.model_path,
+        config=config,
+        quantization_config=None if kind == "none" else quantization_config(kind, dtype),
+        dtype=dtype,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+        output_loading_info=True,
+    )
+    missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if missing:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' lacks {len(missing)} weights, which would be random, the first "
+            f"being {missing[0]}.",
+            hint="Download the model again, or use one whose weights fit its config.json.",
+        )
+    settle_layers(model)
+    return model
+
+
+def _check_folder(spec: RunSpec) -> None:
+    folder = Path(spec.model_path)
+    if not folder.is_dir():  # one of the hub's: run_spec.py has refused a path to nothing
+        return
+    if not (folder / "config.json").exists():
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}': {folder} has no config.json.",
+            hint="Save the model with save_pretrained, and its tokenizer beside it.",
+            param="model",
+        )
+    if spec.recipe.from_scratch or any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
+    if pickled:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"Model '{spec.model}' has only {', '.join(pickled)}: weights must be safetensors, "
+            "because pickled files can run code.",
+            hint="Convert it on a machine you trust: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...).",
+            param="model",
+        )
+    raise RunError(
+        ErrorCode.MODEL_NOT_USABLE,
+        f"Model '{spec.model}' has no weights: {folder} holds no *.safetensors.",
+        hint="Download the model again; or train it from random weights with "
+        "recipe.tuning='full' and recipe.from_scratch=true.",
+        param="model",
+    )
+
+
+def _unusable(spec: RunSpec, error: Exception) -> RunError:
+    text = str(error)
+    if not isinstance(error, OSError | ValueError):
+        text = f"{type(error).__name__}: {text}"  # "KeyError: 'added_tokens'" needs both
+    if "is not a local folder and is not a valid model identifier" in text:
+        return RunError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"Model '{spec.model}' is neither a folder on this worker nor a model on the hub.",
+            hint="Check the name; a gated model needs HF_TOKEN in the worker's environment.",
+            param="model",
+        )
+    return RunError(
+        ErrorCode.MODEL_NOT_USABLE,
+        f"Model '{spec.model}' cannot be loaded: {text}",
+        hint="Code from a model's repository is never run: its architecture must be one that "
+        "transformers has."
+        if "trust_remote_code" in text
+        else "Can the worker's host reach the hub? If not, put the model into a folder below "
+        "TUNESMITH_MODEL_DIRS; a gated model needs HF_TOKEN in the worker's environment."
+        if not Path(spec.model_path).is_dir()
+        else "Check that the folder has config.json, safetensors weights and a tokenizer.",
+        param="model",
+    )

@@ -1,0 +1,58 @@
+"""Which optimiser a precision trains with, and what it has to say to the trainer and to saving."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from tunesmith_schema import Precision
+
+from .eight_bit import StochasticAdamW
+from .split_master import ErrorWordAdamW
+
+Untyped = Any  # Any: transformers is not typed
+OptimizerAndArguments = tuple[type[torch.optim.Optimizer], dict[str, Any]]  # Any: its arguments
+
+_BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's own
+BYTES: dict[Precision, tuple[int, int]] = {
+    "fp32": (12, 4),
+    "bf16_error_word": (12, 2),
+    "bf16_sr8": (4, 2),
+    "bf16": (6, 2),
+}
+"""Full tuning, a parameter: weights and optimiser; the gradient."""
+
+
+def optimizer_for(
+    precision: Precision, *, full: bool, learning_rate: float, seed: int
+) -> OptimizerAndArguments | None:
+    """For the Trainer's `optimizer_cls_and_kwargs`; None where its own AdamW is right."""
+    if not full or precision in ("fp32", "bf16"):
+        return None
+    if precision == "bf16_error_word":
+        return ErrorWordAdamW, {"lr": learning_rate, **_BETAS_EPS}
+    return StochasticAdamW, {"lr": learning_rate, "seed": seed, **_BETAS_EPS}
+
+
+def described(precision: Precision) -> str:
+    """One line for the user."""
+    state, gradient = BYTES[precision]
+    line = f"Full tuning in {precision}: weights and AdamW take {state} bytes a parameter, and "
+    line += f"the gradient {gradient}"
+    if precision == "bf16":
+        line += (
+            "; plain bf16 rounds small updates away and ends at a higher loss: 'bf16_error_word' "
+            "does not"
+        )
+    return line
+
+
+def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
+    """Within, the model's weights are what is to be saved: with error words, the fp32 masters
+    rounded to bf16 as torch rounds."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
+    if isinstance(optimizer, ErrorWordAdamW):
+        return optimizer.rounded_to_even()
+    return nullcontext()

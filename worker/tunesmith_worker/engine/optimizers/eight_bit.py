@@ -1,0 +1,83 @@
+"""AdamW on bf16 weights that are rounded stochastically, with moments of 8 bits: 4 bytes a weight.
+
+Norms, biases and other small tensors keep an error word and fp32 moments, as in error_word.py: they
+are few, and their weights, near 1, are those that lose most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.adamw import AdamW
+from tunesmith_kernels.adamw_8bit import Moments, adamw_8bit_
+from tunesmith_kernels.moment_codes import num_blocks
+
+from .split_master import ErrorWordAdamW, State
+
+SMALL = 4096
+"""Elements below which 8 bits save nothing worth having."""
+_MASK = (1 << 64) - 1
+
+
+class StochasticAdamW(ErrorWordAdamW):
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],  # Any: torch's groups
+        *,
+        lr: float,
+        seed: int,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """`seed` decides all rounding, with a parameter's place and its step: it stands in the
+        groups, and no other state of a generator is kept."""
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, seed=seed)
+
+    def _fresh(self, parameter: torch.Tensor) -> State:
+        size, device = parameter.numel(), parameter.device
+        if parameter.dtype != torch.bfloat16 or parameter.dim() < 2 or size < SMALL:
+            return super()._fresh(parameter)
+        blocks = num_blocks(size)
+        return {
+            "m_code": torch.zeros(size, dtype=torch.int8, device=device),
+            "m_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
+            "v_code": torch.zeros(size, dtype=torch.uint8, device=device),
+            "v_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
+        }
+
+    def _update(
+        self,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        state: State,
+        spec: AdamW,
+        group: State,
+        index: int,
+    ) -> None:
+        if "m_code" not in state:
+            super()._update(weight, grad, state, spec, group, index)
+            return
+        moments = Moments(
+            m_code=state["m_code"],
+            m_scale=state["m_scale"],
+            v_code=state["v_code"],
+            v_scale=state["v_scale"],
+        )
+        seed = mixed(group["seed"], spec.step, index)
+        adamw_8bit_(weight, moments, grad, spec, seed, self.found_inf)
+
+
+def mixed(*numbers: int) -> int:
+    """One seed of 62 bits for several numbers, by the finaliser of splitmix64
+    (https://doi.org/10.1145/2660193.2660195)."""
+    x = 0
+    for number in numbers:
+        x = (x + number + 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return x >> 2

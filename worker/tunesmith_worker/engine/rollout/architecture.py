@@ -1,0 +1,179 @@
+"""A causal language model of transformers, read as what the decoder computes: by the same table of
+families and the same checks as the training patches, or refused.
+
+Holds the model's modules, not copies: weights are read when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import peft
+import torch
+
+from tunesmith_kernels.attention import AttentionShape
+from tunesmith_kernels.gated_activation import Activation
+from tunesmith_kernels.rms_norm import NormKind
+from tunesmith_worker.engine.patches.families import FAMILIES, is_known
+from tunesmith_worker.engine.patches.half_blocks import (
+    ACTIVATIONS,
+    QK_NORMS,
+    attention_shape,
+    check_own,
+    norm_eps,
+    norm_of,
+)
+from tunesmith_worker.engine.patches.projections import Unsupported, check
+from tunesmith_worker.engine.patches.trl_compat import logit_scale
+
+from .protocol import UnsupportedModel
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    module: Untyped
+    eps: float
+    kind: NormKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    before_attention: NormSpec | None
+    qkv: tuple[Untyped, ...]
+    q_norm: NormSpec | None
+    k_norm: NormSpec | None
+    shape: AttentionShape
+    layer_type: str | None
+    """Names the RoPE frequencies of models that have several sets; None: there is one."""
+    rope: bool
+    out: Untyped
+    after_attention: NormSpec | None
+    before_mlp: NormSpec | None
+    gate_up: tuple[Untyped, ...]
+    activation: Activation
+    down: Untyped
+    after_mlp: NormSpec | None
+    residual_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    embedding: Untyped
+    embedding_multiplier: float
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    head: Untyped
+    logit_scale: float
+    softcap: float | None
+    rotary: Untyped
+    """The model's own RoPE module."""
+    vocabulary: int
+    """Rows of the embedding."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+def read_architecture(model: Untyped) -> Architecture:
+    """`model`: with PEFT's LoRA or without, with our patches or without.
+
+    Raises UnsupportedModel, naming what is in the way.
+    """
+    causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    try:
+        return _read(causal)
+    except Unsupported as reason:
+        raise UnsupportedModel(f"{type(causal).__name__}: {reason}") from None
+
+
+def _read(causal: Untyped) -> Architecture:
+    backbone = causal.base_model
+    layers: Untyped = getattr(backbone, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList) or not len(layers):
+        raise Unsupported("it is not among the known families")
+    for layer in layers:
+        if not is_known(layer):
+            raise Unsupported(f"{type(layer).__name__} is not among the known families")
+    _check_whole(causal, layers[0])
+    config = backbone.config
+    kind = FAMILIES[type(layers[0]).__name__].norm
+    several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
+    # Of a model that runs with its first layers only, the first types.
+    types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
+    specs = [_layer(one, name) for one, name in zip(layers, types, strict=True)]
+    if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
+        raise Unsupported("its layers differ in their number or size of heads")
+    head = causal.get_output_embeddings()
+    norm = NormSpec(module=backbone.norm, eps=norm_eps(backbone.norm), kind=kind)
+    check_own(layers[0], backbone.norm)
+    return Architecture(
+        embedding=causal.get_input_embeddings(),
+        embedding_multiplier=float(getattr(backbone, "embedding_multiplier", 1.0)),
+        layers=tuple(specs),
+        norm=norm,
+        head=head,
+        logit_scale=logit_scale(config),
+        softcap=getattr(config, "final_logit_softcapping", None),
+        rotary=backbone.rotary_emb,
+        vocabulary=causal.get_input_embeddings().weight.shape[0],
+        dtype=causal.dtype,
+        device=causal.device,
+    )
+
+
+def _check_whole(causal: Untyped, layer: Untyped) -> None:
+    """The layers stand in the model they were written for, whose other parts we know."""
+    expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
+    kind = type(causal)
+    if kind.__name__ != expected or kind.__module__ != type(layer).__module__:
+        raise Unsupported(f"it is not transformers' {expected}")
+    around = [causal.base_model, *causal.base_model.layers, causal.base_model.rotary_emb]
+    for module in (*around, causal.get_input_embeddings(), causal.get_output_embeddings()):
+        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+            raise Unsupported(f"{type(module).__name__} has hooks, which would be passed by")
+
+
+def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
+    family = FAMILIES[type(layer).__name__]
+    attention, mlp = layer.self_attn, layer.mlp
+    for module in (attention, mlp):
+        check_own(layer, module)
+    if not attention.is_causal:
+        raise Unsupported("attention that is not causal")
+    activation = type(getattr(mlp, family.activation))
+    if activation not in ACTIVATIONS:
+        raise Unsupported(f"activation {activation.__name__}")
+
+    def norm(name: str | None, parent: Untyped = None) -> NormSpec | None:
+        module = norm_of(layer, name, parent)
+        if module is None:
+            return None
+        return NormSpec(module=module, eps=norm_eps(module), kind=family.norm)
+
+    return LayerSpec(
+        before_attention=norm(family.before_attention),
+        qkv=_linears(attention, family.qkv),
+        q_norm=norm(QK_NORMS[0], attention),
+        k_norm=norm(QK_NORMS[1], attention),
+        shape=attention_shape(attention),
+        layer_type=layer_type,
+        rope=bool(getattr(attention, "use_rope", True)),
+        out=_linears(attention, ["o_proj"])[0],
+        after_attention=norm(family.after_attention),
+        before_mlp=norm(family.before_mlp),
+        gate_up=_linears(mlp, family.gate_up),
+        activation=ACTIVATIONS[activation],
+        down=_linears(mlp, ["down_proj"])[0],
+        after_mlp=norm(family.after_mlp),
+        residual_multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
+    )
+
+
+def _linears(parent: Untyped, names: Sequence[str]) -> tuple[Untyped, ...]:
+    modules = tuple(getattr(parent, name) for name in names)
+    for module in modules:
+        check(module)
+    return modules

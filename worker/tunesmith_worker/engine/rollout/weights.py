@@ -1,0 +1,237 @@
+"""The weights as the decoder reads them: merged with the adapter into a copy laid out for decoding,
+or the training weights themselves with the adapter folded in.
+
+Read anew for every rollout, so no change of the weights can be missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from tunesmith_kernels.head_chunks import TrainedRows
+from tunesmith_kernels.lora import Adapter, Projection
+from tunesmith_kernels.nf4 import NF4Weight, nf4_dequantize
+from tunesmith_kernels.rms_norm import NormKind, rms_norm_forward
+from tunesmith_worker.engine.patches.projections import Unsupported, check, read
+from tunesmith_worker.engine.patches.token_rows import has_token_rows, look_up, trained_rows
+
+from .architecture import Architecture, LayerSpec, NormSpec
+from .fold import FoldFigures, delta_rows, folded
+from .linear import Linear, SplitLinear, prepared
+from .protocol import UnsupportedModel
+
+Untyped = Any  # Any: transformers and peft are not typed
+Layout = Literal["merged", "in_place"]
+"""merged: a copy of every weight that decoding multiplies by, with the adapter in it. in_place: the
+training weights themselves, the adapter folded in and out again."""
+Map = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    spec: LayerSpec
+    before_attention: Map | None
+    qkv: Linear
+    q_norm: Map | None
+    k_norm: Map | None
+    out: Linear
+    after_attention: Map | None
+    before_mlp: Map | None
+    gate_up: Linear
+    down: Linear
+    after_mlp: Map | None
+
+
+@dataclass(kw_only=True)
+class DecoderWeights:
+    embed: Map
+    """ids [N] -> [N, hidden]"""
+    layers: list[LayerWeights]
+    norm: Map
+    head: Map
+    """[N, hidden] -> logits [N, V], before scale and soft cap"""
+    fold: FoldFigures | None
+
+
+@contextmanager
+def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[DecoderWeights]:
+    """The weights as they stand now. `rows`: of a decode step. What is copied is freed, and what is
+    folded in is unfolded, when the context ends."""
+    with ExitStack() as stack, torch.no_grad():
+        fold = None
+        if layout == "in_place":
+            fold = stack.enter_context(folded(_to_fold(model)))
+        take = _merged_layer(model.dtype, rows) if layout == "merged" else _as_they_are
+        weights = DecoderWeights(
+            embed=_embedding(model),
+            layers=[_layer(spec, take) for spec in model.layers],
+            norm=norm_map(model.norm),
+            head=_head(model.head, take),
+            fold=fold,
+        )
+        # An error's traceback would hold the copies for as long as somebody holds the error.
+        stack.callback(vars(weights).clear)
+        yield weights
+
+
+Take = Callable[[Sequence[Projection]], Linear]
+
+
+def _layer(spec: LayerSpec, take: Take) -> LayerWeights:
+    return LayerWeights(
+        spec=spec,
+        before_attention=_optional(spec.before_attention),
+        qkv=take([read(one) for one in spec.qkv]),
+        q_norm=_optional(spec.q_norm),
+        k_norm=_optional(spec.k_norm),
+        out=take([read(spec.out)]),
+        after_attention=_optional(spec.after_attention),
+        before_mlp=_optional(spec.before_mlp),
+        gate_up=take([read(one) for one in spec.gate_up]),
+        down=take([read(spec.down)]),
+        after_mlp=_optional(spec.after_mlp),
+    )
+
+
+def _merged_layer(dtype: torch.dtype, rows: int) -> Take:
+    def take(parts: Sequence[Projection]) -> Linear:
+        return prepared(_merged(parts, dtype), _joined_bias(parts, dtype), rows)
+
+    return take
+
+
+def _as_they_are(parts: Sequence[Projection]) -> Linear:
+    linears = []
+    for one in parts:
+        assert isinstance(one.weight, torch.Tensor), "refused before it was folded"
+        linears.append(Linear(one.weight, one.bias))
+    return linears[0] if len(linears) == 1 else SplitLinear(linears)
+
+
+def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
+    """W + s B A of projections that read the same input, summed in fp32 and rounded once:
+    [sum of outs, in]."""
+    if len(parts) == 1 and parts[0].adapter is None and isinstance(parts[0].weight, torch.Tensor):
+        return parts[0].weight.detach()
+    outs = [part.weight.shape[0] for part in parts]
+    whole = torch.empty(sum(outs), parts[0].weight.shape[1], dtype=dtype, device=_device(parts[0]))
+    for part, out in zip(parts, whole.split(outs), strict=True):
+        weight = part.weight
+        if isinstance(weight, NF4Weight):
+            weight = nf4_dequantize(weight, dtype)
+        adapter = part.adapter
+        if adapter is None:
+            out.copy_(weight)
+        elif dtype == adapter.a.dtype == adapter.b.dtype == torch.float32:
+            torch.addmm(weight, adapter.b, adapter.a, alpha=adapter.scale, out=out)
+        else:
+            out.copy_(delta_rows(adapter).add_(weight))
+    return whole
+
+
+def _device(part: Projection) -> torch.device:
+    weight = part.weight
+    return weight.packed.device if isinstance(weight, NF4Weight) else weight.device
+
+
+def _joined_bias(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor | None:
+    if all(part.bias is None for part in parts):
+        return None
+    biases = [
+        torch.zeros(part.weight.shape[0], device=_device(part)) if part.bias is None else part.bias
+        for part in parts
+    ]
+    return torch.cat(biases).to(dtype)
+
+
+def _to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
+    modules = [one for s in model.layers for one in (*s.qkv, s.out, *s.gate_up, s.down)]
+    head = _own_head(model.head)
+    if head is not None:
+        modules.append(head)
+    pairs = []
+    for part in map(read, modules):
+        if isinstance(part.weight, NF4Weight):
+            raise UnsupportedModel("weights in 4 bits cannot have an adapter folded in")
+        if part.adapter is not None:
+            pairs.append((part.weight.detach(), part.adapter))
+    tied = model.embedding.weight.data_ptr()
+    if any(weight.data_ptr() == tied for weight, _ in pairs):
+        raise UnsupportedModel("an adapter over a head that is the embedding too cannot be folded")
+    return pairs
+
+
+def _embedding(model: Architecture) -> Map:
+    module, multiplier = model.embedding, model.embedding_multiplier
+    layer = module.token_adapter if has_token_rows(module) else None
+    rows = None if layer is None else trained_rows(layer)
+
+    def embed(ids: torch.Tensor) -> torch.Tensor:
+        if layer is None or rows is None:
+            x: torch.Tensor = module(ids)
+        else:
+            x = look_up(layer, layer.get_base_layer(), ids, rows)
+        return x if multiplier == 1.0 else x * multiplier
+
+    return embed
+
+
+def _own_head(head: Untyped) -> Untyped | None:
+    """The head as a linear module; None where single rows of it train."""
+    if has_token_rows(head):
+        return None
+    if hasattr(head, "modules_to_save"):
+        head = head.modules_to_save[head.active_adapters[0]] if head.active_adapters else head
+    try:
+        check(head)
+    except Unsupported as reason:
+        raise UnsupportedModel(f"the head: {reason}") from None
+    return head
+
+
+def _head(head: Untyped, take: Take) -> Map:
+    own = _own_head(head)
+    if own is not None:
+        return take([read(own)])
+    base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
+    if rows is None:
+        return take([Projection(base.weight, getattr(base, "bias", None))])
+    return _with_rows(take([Projection(base.weight)]), rows)
+
+
+def _with_rows(linear: Linear, rows: TrainedRows) -> Map:
+    def head(x: torch.Tensor) -> torch.Tensor:
+        logits = linear(x)
+        return logits.index_copy_(1, rows.ids, x @ rows.values.to(x.dtype).t())
+
+    return head
+
+
+def _optional(spec: NormSpec | None) -> Map | None:
+    return None if spec is None else norm_map(spec)
+
+
+def norm_map(spec: NormSpec) -> Map:
+    weight: torch.Tensor = spec.module.weight.detach()
+    eps, kind = spec.eps, spec.kind
+    # On a CPU in few operations: the kernel's tiles, for a few rows, take nearly twice as long.
+    factor = 1.0 + weight.float() if kind is NormKind.GEMMA else weight
+    least = torch.full((), eps, device=weight.device)
+    share = 1 / len(weight)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            return rms_norm_forward(x, weight, eps, kind)[0].to(x.dtype)
+        wide = x.float()
+        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        normed = wide * torch.addcmul(least, size, size, value=share).rsqrt_()
+        if kind is NormKind.LLAMA:
+            return (normed.to(x.dtype) * factor).to(x.dtype)
+        return (normed * factor).to(x.dtype)
+
+    return norm

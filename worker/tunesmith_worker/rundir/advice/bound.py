@@ -1,0 +1,76 @@
+"""What bounds a run: the largest part of its wall time, by rules that stand here as data.
+
+Pure functions of a report. Does not import torch: the supervisor judges too.
+"""
+
+from __future__ import annotations
+
+from tunesmith_schema import COMPUTE, STARTUP, Bound, BoundBy, PhaseName, Rollouts, RunReport
+
+from .memory_choice import gib, keeping_all
+
+PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
+    (
+        BoundBy.DEVICE_COMPUTE,
+        (*COMPUTE, PhaseName.LOG_PROBS),
+        "forward, backward and optimiser",
+    ),
+    (BoundBy.GENERATION, (PhaseName.SYNC, PhaseName.GENERATE), "generating completions"),
+    (BoundBy.GRADING, (PhaseName.GRADE,), "waiting for graders"),
+    (BoundBy.STARTUP, (*STARTUP, PhaseName.EXIT), "starting and ending"),
+    (BoundBy.DATA, (PhaseName.DATA_WAIT,), "waiting for batches"),
+    (BoundBy.EVALUATION, (PhaseName.EVALUATION,), "evaluation"),
+    (
+        BoundBy.CHECKPOINTING,
+        (PhaseName.CHECKPOINTING, PhaseName.SAVE, PhaseName.UPLOAD),
+        "checkpoints, saving and storing",
+    ),
+    (BoundBy.HOST, (PhaseName.TRAIN, PhaseName.LOGGING), "the trainer's own loop and logging"),
+    (BoundBy.UNKNOWN, (PhaseName.OTHER,), "time that is not accounted for"),
+)
+"""Which phases speak for which bound; the part with the most seconds wins."""
+
+HOST_WAITS = 0.5
+"""Compute on a GPU is the host's when the GPU had run out of work at the end of more steps."""
+
+
+def seconds_in(report: RunReport, *phases: PhaseName) -> float:
+    return sum(report.phases.get(phase, 0.0) for phase in phases)
+
+
+def bound_of(report: RunReport) -> Bound:
+    if report.wall_seconds <= 0 or not report.phases:
+        return Bound(by=BoundBy.UNKNOWN, text="nothing is known yet")
+    by, phases, what = max(PARTS, key=lambda part: seconds_in(report, *part[1]))
+    seconds = seconds_in(report, *phases)
+    share = f"{what}: {seconds:.1f} of {report.wall_seconds:.1f} s"
+    if by is BoundBy.GENERATION and report.rollouts is not None:
+        return Bound(by=by, text=f"{share}, {_of_rollouts(report.rollouts)}")
+    if by is not BoundBy.DEVICE_COMPUTE:
+        return Bound(by=by, text=f"{share}, more than any other part")
+    return _of_compute(report, share)
+
+
+def _of_rollouts(found: Rollouts) -> str:
+    speed = (
+        "" if found.tokens_per_second is None else f" at {found.tokens_per_second:,.0f} tokens/s"
+    )
+    mean = "" if found.mean_length is None else f", {found.mean_length:,.0f} tokens each"
+    return f"more than any other part: {found.completions:,} completions{mean}{speed}"
+
+
+def _of_compute(report: RunReport, share: str) -> Bound:
+    waits, planned, settings = report.device_waits_share, keeping_all(report), report.settings
+    if waits is not None and waits > HOST_WAITS:
+        return Bound(
+            by=BoundBy.HOST,
+            text=f"{share}; at the end of {waits:.0%} of the steps the GPU had nothing left to do",
+        )
+    less = settings is not None and settings.gradient_checkpointing
+    if planned is not None and not planned.fits and (less or planned.saved > 0):
+        return Bound(
+            by=BoundBy.MEMORY,
+            text=f"{share}, with activations recomputed or batches split to fit: to keep all of "
+            f"whole ones would take {gib(planned.peak_bytes)} of {gib(planned.budget_bytes)}",
+        )
+    return Bound(by=BoundBy.DEVICE_COMPUTE, text=f"{share}, more than any other part")

@@ -1,0 +1,90 @@
+"""events.jsonl: what a run tells, one RunEvent a line, numbered without gaps.
+
+Does not know who reads it. The supervisor writes the first few lines before the trainer starts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+
+from tunesmith_schema import EventKind, PhaseName, RunEvent
+
+from .clock import WallClock
+
+Level = Literal["info", "warn", "error"]
+
+
+class EventLog:
+    """Appends events to a file; a line cut off by a crash is removed before the next is written."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: WallClock | None = None,
+        tell: Callable[[RunEvent], None] = lambda event: None,
+    ) -> None:
+        """`clock` is told of the phases too, `tell` of every event once it is written."""
+        self._path = path
+        self._clock, self._tell = clock or WallClock(), tell
+        self._last_seq = self._mend()
+
+    def message(self, text: str, *, level: Level = "info", data: JsonData | None = None) -> None:
+        self.append(EventKind.MESSAGE, text, data or {}, level=level)
+
+    def append(self, kind: EventKind, text: str, data: JsonData, *, level: Level = "info") -> None:
+        event = RunEvent(
+            source_seq=self._last_seq + 1,
+            created_at=time.time(),
+            kind=kind,
+            level=level,
+            message=text[:4000],
+            data=dict(data),
+        )
+        line = event.model_dump_json(exclude_defaults=False) + "\n"
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line)
+        self._last_seq = event.source_seq
+        self._tell(event)
+
+    @contextmanager
+    def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
+        """Report how long a part of the work took, once it has ended well; `waited`: seconds of it
+        that had passed before."""
+        began = time.perf_counter()
+        with self._clock.during(_CLOCK_PHASE.get(name, name)):
+            yield
+        seconds = round(waited + time.perf_counter() - began, 3)
+        self.append(
+            EventKind.PHASE, f"{name} took {seconds:.1f} s", {"phase": name, "seconds": seconds}
+        )
+
+    def _mend(self) -> int:
+        """Number of the last complete line; what follows it is cut away."""
+        if not self._path.exists():
+            return 0
+        content = self._path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            os.truncate(self._path, complete)
+        lines = content[:complete].splitlines()
+        return int(json.loads(lines[-1])["source_seq"]) if lines else 0
+
+
+_CLOCK_PHASE = {"train": PhaseName.SETUP}
+"""Training tells the clock of its parts by itself; what comes before the first is setting up."""
+
+JsonData = Mapping[str, JsonValue]
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: null stands for them."""
+    return value if value is not None and math.isfinite(value) else None

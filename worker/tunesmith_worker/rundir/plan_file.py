@@ -1,0 +1,65 @@
+"""plan.json of a run directory: what an earlier run of the same spec settled, and what this does.
+
+Every choice is an event as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import ValidationError
+
+from tunesmith_schema import Choice, EventKind, Plan, RunSpec
+
+from .events import EventLog
+from .paths import RunDirectory, file_hash, write_json
+from .plan import Choices
+
+
+class PlanFile:
+    def __init__(self, run: RunDirectory, spec: RunSpec, events: EventLog) -> None:
+        self._path, self._events = run.plan, events
+        self.made_for = made_for(run, spec)
+        self.choices = Choices(self._earlier(), tell=self._tell)
+
+    def write(self) -> None:
+        write_json(self._path, self._plan)
+
+    def text(self) -> str:
+        """plan.json as it would be written now."""
+        return self._plan.model_dump_json(indent=1)
+
+    @property
+    def _plan(self) -> Plan:
+        return Plan(made_for=self.made_for, choices=self.choices.made)
+
+    def _earlier(self) -> Plan | None:
+        if not self._path.exists():
+            return None
+        try:
+            plan = Plan.model_validate_json(self._path.read_bytes())
+        except ValidationError:
+            self._events.message(
+                "plan.json is another version's: what it settled is settled anew", level="warn"
+            )
+            return None
+        if plan.made_for == self.made_for:
+            return plan
+        self._events.message(
+            "plan.json was made for another spec or other data: what it settled is settled anew"
+        )
+        return None
+
+    def _tell(self, choice: Choice) -> None:
+        self._events.append(
+            EventKind.CHOICE,
+            f"{choice.name} = {choice.value}: {choice.reason}",
+            choice.model_dump(mode="json", exclude_defaults=True),
+        )
+
+
+def made_for(run: RunDirectory, spec: RunSpec) -> str:
+    """What decides which choices are right: the spec and its data."""
+    files = filter(None, (spec.training_file, spec.validation_file))
+    parts = [spec.sha256(), *(file_hash(run.root / file) for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""The completions of a reinforcement step, kept beside the run: samples/step-000012.jsonl.
+
+One JSON object a line, in order of places. Plain text, since the trainer must not wait for a
+compressor; the supervisor compresses, stores and removes the file. A run by hand keeps it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from pydantic import JsonValue
+from pydantic_core import PydanticSerializationError, to_json
+
+from tunesmith_schema import EventKind
+
+from .events import EventLog, finite
+from .paths import RunDirectory
+
+Sample = Mapping[str, JsonValue]
+"""`group`, `row`, `prompt`, `completion`, `reward`, `scores` by grader, `advantage`,
+`prompt_tokens`, `completion_tokens`, `finish_reason` ("stop" or "length")."""
+
+_NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
+
+
+def write_samples(
+    run: RunDirectory, events: EventLog, step: int, samples: Sequence[Sample]
+) -> None:
+    """Keep what was drawn for optimiser step `step`, and tell of it; once a step, after the rewards
+    are known. Texts are kept whole; a number that is none (NaN, infinity) becomes null.
+
+    Samples are not worth a job: where they cannot be written, that is a warning.
+    """
+    path = run.samples / f"step-{step:06d}.jsonl"
+    part = path.with_name(f".{path.name}.part")
+    try:
+        run.samples.mkdir(exist_ok=True)
+        part.write_bytes(b"".join(map(_line, samples)))
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        text = f"step {step}: its {len(samples)} samples could not be kept: {error}"
+        events.message(text, level="warn", data={"step": step})
+        return
+    reward = _mean_reward(samples)
+    text = f"step {step}: {len(samples)} samples"
+    events.append(
+        EventKind.SAMPLES,
+        text if reward is None else f"{text}, mean reward {reward:.4g}",
+        {"step": step, "file": run.relative(path), "count": len(samples), "reward": reward},
+    )
+
+
+def forget_samples(run: RunDirectory, *, after: int) -> None:
+    """Remove those of later steps, which the run is to do again."""
+    for path in run.samples.glob("step-*.jsonl"):
+        name = _NAME.fullmatch(path.name)
+        if name is not None and int(name[1]) > after:
+            path.unlink(missing_ok=True)
+
+
+def _line(sample: Sample) -> bytes:
+    try:
+        return to_json(sample, inf_nan_mode="null") + b"\n"
+    except PydanticSerializationError:
+        return to_json(_as_unicode(sample), inf_nan_mode="null") + b"\n"
+
+
+def _as_unicode(value: object) -> object:
+    """Half of a surrogate pair, which a tokenizer can make, is no Unicode: it becomes "?"."""
+    if isinstance(value, Mapping):
+        return {_as_unicode(key): _as_unicode(inner) for key, inner in value.items()}
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _mean_reward(samples: Sequence[Sample]) -> float | None:
+    given = [reward for one in samples if isinstance(reward := one["reward"], int | float)]
+    return finite(sum(given) / len(given)) if given else None

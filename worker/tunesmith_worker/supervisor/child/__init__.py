@@ -1,0 +1,1 @@
+"""The trainer as a child process of the supervisor."""

@@ -1,0 +1,97 @@
+"""What a claimed job needs on this host: its data files, the base model's folder, and what it can
+go on from.
+
+Runs in the transfer thread; knows nothing of leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tunesmith_schema import Claim, RunSpec, StoredFile
+from tunesmith_worker.rundir.events import EventLog
+
+from . import base_models
+from .base_model_files import check_base_model
+from .fetch_resume_points import Insist, gather_resume_points
+from .server_api import ServerApi
+from .settings import WorkerSettings
+
+DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
+"""What a data file's name may keep; a file without is recognised by its content."""
+
+
+def fetch_inputs(
+    settings: WorkerSettings,
+    api: ServerApi,
+    claim: Claim,
+    root: Path,
+    insist: Insist,
+    events: EventLog,
+) -> RunSpec:
+    """Fetch it all into the run directory `root` and the cache; gives the spec that names it."""
+    names: dict[str, str] = {}
+    for role, file in (("train", claim.training_file), ("valid", claim.validation_file)):
+        if file is None:
+            continue
+        suffix = Path(file.filename).suffix.lower()
+        names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
+        target, file_id, sha256 = root / names[role], file.file_id, file.sha256
+        insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
+    gather_resume_points(api, claim, root, insist, events)
+    if claim.base_files is None:
+        model_path = base_models.resolve(settings, claim.model)
+        check_base_model(claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch)
+    else:
+        model_path = str(_cached(settings, api, claim, claim.base_files, insist))
+    return RunSpec(
+        job_id=claim.job_id,
+        attempt=claim.attempt,
+        model=claim.model,
+        model_path=model_path,
+        training_file=names["train"],
+        validation_file=names.get("valid"),
+        recipe=claim.recipe,
+        method=claim.method,
+        grader=claim.grader,
+        hyperparameters=claim.hyperparameters,
+        seed=claim.seed,
+        forked=claim.forked,
+    )
+
+
+def _cached(
+    settings: WorkerSettings,
+    api: ServerApi,
+    claim: Claim,
+    files: list[StoredFile],
+    insist: Insist,
+) -> Path:
+    """Folder of a model that was trained here.
+
+    It is named after its content and appears whole or not at all, so several workers of one host
+    may fetch it at once: who comes last throws its own copy away.
+    """
+    content = "".join(f"{file.name}:{file.sha256};" for file in files)
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    models = settings.data_dir / "models"
+    folder = models / f"{claim.model.replace(':', '_')}-{key}"
+    if not folder.is_dir():
+        models.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=models))
+        try:
+            for file in files:
+                insist(
+                    lambda f=file: api.fetch_base_file(claim.job_id, claim.fence, f, part / f.name)  # type: ignore[misc]  # the default binds the loop's value
+                )
+            with contextlib.suppress(OSError):  # another worker was faster
+                part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    os.utime(folder)  # it was used: it stays
+    return folder

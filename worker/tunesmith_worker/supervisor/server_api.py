@@ -1,0 +1,183 @@
+"""The server's /internal routes as functions. Knows HTTP, not what a job is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tunesmith_schema import (
+    Claim,
+    ClaimRequest,
+    FileObject,
+    FileValidation,
+    Report,
+    ReportReply,
+    StoredFile,
+    WorkerHello,
+    WorkerWelcome,
+)
+from tunesmith_worker.rundir.paths import file_hash
+
+from .settings import WorkerSettings
+
+_PIECE = 1024 * 1024
+_ASK_FIRST = 64 * 1024
+"""Bytes from which on it is worth asking whether the server has the content already."""
+
+
+class ServerUnreachable(Exception):
+    """No answer, or one that says 'later'. Asking again may help."""
+
+
+class ServerFault(ServerUnreachable):
+    """The server answered that it could not (5xx), or with other content than what was stored.
+    Asking for ever does not help."""
+
+    def __init__(self, said: str, code: str | None = None) -> None:
+        super().__init__(said)
+        self.code = code
+
+
+class FencedOut(Exception):
+    """The job is no longer ours."""
+
+
+class ServerRefused(Exception):
+    """The server understood and said no: a bug, or a version that does not fit."""
+
+
+class ServerApi:
+    def __init__(
+        self, settings: WorkerSettings, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=f"{settings.server_url}/internal",
+            headers={"authorization": f"Bearer {settings.worker_token.get_secret_value()}"},
+            timeout=httpx.Timeout(10.0, read=30.0),
+            transport=transport,
+            verify=settings.server_trust(),
+            trust_env=False,  # a proxy from the environment must not see the worker token
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def hello(self, body: WorkerHello) -> WorkerWelcome:
+        reply = self._send("POST", "/workers/hello", json=body.model_dump(mode="json"))
+        return WorkerWelcome.model_validate_json(reply.content)
+
+    def goodbye(self, worker_id: str) -> None:
+        self._send("DELETE", f"/workers/{worker_id}")
+
+    def claim(self, worker_id: str) -> Claim | None:
+        body = ClaimRequest(worker_id=worker_id)
+        reply = self._send("POST", "/jobs/claim", json=body.model_dump(mode="json"))
+        return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
+
+    def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
+        """`timeout` in seconds: an answer that comes after the lease is worth nothing."""
+        body = report.model_dump(mode="json")
+        reply = self._send("POST", f"/jobs/{job_id}/report", json=body, timeout=timeout)
+        return ReportReply.model_validate_json(reply.content)
+
+    def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
+        """Store a file by its hash, if it is not there; damaged transfers are refused by the
+        server."""
+        sha256 = file_hash(path)
+        stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
+        if stored.bytes >= _ASK_FIRST and self._is_stored(job_id, fence, sha256):
+            return stored
+        with path.open("rb") as content:
+            self._send(
+                "PUT",
+                f"/jobs/{job_id}/blobs/{sha256}",
+                params={"fence": fence},
+                content=iter(lambda: content.read(_PIECE), b""),
+                timeout=httpx.Timeout(10.0, read=600.0, write=600.0),
+            )
+        return stored
+
+    def _is_stored(self, job_id: str, fence: int, sha256: str) -> bool:
+        reply = self._send("GET", f"/jobs/{job_id}/blobs/{sha256}", params={"fence": fence})
+        return bool(reply.json()["stored"])
+
+    def file(self, file_id: str) -> FileObject:
+        return FileObject.model_validate_json(self._send("GET", f"/files/{file_id}").content)
+
+    def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
+        """An uploaded file's content, verified."""
+        self._fetch(f"/files/{file_id}/content", {}, sha256, target)
+
+    def fetch_base_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
+        """One file of the tuned model that a job starts from, verified."""
+        self._fetch(f"/jobs/{job_id}/base/{file.name}", {"fence": fence}, file.sha256, target)
+
+    def fetch_resume_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
+        """One file of a resume point, verified."""
+        self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
+
+    def begin_reading(self, file_id: str) -> FileObject:
+        """Say that the reading begins: a file that ends every worker is not read for ever."""
+        reply = self._send("POST", f"/files/{file_id}/validation/begin")
+        return FileObject.model_validate_json(reply.content)
+
+    def send_validation(self, file_id: str, found: FileValidation) -> None:
+        body = found.model_dump(mode="json")
+        self._send("POST", f"/files/{file_id}/validation", json=body)
+
+    def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        digest = hashlib.sha256()
+        try:
+            with self._http.stream("GET", url, params=params) as reply, part.open("wb") as file:
+                if reply.status_code >= 400:
+                    reply.read()
+                    _check(reply)
+                for piece in reply.iter_bytes(_PIECE):
+                    digest.update(piece)
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"GET {url}: {error!r}") from error
+        if digest.hexdigest() != sha256:
+            raise ServerFault(f"GET {url}: the content is not what was stored")
+        part.replace(target)
+
+    def _send(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's own
+        try:
+            reply = self._http.request(method, url, **options)
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"{method} {url}: {error!r}") from error
+        _check(reply)
+        return reply
+
+
+def _check(reply: httpx.Response) -> None:
+    if reply.status_code < 400:
+        return
+    try:
+        error = reply.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"code": None, "message": reply.text[:200]}
+    said = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
+    if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in said):
+        raise FencedOut(said)
+    if reply.status_code in (408, 429, 503, 507):  # busy, or full until somebody frees space
+        raise ServerUnreachable(said)
+    if reply.status_code >= 500:
+        raise ServerFault(said, error["code"])
+    raise ServerRefused(said)

@@ -1,0 +1,1 @@
+"""The training process: trains one run directory."""

@@ -1,0 +1,180 @@
+"""Between a loaded model and the first step: what every method of training needs, piece by piece.
+
+`supervised.py` and `reinforcement.py` put the pieces together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunesmith_schema import ReinforcementHyperparameters
+from tunesmith_worker.engine.model.adapter_size import settle_size
+from tunesmith_worker.engine.model.adapters import adapter_dtype
+from tunesmith_worker.engine.model.embeddings import embedding_rate
+from tunesmith_worker.engine.optimizers.choose import optimizer_for
+from tunesmith_worker.engine.patches import Patched, patch
+from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
+from tunesmith_worker.trainer.auto.layouts import Layouts
+from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
+from tunesmith_worker.trainer.report.settings import training_settings
+
+from .context import RunContext
+from .load import Loaded
+from .outputs import Callbacks, Saving
+
+Untyped = Any  # Any: transformers, TRL and PEFT are not typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run before its first step."""
+
+    trainer: Untyped
+    callbacks: Callbacks
+    saving: Saving
+    memory: MemoryPlan
+    layouts: Layouts
+    rows_at_a_time: int
+    """Rows of a forward pass, for an error's hint."""
+    left_off: type[Exception] | tuple[()] = ()
+    """What a step raises that leaves off before it has changed anything, because the run was asked
+    to leave."""
+    running: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Open while it trains."""
+
+
+def tell_no_evaluations(context: RunContext) -> None:
+    """There is no validation file: what was asked of evaluations has no effect."""
+    spec = context.spec
+    asked = {"recipe.eval_steps": spec.recipe.eval_steps}
+    if isinstance(spec.hyperparameters, ReinforcementHyperparameters):
+        for name in ("eval_interval", "eval_samples"):
+            asked[f"hyperparameters.{name}"] = getattr(spec.hyperparameters, name)
+    for name, value in asked.items():
+        if value != "auto":
+            context.events.message(
+                f"{name}={value} has no effect: there is no validation file. Give the job one, or "
+                "leave the setting out.",
+                level="warn",
+            )
+
+
+def settle_rates(context: RunContext, loaded: Loaded, train_plan: TrainPlan) -> dict[str, Untyped]:
+    """The trainer's arguments that say how each tensor is updated; the adapter's size is settled
+    on the way."""
+    recipe, choices = context.spec.recipe, context.plan.choices
+    full = recipe.tuning == "full"
+    rate = embedding_rate(loaded.model, recipe, train_plan.learning_rate, choices)
+    if not full:
+        settle_size(loaded.model, adapter_dtype(recipe), choices)
+    optimizer = optimizer_for(
+        loaded.load_plan.precision,
+        full=full,
+        learning_rate=train_plan.learning_rate,
+        seed=context.spec.seed,
+    )
+    return {"embedding_rate": rate, "optimizer_cls_and_kwargs": optimizer}
+
+
+def make_saving(context: RunContext, loaded: Loaded, probe_ids: Sequence[int]) -> Saving:
+    return Saving(
+        context.run,
+        context.spec,
+        context.events,
+        context.recorder,
+        loaded.model,
+        loaded.base.tokenizer,
+        probe_ids=probe_ids,
+        with_tokenizer=bool(loaded.new_tokens.ids),
+    )
+
+
+def add_callbacks(
+    context: RunContext,
+    loaded: Loaded,
+    saving: Saving,
+    trainer: Untyped,
+    layouts: Layouts,
+    train_plan: TrainPlan,
+) -> Callbacks:
+    bf16 = loaded.load_plan.precision != "fp32"
+    return saving.add_callbacks(
+        trainer,
+        context.control,
+        context.plan,
+        layouts,
+        save_steps=train_plan.save_steps,
+        lost_updates=bf16 and context.spec.recipe.tuning == "full",
+    )
+
+
+def patch_model(context: RunContext, loaded: Loaded) -> Patched | None:
+    patched = patch(loaded.model, loaded.patches) if loaded.patches else None
+    context.events.message(
+        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
+    )
+    return patched
+
+
+def settle_memory(
+    context: RunContext,
+    loaded: Loaded,
+    trainer: Untyped,
+    layouts: Layouts,
+    patched: Patched | None,
+) -> MemoryPlan:
+    recipe = context.spec.recipe
+    with context.events.phase("plan"):
+        memory = MemoryPlan(
+            trainer,
+            layouts,
+            patched.report if patched else None,
+            given=recipe.gradient_checkpointing,
+            may_split=recipe.per_device_train_batch_size == "auto",
+            full=recipe.tuning == "full",
+            precision=loaded.load_plan.precision,
+            choices=context.plan.choices,
+            events=context.events,
+            write=context.plan.write,
+        )
+        memory.settle()
+        context.plan.write()
+    return memory
+
+
+def go_on(context: RunContext, trainer: Untyped, layouts: Layouts) -> None:
+    """From the resume point, if there is one."""
+    point = context.point
+    if point is not None:
+        before = trainer.go_on_from(point.folder, forked=context.spec.forked)
+        layouts.resume(before.layouts, point.step)
+
+
+def watch(
+    context: RunContext,
+    loaded: Loaded,
+    trainer: Untyped,
+    layouts: Layouts,
+    memory: MemoryPlan,
+    data_plan: DataPlan,
+    train_plan: TrainPlan,
+) -> None:
+    """For the run report, from here on."""
+    settings = training_settings(
+        loaded.load_plan,
+        data_plan,
+        train_plan,
+        full=context.spec.recipe.tuning == "full",
+        recomputes=memory.recomputes,
+    )
+    context.recorder.watch(
+        trainer,
+        settings,
+        layouts,
+        device=loaded.device.name,
+        choices=context.plan.choices.made,
+        layers=memory.layer_counters(),
+    )

@@ -1,0 +1,231 @@
+"""Reinforcement tuning by GRPO, from the prompts to the moment before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import datasets
+
+from tunesmith_schema import Choice, GRPORecipe, PhaseName, RolloutRecipe
+from tunesmith_worker.engine.memory.free_memory import find_room
+from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
+from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.rollout import (
+    Interrupted,
+    NativeEngine,
+    RolloutPlan,
+    eos_token_ids,
+    plan_rollout,
+)
+from tunesmith_worker.rundir.plan import Choices, DataPlan
+from tunesmith_worker.rundir.samples import write_samples
+from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan
+from tunesmith_worker.trainer.auto.layouts import Layouts
+from tunesmith_worker.trainer.auto.resolve_grpo import (
+    GRPOPlan,
+    plan_grpo,
+    plan_grpo_train,
+    prompt_limit,
+)
+from tunesmith_worker.trainer.data.prompts import PromptRow, read_prompts
+from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
+from tunesmith_worker.trainer.methods.grpo_config import grpo_config
+from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
+from tunesmith_worker.trainer.methods.rollout_failures import rollout_failures
+from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
+from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
+
+from .assemble import (
+    Ready,
+    add_callbacks,
+    go_on,
+    make_saving,
+    patch_model,
+    settle_memory,
+    settle_rates,
+    tell_no_evaluations,
+    watch,
+)
+from .context import RunContext
+from .load import Loaded, train_rows
+from .resume import check_steps_left
+from .rewards import Grading
+from .rollout_warnings import RolloutAlarms
+from .selfcheck import self_check
+
+_WEIGHTS = "rollout_weights"
+"""Of the choice."""
+
+
+def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
+    run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
+    recipe, choices = spec.recipe, context.plan.choices
+    for doubt in (recipe.grpo or GRPORecipe()).doubts():
+        events.message(doubt, level="warn")
+    base, model = loaded.base, loaded.model
+
+    with events.phase("data"):
+        limit = prompt_limit(recipe, base.context)
+        prompts = read_prompts(run, spec, base, events, max_prompt_tokens=limit)
+        used = {token for row in prompts.rows for token in row.prompt_ids}
+        train_rows(context, loaded, sorted(used))
+
+    recorder.clock.switch(PhaseName.PLAN)
+    has_validation = prompts.validation is not None
+    if not has_validation:
+        tell_no_evaluations(context)
+    plan = plan_grpo(
+        recipe,
+        spec.hyperparameters,
+        prompts=len(prompts.rows),
+        longest_prompt=prompts.longest,
+        context=base.context,
+        has_validation=has_validation,
+        choices=choices,
+    )
+    train_plan = plan_grpo_train(
+        recipe,
+        spec.hyperparameters,
+        plan,
+        prompts=len(prompts.rows),
+        has_validation=has_validation,
+        choices=choices,
+    )
+    check_steps_left(context.point, train_plan.total_steps)
+    rates = settle_rates(context, loaded, train_plan)
+    layouts = _one_layout(plan, choices, train_plan.total_steps)
+    context.plan.write()
+    recorder.clock.switch(PhaseName.SETUP)
+
+    saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
+    grading = Grading(
+        spec.grader, context.rewards, steps=-(-train_plan.total_steps // plan.num_iterations)
+    )
+    with rollout_failures():
+        engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
+        engine = NativeEngine(model, engine_plan, base.tokenizer)
+    rollouts = Rollouts(
+        engine,
+        base.tokenizer,
+        prompts,
+        grading,
+        plan,
+        weights=engine_plan.weights,
+        stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
+        seed=spec.seed,
+        clock=recorder.clock,
+        kept=KeptRollouts(run.rollouts, context.plan.made_for),
+        write=partial(write_samples, run, events),
+        tell=recorder.rollout,
+        say=events.message,
+        warn=partial(events.message, level="warn"),
+        stop_requested=lambda: context.control.stop_requested,
+    )
+    with adapter_dtype_kept(model):
+        trainer = GRPOTrainer(
+            model=model,
+            args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
+            plan=plan,
+            rollouts=rollouts,
+            eval_dataset=_listed(prompts.validation),
+            least_parts=train_plan.gradient_accumulation_steps,
+            shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
+            processing_class=base.tokenizer,
+            save=saving.due,
+            **rates,
+        )
+    callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
+    patched = patch_model(context, loaded)
+    if trainer.ref_model is not None and loaded.patches:
+        patch(trainer.ref_model, loaded.patches)
+    memory = settle_memory(context, loaded, trainer, layouts, patched)
+    tuning = memory.planner.tuning
+    self_check(
+        ReinforcementSubject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            engine=rollouts.engine,
+            score=trainer.score,
+            requests=rollouts.requests,
+            prompts=prompts.rows,
+            recipe=recipe,
+            load_plan=loaded.load_plan,
+            train_plan=train_plan,
+            free=find_room(trainer.args.device, 0).free,
+            optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
+            folder=run.root,
+        ),
+        events,
+        reinforcement_checks(),
+    )
+    if recipe.self_check:
+        alarms = RolloutAlarms(
+            events,
+            loaded.load_plan.precision,
+            spreads=lambda: rollouts.spreads,
+            leaves=lambda: context.control.stop_requested,
+        )
+        trainer.add_callback(alarms)
+    go_on(context, trainer, layouts)
+    data_plan = DataPlan(
+        max_seq_length=prompts.longest + plan.max_completion_length,
+        overlong=recipe.overlong,
+        assistant_only_loss=True,
+        packing=False,
+    )
+    watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    return Ready(
+        trainer=trainer,
+        callbacks=callbacks,
+        saving=saving,
+        memory=memory,
+        layouts=layouts,
+        rows_at_a_time=train_plan.per_device_train_batch_size,
+        left_off=Interrupted,
+        running=rollouts,
+    )
+
+
+def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
+    """What the Trainer wants to see before it evaluates; the rollouts have the prompts."""
+    return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
+
+
+def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
+    """Completions stand end to end; there is nothing to measure."""
+    layout = Layout(kind="padding_free", rows=plan.completions_per_step)
+    layouts = LayoutPlan(
+        candidates={"padding_free": layout},
+        slots_per_token={"padding_free": 1.0},
+        reason="completions stand end to end",
+    )
+    return Layouts(layouts, choices, total_steps=total_steps, decided=lambda: None)
+
+
+def _plan_engine(
+    loaded: Loaded, plan: GRPOPlan, longest_prompt: int, choices: Choices
+) -> RolloutPlan:
+    """What a run that is taken up did before holds."""
+    device = next(loaded.model.parameters()).device
+    found = plan_rollout(
+        loaded.model,
+        rows=plan.completions_per_step,
+        prompt_tokens=longest_prompt,
+        max_tokens=plan.max_completion_length,
+        free=find_room(device, 0).free,
+    )
+    earlier = choices.earlier(_WEIGHTS)
+    if earlier is not None and earlier.value in ("merged", "in_place"):
+        choices.take_again(earlier)
+        return RolloutPlan(
+            weights="merged" if earlier.value == "merged" else "in_place",
+            max_rows=int(str(earlier.figures["max_rows"])),
+        )
+    choices.add(
+        Choice(name=_WEIGHTS, value=found.weights, reason=found.reason, figures=found.figures())
+    )
+    return found

@@ -1,0 +1,120 @@
+"""Supervised fine-tuning, from the data to the moment before the first step."""
+
+from __future__ import annotations
+
+from tunesmith_schema import PhaseName
+from tunesmith_worker.engine.model.embeddings import used_tokens
+from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
+from tunesmith_worker.engine.patches import CompiledLayers, why_stock_attention
+from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
+from tunesmith_worker.trainer.auto.layouts import Layouts
+from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_train
+from tunesmith_worker.trainer.data.prepare import prepare
+from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
+
+from .assemble import (
+    Ready,
+    add_callbacks,
+    go_on,
+    make_saving,
+    patch_model,
+    settle_memory,
+    settle_rates,
+    tell_no_evaluations,
+    watch,
+)
+from .context import RunContext
+from .load import Loaded, train_rows
+from .resume import check_steps_left
+from .selfcheck import Subject, self_check, supervised_checks
+
+
+def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
+    run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
+    recipe, choices = spec.recipe, context.plan.choices
+    base, model = loaded.base, loaded.model
+
+    with events.phase("data"):
+        data_plan = plan_data(recipe, base.context, choices)
+        data = prepare(run, spec, base, data_plan, events)
+        training = data.training
+        train_rows(context, loaded, used_tokens(training.dataset))
+        with recorder.clock.during(PhaseName.PACK):
+            train_set, valid_set = data.sets(data_plan, spec.seed)
+
+    recorder.clock.switch(PhaseName.PLAN)
+    if valid_set is None:
+        tell_no_evaluations(context)
+    train_plan = plan_train(
+        recipe,
+        spec.hyperparameters,
+        rows=training.counts.kept,
+        sequences=len(train_set),
+        has_validation=valid_set is not None,
+        choices=choices,
+    )
+    check_steps_left(context.point, train_plan.total_steps)
+    rates = settle_rates(context, loaded, train_plan)
+
+    layout_plan = plan_layouts(
+        recipe,
+        why_stock_attention(base.model),
+        patched=bool(loaded.patches - {"loss"}),
+        lengths=training.lengths,
+        rows=train_plan.per_device_train_batch_size,
+        passes=train_plan.gradient_accumulation_steps,
+        total_steps=train_plan.total_steps,
+        device=loaded.device,
+    )
+    decided = context.plan.write
+    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=decided)
+    context.plan.write()
+    recorder.clock.switch(PhaseName.SETUP)
+
+    saving = make_saving(context, loaded, training.first)
+    with adapter_dtype_kept(model):
+        trainer = SFTTrainer(
+            model=model,
+            args=sft_config(run.root, train_plan, seed=spec.seed),
+            train_dataset=train_set,
+            eval_dataset=valid_set,
+            processing_class=base.tokenizer,
+            save=saving.due,
+            layouts=layouts,
+            **rates,
+        )
+    trainer.name_row = data.row_numbers
+    callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
+    patched = patch_model(context, loaded)
+    memory = settle_memory(context, loaded, trainer, layouts, patched)
+    self_check(
+        Subject(
+            trainer=trainer,
+            base=base,
+            patched=patched,
+            layouts=layouts,
+            memory=memory,
+            recipe=recipe,
+            load_plan=loaded.load_plan,
+            data_plan=data_plan,
+            train_plan=train_plan,
+            training=training,
+            training_file=run.root / spec.training_file,
+            folder=run.root,
+        ),
+        events,
+        supervised_checks(),
+    )
+    quantized = recipe.quantization != "none"
+    if patched is not None and not memory.recomputes and not quantized:
+        layouts.may_compile(CompiledLayers(base.model, patched.layers))
+    go_on(context, trainer, layouts)
+    watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    return Ready(
+        trainer=trainer,
+        callbacks=callbacks,
+        saving=saving,
+        memory=memory,
+        layouts=layouts,
+        rows_at_a_time=train_plan.per_device_train_batch_size,
+    )

@@ -1,0 +1,1 @@
+"""Resolution of every setting that a recipe leaves at "auto"."""

@@ -1,0 +1,219 @@
+"""The layout of each step: settled from the start, measured while training, or as a plan says.
+
+Times what the host sees of forward and backward; what is fastest is the plan's to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, cast  # Any: JSON
+
+import torch
+
+from tunesmith_schema import Choice
+from tunesmith_worker.engine.patches import CompiledLayers
+from tunesmith_worker.rundir.plan import Choices
+
+from .layout_choice import COMPILED, Layout, LayoutPlan
+from .layout_trial import LayoutTrial
+
+NAME = "packing"
+"""Of the choice."""
+
+
+class Layouts:
+    def __init__(
+        self, plan: LayoutPlan, choices: Choices, *, total_steps: int, decided: Callable[[], None]
+    ) -> None:
+        """`decided`: called once the choice that was measured has been made."""
+        self._plan, self._choices, self._decided = plan, choices, decided
+        self._total_steps = total_steps
+        self._compiled: CompiledLayers | None = None
+        self._gave_up_compiling = False
+        self._trial: LayoutTrial | None = None
+        self._steps: list[str] = []
+        """By which layout each step so far went, while that was measured."""
+        self._speeds: dict[str, float] = {}
+        self._settled = self._current = plan.first
+        earlier = choices.earlier(NAME)
+        steps = cast(list[str], earlier.figures.get("steps", [])) if earlier else []
+        if earlier is not None and {earlier.value, *steps} <= plan.layouts.keys():
+            self._settled, self._steps = str(earlier.value), [*steps]
+            choices.take_again(earlier)
+        elif len(plan.candidates) == 1:
+            choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
+        else:
+            self._trial = LayoutTrial(plan.slots_per_token)
+
+    def state(self) -> dict[str, Any]:
+        """What plan.json does not hold yet, as JSON; it must not be changed."""
+        if self._trial is None:
+            return {}
+        return {
+            "steps": [*self._steps],
+            "speeds": self._speeds,
+            "settled": self._settled,
+            "gave_up_compiling": self._gave_up_compiling,
+            "trial": self._trial.state(),
+        }
+
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Go on after `step` steps with what `state` gave then, once the model is patched and its
+        memory is planned. What plan.json has decided since holds."""
+        if self._trial is None:
+            return
+        trial = LayoutTrial.from_state(state["trial"]) if state else None
+        if trial is not None and trial.names <= {COMPILED, *self._plan.candidates}:
+            self._trial, self._steps = trial, state["steps"]
+            self._speeds, self._settled = state["speeds"], state["settled"]
+            if state["gave_up_compiling"]:
+                self._give_up_compiling()
+        else:  # a fork whose layouts are others: its trial begins where it does
+            self._steps = [self._plan.first] * step
+
+    def _give_up_compiling(self) -> None:
+        if self._compiled is not None:
+            self._compiled.use(False)
+        self._compiled, self._gave_up_compiling = None, True  # once is enough
+
+    @property
+    def settled(self) -> Layout:
+        """What the run goes by, as far as is known."""
+        return self._plan.layouts[self._settled]
+
+    @property
+    def to_be_tried(self) -> dict[str, Layout]:
+        """Those that are still to be measured against the first one, by name."""
+        if self._trial is None:
+            return {}
+        return {n: one for n, one in self._plan.candidates.items() if n != self._plan.first}
+
+    def rule_out(self, name: str, reason: str) -> None:
+        """Before the first step: not that one, nor the trial if no other is left to compare."""
+        plan = self._plan
+        assert name in self.to_be_tried
+        kept = {other: one for other, one in plan.candidates.items() if other != name}
+        ratios = {other: plan.slots_per_token[other] for other in kept}
+        self._plan = replace(plan, candidates=kept, slots_per_token=ratios)
+        self._trial = LayoutTrial(ratios) if len(kept) > 1 else None
+        if self._trial is None:
+            self._choices.add(Choice(name=NAME, value=plan.first, reason=f"{name}: {reason}"))
+
+    @property
+    def measuring(self) -> bool:
+        """Whether layouts are still tried in turn."""
+        return self._trial is not None
+
+    def may_compile(self, layers: CompiledLayers) -> None:
+        """The layers that a padded layout runs on, once the model is patched."""
+        self._compiled = layers
+
+    def of_step(self, step: int) -> Layout:
+        """`step`: optimiser steps done before it."""
+        if self._trial is not None:
+            self._current = self._trial.current
+        else:
+            self._current = self._steps[step] if step < len(self._steps) else self._settled
+        layout = self._plan.layouts[self._current]
+        if self._compiled is not None:
+            self._compiled.use(layout.compiled and self._compiled.estimated_seconds is not None)
+        return layout
+
+    def of_evaluation(self) -> Layout:
+        """What is settled; the model's own layers are not compiled once more for it."""
+        if self._compiled is not None:
+            self._compiled.use(False)
+        return self.settled
+
+    def strike(self, failure: str) -> str | None:
+        """The step's layout failed: what is done about it, in words; None where nothing can be."""
+        name, trial = self._current, self._trial
+        if name == COMPILED and self._compiled is not None:
+            self._give_up_compiling()
+        if trial is not None and name not in (self._plan.first, self._settled):
+            trial.strike(name)
+            if not trial.running:
+                self._ended(trial, 0.0)
+        elif name == COMPILED:
+            self._settled = "padded"
+            self._steps = ["padded" if one == COMPILED else one for one in self._steps]
+        else:
+            return None
+        return f"{name} micro-batches cannot be run here and are given up: {failure}"
+
+    @contextmanager
+    def timed(self, slots: int) -> Iterator[None]:
+        """Around forward and backward of a step whose micro-batches have so many slots."""
+        trial, compiled = self._trial, self._compiled
+        if trial is None:
+            yield
+            return
+        compiles = compiled and trial.current == COMPILED and COMPILED not in trial.steps
+        start = _now()
+        with compiled.first_use() if compiled and compiles else nullcontext():
+            yield
+        seconds = _now() - start
+        trial.record(seconds, slots)
+        if not trial.running:
+            self._ended(trial, seconds)
+
+    def training_ended(self) -> None:
+        """Before the trial had: a repetition takes the same steps all the same."""
+        trial = self._trial
+        if trial is not None and trial.steps:
+            self._steps += trial.steps
+            self._trial = None
+            self._choose(f"the run ended after {len(self._steps)} steps, before the trial did")
+
+    def _ended(self, trial: LayoutTrial, step_seconds: float) -> None:
+        self._steps += trial.steps
+        self._speeds |= {name: round(speed, 1) for name, speed in trial.tokens_per_second().items()}
+        self._settled, self._trial = trial.current, None
+        needed = self._compiled.estimated_seconds if self._compiled else None
+        left = (self._total_steps - len(self._steps)) * step_seconds
+        if (
+            COMPILED not in trial.steps
+            and needed is not None
+            and self._plan.compiling_pays(self._speeds, left, needed)
+        ):
+            ratios = self._plan.slots_per_token
+            pair = {self._settled: ratios[self._settled], COMPILED: ratios["padded"]}
+            self._trial = LayoutTrial(pair, slow_start=COMPILED)
+            return
+        told = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
+        self._choose(f"{_unit()}, measured over {len(self._steps)} steps: {told}")
+
+    def _choose(self, reason: str) -> None:
+        self._choices.add(
+            Choice(
+                name=NAME,
+                value=self._settled,
+                reason=reason,
+                figures={
+                    "tokens_per_second": {**self._speeds},
+                    "slots_per_token": {**self._plan.slots_per_token},
+                    "steps": [*self._steps],
+                },
+            )
+        )
+        self._decided()
+
+
+def _now() -> float:
+    """Seconds. A CPU's own when one thread computes, so that other programs do not count."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.thread_time() if _one_thread_computes() else time.perf_counter()
+
+
+def _unit() -> str:
+    """Of the speeds that come of `_now`."""
+    return "tokens per CPU-second" if _one_thread_computes() else "tokens a second"
+
+
+def _one_thread_computes() -> bool:
+    return not torch.cuda.is_available() and torch.get_num_threads() == 1

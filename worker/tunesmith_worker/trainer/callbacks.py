@@ -1,0 +1,192 @@
+"""What happens between two steps: numbers become events, and requests to stop are honoured.
+
+Does not know how a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState
+
+from tunesmith_schema import ErrorCode, EventKind
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.events import EventLog, finite
+
+Untyped = Any  # Any: transformers is not typed
+
+FURTHER = frozenset(
+    {
+        *("updates_lost_fraction", "embedding_learning_rate", "frac_reward_zero_std", "kl"),
+        *("entropy", "completion_length", "completion_length_max", "truncated_share"),
+        *("clip_ratio", "rollout_gap", "ungraded_share"),
+    }
+)
+"""Of a step's logs, what some trainers have and others have not."""
+_SHOWN = {"reward": "reward", "loss": "train_loss"}
+NONFINITE_LIMIT = 3
+"""Logged steps in a row without a finite loss that end the run."""
+
+
+class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+    def __init__(
+        self,
+        events: EventLog,
+        control: StopControl,
+        *,
+        save_steps: int | None,
+        trained_tokens: Callable[[], int],
+        input_tokens: Callable[[], int],
+        live: Callable[[], dict[str, float | None]],
+    ) -> None:
+        """`live` gives further figures for the metrics of a step."""
+        self._events = events
+        self._control = control
+        self._save_steps = save_steps
+        self._trained_tokens, self._live = trained_tokens, live
+        self._all_tokens = input_tokens
+        self._nonfinite = 0
+        self._warned = False
+        self._input_tokens = 0.0
+        self.metrics: dict[str, float | None] = {}
+        """The last value of each metric."""
+
+    def state(self) -> dict[str, Untyped]:
+        names = ("metrics", "_nonfinite", "_warned")
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._since = self._step_ended = time.perf_counter()
+        self._input_tokens = self._all_tokens()
+
+    def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._step_ended = time.perf_counter()
+        self._control.step_ended(state.global_step)
+        last = state.global_step == state.max_steps
+        if (last or self._control.end_requested) and args.eval_strategy != "no":
+            control.should_evaluate = True  # the model that is kept is the one to be judged
+        if self.checkpoint_due(state.global_step):
+            control.should_save = True
+        if self._control.stop_requested and not last:
+            control.should_training_stop = True  # ResumePoints takes one then
+        elif self._control.end_requested and not last:
+            control.should_save = False  # the result itself follows at once
+            control.should_training_stop = True
+            self._tell_end(state)
+
+    def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._leave_out_time()
+
+    def on_save(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._leave_out_time()
+
+    def on_log(
+        self,
+        args: Untyped,
+        state: Untyped,
+        control: Untyped,
+        logs: dict[str, float] | None = None,
+        **_: Untyped,
+    ) -> None:
+        logs = logs or {}
+        if "eval_reward" in logs:
+            reward = logs["eval_reward"]
+            self._tell(state, {"valid_reward": reward}, f"valid_reward={reward:.4f}")
+        elif "eval_loss" in logs:
+            values = {
+                "valid_loss": logs["eval_loss"],
+                "valid_mean_token_accuracy": logs.get("eval_mean_token_accuracy"),
+            }
+            self._tell(state, values, f"valid_loss={logs['eval_loss']:.4f}")
+        elif "loss" in logs:
+            values = {
+                "epoch": logs.get("epoch"),
+                "train_loss": logs["loss"],
+                "learning_rate": logs.get("learning_rate"),
+                "grad_norm": logs.get("grad_norm"),
+                "tokens_per_second": self._speed(logs["num_tokens"]),
+                "trained_tokens": self._trained_tokens(),
+                **self._live(),
+            }
+            if "mean_token_accuracy" in logs:
+                values["train_mean_token_accuracy"] = logs["mean_token_accuracy"]
+            further = {name: one for name, one in logs.items() if one is not None}
+            values |= {name: further[name] for name in further if name in FURTHER}
+            values |= {
+                name: one
+                for name, one in further.items()
+                if name.startswith(("reward", "score_", "logged_"))
+            }
+            told = "reward" if "reward" in further else "loss"
+            self._tell(state, values, f"{_SHOWN[told]}={logs[told]:.4f}")
+            self._check_loss(state.global_step, logs["loss"])
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether one to sample from is."""
+        return self._save_steps is not None and step % self._save_steps == 0
+
+    def checkpoint_metrics(self) -> dict[str, float | None]:
+        """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
+        names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
+        both = ("valid_loss", "valid_mean_token_accuracy")
+        chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}
+        return chosen | {f"full_{name}": chosen[name] for name in both if name in chosen}
+
+    def _tell(self, state: Untyped, values: dict[str, float | None], summary: str) -> None:
+        step, total = state.global_step, state.max_steps
+        clean = {name: finite(value) for name, value in values.items()}
+        self._warn_once(step, values, clean)
+        self._events.append(
+            EventKind.METRICS,
+            f"Step {step}/{total}: {summary}",
+            {"step": step, "total_steps": total, **clean},
+        )
+        self.metrics |= clean
+
+    def _warn_once(
+        self, step: int, values: dict[str, float | None], clean: dict[str, float | None]
+    ) -> None:
+        lost = [name for name, value in values.items() if value is not None and clean[name] is None]
+        if lost and not self._warned:
+            self._warned = True
+            self._events.message(
+                f"Step {step}: {lost[0]} is {values[lost[0]]}; it is shown as null, and so are "
+                "later ones.",
+                level="warn",
+                data={"step": step, "names": list(lost)},
+            )
+
+    def _check_loss(self, step: int, loss: float) -> None:
+        self._nonfinite = self._nonfinite + 1 if finite(loss) is None else 0
+        if self._nonfinite == NONFINITE_LIMIT:
+            raise RunError(
+                ErrorCode.LOSS_NONFINITE,
+                f"The loss has been {loss} for {NONFINITE_LIMIT} logged steps, the last being "
+                f"step {step}: nothing more is learned.",
+                hint="Lower recipe.learning_rate, by a factor of 10 to begin with, and keep "
+                "recipe.max_grad_norm at 1.",
+                param="recipe.learning_rate",
+            )
+
+    def _speed(self, input_tokens: float) -> float:
+        now = time.perf_counter()
+        tokens, seconds = input_tokens - self._input_tokens, now - self._since
+        self._since, self._input_tokens = now, input_tokens
+        return round(tokens / seconds, 2)
+
+    def _tell_end(self, state: Untyped) -> None:
+        step, total = state.global_step, state.max_steps
+        self._events.message(
+            f"Step {step}/{total}: asked to stop here; what has been trained is kept",
+            data={"step": step, "total_steps": total},
+        )
+
+    def _leave_out_time(self) -> None:
+        """Evaluating and saving are no training: they do not count for tokens_per_second."""
+        now = time.perf_counter()
+        self._since += now - max(self._since, self._step_ended)
+        self._step_ended = now

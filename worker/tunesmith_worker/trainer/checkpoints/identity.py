@@ -1,0 +1,108 @@
+"""What a resume point was made for, and what of it is different now. Does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from tunesmith_schema import Hyperparameters, Recipe, RunSpec
+from tunesmith_worker.rundir.paths import RunDirectory, file_hash
+from tunesmith_worker.rundir.resume_point import MadeFor
+
+Json = dict[str, Any]  # Any: JSON
+
+_WHOLE = 64 * 2**20
+"""Files up to this many bytes are read whole."""
+_BLOCK = 64 * 1024
+_BLOCKS = 256
+"""Of a larger file, so many blocks evenly apart: a model that was trained on differs in all."""
+_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
+_LIBRARIES = ("tunesmith", "torch", "transformers", "trl", "peft")
+
+
+def made_for(run: RunDirectory, spec: RunSpec) -> MadeFor:
+    validation = spec.validation_file
+    return MadeFor(
+        model=spec.model,
+        base_model=fingerprint(spec.model_path),
+        training_file=file_hash(run.root / spec.training_file),
+        validation_file=file_hash(run.root / validation) if validation else None,
+        seed=spec.seed,
+        recipe=spec.recipe.model_dump(mode="json"),
+        hyperparameters=spec.hyperparameters.model_dump(mode="json"),
+        method=spec.method,
+        grader=spec.grader and spec.grader.model_dump(mode="json"),
+    )
+
+
+def made_with() -> dict[str, str]:
+    return {name: version(name) for name in _LIBRARIES}
+
+
+def fingerprint(model_path: str) -> str:
+    """Of a model's folder: names, sizes and content, of large files blocks spread over them. Of a
+    model that is the hub's, its name."""
+    folder, digest = Path(model_path), hashlib.sha256()
+    if not folder.is_dir():
+        return f"hub:{model_path}"
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _SUFFIXES and path.is_file():
+            size = path.stat().st_size
+            digest.update(f"{path.name}:{size}:".encode())
+            digest.update(file_hash(path).encode() if size <= _WHOLE else _sampled(path, size))
+    return digest.hexdigest()
+
+
+def differences(then: MadeFor, now: MadeFor) -> list[tuple[str, str]]:
+    """Every field that has changed, dotted as in a request, and how, in words."""
+    found: list[tuple[str, str]] = []
+    for name, what in (
+        ("training_file", "the training file has other content"),
+        ("validation_file", "the validation file has other content"),
+        ("base_model", "the base model's files have other content"),
+    ):
+        if getattr(then, name) != getattr(now, name):
+            found.append(("model" if name == "base_model" else name, what))
+    for name in ("model", "seed"):
+        before, after = getattr(then, name), getattr(now, name)
+        if before != after:
+            found.append((name, f"it was {before!r} and is {after!r}"))
+    found += _changed("recipe", _today(Recipe, then.recipe), now.recipe)
+    found += _changed(
+        "hyperparameters", _today(Hyperparameters, then.hyperparameters), now.hyperparameters
+    )
+    found += _changed("method.type", then.method, now.method)
+    found += _changed("method.reinforcement.grader", then.grader, now.grader)
+    return found
+
+
+def _today(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
+    """As this version writes it: a field that is new since has its default."""
+    try:
+        return model.model_validate(saved).model_dump(mode="json")
+    except ValidationError:  # it has one that is gone: compared as it is, and named
+        return saved
+
+
+def _changed(prefix: str, then: JsonValue, now: JsonValue) -> list[tuple[str, str]]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        names = sorted(then.keys() | now.keys())
+        both = [_changed(f"{prefix}.{name}", then.get(name), now.get(name)) for name in names]
+        return [one for found in both for one in found]
+    if then == now:
+        return []
+    return [(prefix, f"it was {json.dumps(then)} and is {json.dumps(now)}")]
+
+
+def _sampled(path: Path, size: int) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(_BLOCKS):
+            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest().encode()

@@ -1,0 +1,98 @@
+"""An optimiser's and its scheduler's state, by parameter name: any `torch.optim.Optimizer` whose
+state is tensors and numbers (AdamW, plain or fused, with error words, with 8-bit moments).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tunesmith_schema import ErrorCode
+from tunesmith_worker.rundir.errors import RunError
+
+Untyped = Any  # Any: transformers and accelerate are not typed
+Json = dict[str, Any]  # Any: JSON
+
+
+def inner(optimizer: Untyped) -> torch.optim.Optimizer:
+    """What accelerate wraps."""
+    found: Untyped = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(found, torch.optim.Optimizer)
+    return found
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__qualname__
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], scheduler: Untyped
+) -> tuple[Json, dict[str, torch.Tensor]]:
+    """JSON, and the live tensors as `exp_avg/PARAMETER`. `names`: of all that trains."""
+    numbers: dict[str, Json] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for parameter, state in optimizer.state.items():
+        name = names[parameter]
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{key}/{name}"] = value
+            else:
+                numbers.setdefault(name, {})[key] = value
+    plain = {
+        "kind": kind_of(optimizer),
+        "groups": [[names[one] for one in group["params"]] for group in optimizer.param_groups],
+        "numbers": numbers,
+        "scheduler": scheduler.state_dict() | {"lr_lambdas": None},
+    }
+    return plain, tensors
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    plain: Json,
+    tensors: dict[str, torch.Tensor],
+) -> None:
+    """Raises RunError when it is another optimiser, or one of other parameters."""
+    if kind_of(optimizer) != plain["kind"]:
+        raise _misfit(
+            f"it was trained with {plain['kind']}, and recipe.precision now trains with "
+            f"{kind_of(optimizer)}",
+            "recipe.precision",
+        )
+    groups = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+    if groups != plain["groups"]:
+        raise _misfit("its optimiser has other parameters or groups", "recipe.weight_decay")
+    states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
+    for key, tensor in tensors.items():
+        what, _, name = key.partition("/")
+        states.setdefault(name, {})[what] = tensor
+    fresh = optimizer.state_dict()  # rates and decay are this run's: a fork may have others
+    order = [names[one] for group in optimizer.param_groups for one in group["params"]]
+    numbers = [number for group in fresh["param_groups"] for number in group["params"]]
+    state = {n: states[name] for n, name in zip(numbers, order, strict=True) if name in states}
+    optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})
+
+
+def restore_scheduler(
+    scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
+) -> None:
+    """A fork's rates are those of its own schedule at that step."""
+    rates = list(scheduler.base_lrs)
+    scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
+    if forked:
+        shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+        scheduler.base_lrs = rates
+        scheduler._last_lr = [rate * share for rate, share in zip(rates, shares, strict=True)]
+    for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def _misfit(what: str, param: str) -> RunError:
+    return RunError(
+        ErrorCode.RESUME_MISMATCH,
+        f"The resume point does not fit the run: {what}.",
+        hint="Set it as it was, or start a new job.",
+        param=param,
+    )

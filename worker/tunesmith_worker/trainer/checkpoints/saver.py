@@ -1,0 +1,144 @@
+"""When a resume point is taken: at the steps that the recipe names, when the run is asked to stop,
+and otherwise as often as costs less than 1 % of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+
+from tunesmith_schema import EventKind, RunSpec
+from tunesmith_worker.engine.memory.free_memory import host_free
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan_file import PlanFile
+from tunesmith_worker.trainer.auto.layouts import Layouts
+
+from .identity import made_for, made_with
+from .state import take
+from .write import Writer, Written
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+LEAST_SECONDS = 30.0
+"""Between two that no step number asked for."""
+COST_FACTOR = 100.0
+"""They are so many times as far apart as the last one cost, by the clock and, on a CPU, in this
+process's CPU-seconds: on a host that is short of CPUs the clock runs on without training."""
+_ROOM = 0.5
+"""A copy may take this share of the host's free memory; a larger state is written as it lies."""
+
+
+class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+    """Comes after the callback that decides on stopping."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        spec: RunSpec,
+        events: EventLog,
+        plan: PlanFile,
+        layouts: Layouts,
+        control: StopControl,
+        now: Callable[[], float] = time.monotonic,
+        cpu_now: Callable[[], float] = time.process_time,
+    ) -> None:
+        save_steps = spec.recipe.save_steps
+        self._named = None if save_steps == "auto" else save_steps
+        self._writer = Writer(
+            run.checkpoints, made_for(run, spec), made_with(), spec.recipe.keep_every
+        )
+        self._run, self._events, self._plan = run, events, plan
+        self._layouts, self._control = layouts, control
+        self._now, self._cpu_now = now, cpu_now
+        self._due = self._waits = False
+        self._last = -1
+        self._blocked = 0.0
+        """Seconds that training waited for the last one, which was until `_ended`."""
+        self._ended = self._next = 0.0
+        self._cpu_spent = 0.0
+        """CPU-seconds that taking the last one cost, which was until `_cpu_ended`."""
+        self._cpu_ended = self._cpu_next = 0.0
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._last, self._next = state.global_step, self._now() + LEAST_SECONDS
+
+    def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._tell(self._writer.taken(wait=False))
+        step, last = state.global_step, state.global_step == state.max_steps
+        named = self._named is not None and step % self._named == 0
+        self._waits = self._control.stop_requested
+        # A run that ends here needs none: taken up again it would do one step too many.
+        goes_on = not (last or control.should_training_stop)
+        self._due = (self._waits and not last) or (goes_on and (named or self._in_time()))
+        if self._due:
+            control.should_save = True  # once metrics are told, and validation is over
+
+    def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._tell(self._writer.taken(wait=True))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around training: however that ends, nothing is being written afterwards."""
+        try:
+            yield
+        finally:
+            self._writer.close()
+
+    def save(self, trainer: Untyped) -> None:
+        """At the end of a step, if one is due there."""
+        step = trainer.state.global_step
+        if not self._due or step == self._last:
+            return
+        self._due = False
+        began = self._now()
+        self._tell(self._writer.taken(wait=True))
+        cpu_began = self._cpu_now()
+        state = take(trainer, self._layouts.state())
+        copied = state.bytes <= _ROOM * host_free()
+        state = state.copied() if copied else state
+        self._cpu_ended = self._cpu_now()
+        self._cpu_spent = self._cpu_ended - cpu_began
+        self._writer.begin(step, state, self._plan.text())
+        self._last = step
+        if self._waits or not copied:
+            self._tell(self._writer.taken(wait=True))
+        self._ended = self._now()
+        self._blocked = self._ended - began
+        self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
+
+    def save_where_it_left_off(self, trainer: Untyped) -> None:
+        """A step that has changed nothing yet was left off to leave: the state is that of the last
+        one's end."""
+        self._tell(self._writer.taken(wait=True))
+        self._due, self._waits = trainer.state.global_step > 0, True
+        self.save(trainer)
+
+    def _in_time(self) -> bool:
+        """Whether one that no step number asks for costs little enough; none waits for another."""
+        late = self._now() >= self._next and self._cpu_now() >= self._cpu_next
+        return late and not self._writer.busy
+
+    def _tell(self, written: Written | None) -> None:
+        if written is None:
+            return
+        if not torch.cuda.is_available():  # there the thread takes from what trains
+            cost = self._blocked + written.cpu_seconds
+            self._next = max(self._next, self._ended + COST_FACTOR * cost)
+            spent = self._cpu_spent + written.cpu_seconds
+            self._cpu_next = self._cpu_ended + COST_FACTOR * spent
+        self._events.append(
+            EventKind.RESUME_POINT,
+            f"Step {written.step}: resume point saved, {written.bytes:,} bytes",
+            {
+                "step": written.step,
+                "directory": self._run.relative(written.folder),
+                "bytes": written.bytes,
+            },
+        )

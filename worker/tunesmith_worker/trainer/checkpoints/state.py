@@ -1,0 +1,161 @@
+"""Everything a trainer is at a step's end, taken out of it and put back.
+
+Tensors are taken as they are (live): whoever keeps them while training goes on clones them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers.trainer_callback import ExportableState
+
+from tunesmith_schema import ErrorCode
+from tunesmith_worker.rundir import resume_point as names
+from tunesmith_worker.rundir.errors import RunError
+
+from .optimizer_state import inner, optimizer_state, restore_optimizer, restore_scheduler
+from .random_state import random_numbers, restore_random_numbers
+
+Untyped = Any  # Any: transformers and TRL are not typed
+Json = dict[str, Any]  # Any: JSON
+
+
+@dataclass(kw_only=True)
+class State:
+    """Content of a resume point's files, by name."""
+
+    tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        all_files = (one for file in self.tensors.values() for one in file.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
+
+    def copied(self) -> State:
+        """On the host, in memory of its own."""
+        return State(
+            tensors={
+                file: {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
+                for file, tensors in self.tensors.items()
+            },
+            texts=dict(self.texts),
+        )
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """By name; a tied one once."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def take(trainer: Untyped, layouts: Json) -> State:
+    """`trainer`: at the end of a step, after its metrics were told. `layouts`: what of the layouts
+    plan.json does not hold yet."""
+    trained = trained_parameters(trainer.model)
+    of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
+    scheduler = trainer.lr_scheduler
+    optimizer, moments = optimizer_state(inner(trainer.optimizer), of_parameter, scheduler)
+    random, generators = random_numbers()
+    counted, sums = trainer.counted()
+    run_state = {"random": random, "layouts": layouts, "counted": counted}
+    return State(
+        tensors={
+            names.TRAINED: dict(trained),
+            names.OPTIMIZER: moments,
+            names.RUN_TENSORS: generators | sums,
+        },
+        texts={
+            names.OPTIMIZER_JSON: json.dumps(optimizer),
+            names.TRAINER_STATE: json.dumps(_trainer_state(trainer)),
+            names.RUN_STATE: json.dumps(run_state),
+        },
+    )
+
+
+def _trainer_state(trainer: Untyped) -> Json:
+    found = dataclasses.asdict(trainer.state)
+    # The log grows with the run and nobody reads it: metrics are events, told already.
+    return found | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
+
+
+def _callback_states(trainer: Untyped) -> Json:
+    callbacks = trainer.callback_handler.callbacks
+    return {
+        type(one).__name__: one.state() for one in callbacks if isinstance(one, ExportableState)
+    }
+
+
+class Saved:
+    """A resume point's content, read as it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._run_state: Json = self._json(names.RUN_STATE)
+
+    @property
+    def layouts(self) -> Json:
+        """For `Layouts.resume`."""
+        found: Json = self._run_state["layouts"]
+        return found
+
+    def put_weights(self, model: torch.nn.Module) -> None:
+        """Into the model's own memory. Raises RunError when other tensors train."""
+        saved, trained = load_file(self._folder / names.TRAINED), trained_parameters(model)
+        _check_fit(saved, trained)
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(saved[name])
+
+    def put_optimizer(self, trainer: Untyped, *, forked: bool) -> None:
+        plain = self._json(names.OPTIMIZER_JSON)
+        optimizer, trained = inner(trainer.optimizer), trained_parameters(trainer.model)
+        of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
+        tensors = load_file(self._folder / names.OPTIMIZER)
+        restore_optimizer(optimizer, of_parameter, plain, tensors)
+        restore_scheduler(trainer.lr_scheduler, optimizer, plain["scheduler"], forked=forked)
+
+    def put_random_numbers(self) -> None:
+        tensors = load_file(self._folder / names.RUN_TENSORS)
+        restore_random_numbers(self._run_state["random"], tensors)
+
+    def put_counters(self, trainer: Untyped) -> None:
+        """And what the callbacks have counted, into those that there are."""
+        trainer.restore_counted(
+            self._run_state["counted"], load_file(self._folder / names.RUN_TENSORS)
+        )
+        states = self._json(names.TRAINER_STATE)["stateful_callbacks"]
+        for one in trainer.callback_handler.callbacks:
+            saved = states.get(type(one).__name__)
+            if isinstance(one, ExportableState) and saved is not None:
+                for name, value in saved["attributes"].items():
+                    setattr(one, name, value)
+
+    def _json(self, name: str) -> Json:
+        found: Json = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return found
+
+
+def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Parameter]) -> None:
+    for name in sorted(saved.keys() | trained.keys()):
+        before, now = (_described(one.get(name)) for one in (saved, trained))
+        if before != now:
+            raise RunError(
+                ErrorCode.RESUME_MISMATCH,
+                f"The resume point does not fit the run: {name} is {before} in it and {now} here.",
+                hint="recipe.tuning, recipe.lora, recipe.add_tokens and recipe.precision decide "
+                "what trains: set them as they were, or start a new job.",
+                param="recipe",
+            )
+
+
+def _described(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return "not trained"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,107 @@
+"""Writes resume points in a thread, each whole or not at all, and keeps the newest two and what
+`recipe.keep_every` says.
+
+Files first, each synced, the manifest last, then the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunesmith_schema.retention import resume_points_to_keep
+from tunesmith_worker.rundir import resume_point as names
+from tunesmith_worker.rundir.paths import file_hash, new_folder
+from tunesmith_worker.rundir.resume_point import FileEntry, MadeFor, Manifest, found_in
+
+from .best_weights import stage_best
+from .state import State
+from .tensors import write_tensors, write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    folder: Path
+    step: int
+    bytes: int
+    cpu_seconds: float
+    """Of the writing thread."""
+
+
+class Writer:
+    """One resume point at a time."""
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        made_for: MadeFor,
+        made_with: dict[str, str],
+        keep_every: int | None = None,
+    ) -> None:
+        self._checkpoints, self._made_for, self._made_with = checkpoints, made_for, made_with
+        self._keep_every = keep_every
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resume-point")
+        self._pending: Future[Written] | None = None
+        self._best: dict[str, FileEntry] = {}
+        """Of the best weights so far, whose files do not change."""
+
+    def begin(self, step: int, state: State, plan: str) -> None:
+        """`state` must stay as it is until `taken` gives what was written."""
+        assert self._pending is None, "taken comes first"
+        best = stage_best(self._checkpoints, step)
+        self._pending = self._thread.submit(self._write, step, state, plan, best)
+
+    @property
+    def busy(self) -> bool:
+        return self._pending is not None
+
+    def taken(self, *, wait: bool) -> Written | None:
+        """What has been written since, if anything. Raises what the writing raised (a full disk:
+        OSError)."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _write(self, step: int, state: State, plan: str, best: Path) -> Written:
+        began = time.thread_time()
+        path = self._checkpoints / f"{names.PREFIX}{step}"
+        with new_folder(path) as folder:
+            files = {
+                name: write_tensors(folder / name, tensors)
+                for name, tensors in state.tensors.items()
+            }
+            texts = state.texts | {names.PLAN: plan}
+            files |= {name: write_text(folder / name, text) for name, text in texts.items()}
+            files |= self._best_into(folder, best)
+            manifest = Manifest(
+                step=step, made_for=self._made_for, made_with=self._made_with, files=files
+            )
+            write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
+        best.rmdir()
+        found = {names.step_of(one): one for one in found_in(self._checkpoints)}
+        steps = [one for one in found if one is not None]
+        for older in found.keys() - resume_points_to_keep(steps, self._keep_every):
+            shutil.rmtree(found[older], ignore_errors=True)
+        return Written(
+            folder=path,
+            step=step,
+            bytes=sum(entry.bytes for entry in files.values()),
+            cpu_seconds=time.thread_time() - began,
+        )
+
+    def _best_into(self, folder: Path, best: Path) -> dict[str, FileEntry]:
+        found = {}
+        for file in best.iterdir():
+            if file.name not in self._best:
+                self._best[file.name] = FileEntry(bytes=file.stat().st_size, sha256=file_hash(file))
+            file.replace(folder / file.name)
+            found[file.name] = self._best[file.name]
+        self._best = found
+        return found

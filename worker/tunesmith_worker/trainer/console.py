@@ -1,0 +1,56 @@
+"""What `tunesmith run` shows of a run while it goes on: its events, a line each.
+
+Only for somebody who looks on. A supervisor reads events.jsonl, and its trainers show nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from tunesmith_schema import EventKind, RunEvent, RunResult
+from tunesmith_worker.rundir.paths import RunDirectory
+
+METRICS_SECONDS = 1.0
+"""At least, between two lines of metrics."""
+Show = Callable[[str], None]
+"""Takes one line."""
+
+
+def show_on_stdout(line: str) -> None:
+    """At once and past Python's buffer: a reader that has left ends no training, and leaves nothing
+    to be flushed at the end."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{line}\n".encode())
+
+
+class Terminal:
+    def __init__(self, show: Show, now: Callable[[], float] = time.monotonic) -> None:
+        self._show, self._now = show, now
+        self._shown = -METRICS_SECONDS
+
+    def event(self, event: RunEvent) -> None:
+        evaluated = {"valid_loss", "valid_reward"} & event.data.keys()
+        if event.kind == EventKind.METRICS and not evaluated:
+            if self._now() - self._shown < METRICS_SECONDS:
+                return
+            self._shown = self._now()
+        if event.kind == EventKind.SAMPLES:
+            return  # the step's metrics say what there is to say
+        self._show(event.message if event.level == "info" else f"{event.level}: {event.message}")
+
+    def end(self, run: RunDirectory, result: RunResult) -> None:
+        """How it went. Why a run failed is told elsewhere."""
+        if result.outcome == "failed":
+            return
+        said = [f"{result.outcome} at step {result.step}"]
+        if (reward := result.metrics.get("reward")) is not None:
+            said.append(f"reward {reward:.4f}")
+        elif (loss := result.metrics.get("train_loss")) is not None:
+            said.append(f"loss {loss:.4f}")
+        if result.directory is not None:
+            what = "weights" if result.kind == "full" else "adapter"
+            said.append(f"{what} in {run.root / result.directory}")
+        self._show(", ".join(said))

@@ -1,0 +1,32 @@
+"""What a run stands on, whatever it trains by. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tunesmith_schema import RunSpec
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan_file import PlanFile
+from tunesmith_worker.rundir.verify_resume_point import GoodPoint
+from tunesmith_worker.trainer.report.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from .rewards import LocalReward
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    run: RunDirectory
+    spec: RunSpec
+    events: EventLog
+    control: StopControl
+    recorder: RunRecorder
+    plan: PlanFile
+    point: GoodPoint | None
+    """The resume point that it goes on from."""
+    rewards: Sequence[LocalReward] = ()
+    """Reward functions of a run by hand."""

@@ -1,0 +1,140 @@
+"""Tokenised files kept for the next run: a folder each, named after what its content depends on.
+
+Workers of one host share it. An entry appears whole or not at all, is verified before it is used,
+and goes when it was not used for long or when others need its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from tunesmith_worker.rundir.paths import KEEP_SECONDS, forget_unused, write_json
+
+from .counts import Counts
+from .examples import SCHEMA, Batch
+
+MOST_BYTES = 32 * 2**30
+MOST_OF_DISK = 0.1
+"""Share of the file system, should that be less."""
+_TOKENS, _ENTRY = "tokens.arrow", "entry.json"
+
+Table = Any  # Any: pyarrow.Table, untyped
+Warn = Callable[[str], None]
+
+
+class _Entry(BaseModel):
+    sha256: str
+    """Of tokens.arrow."""
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    table: Table
+    """Of examples.SCHEMA, memory-mapped."""
+    counts: Counts
+
+
+class TokensWriter:
+    """Writes `folder` as an entry, batch by batch; nothing of it stays in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = (folder / _TOKENS).open("wb")
+        self._sha256 = hashlib.sha256()
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self, mode="w"), SCHEMA)
+
+    def add(self, batch: Batch) -> None:
+        self._stream.write_batch(batch)
+
+    def finish(self, counts: Counts) -> Tokens:
+        self._stream.close()
+        self._file.close()
+        entry = _Entry(sha256=self._sha256.hexdigest(), counts=counts.as_data())
+        write_json(self._folder / _ENTRY, entry)
+        return Tokens(table=_mapped(self._folder), counts=counts)
+
+    def __enter__(self) -> TokensWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    # What Arrow asks of a file:
+    closed = False
+
+    def write(self, data: Any) -> int:  # Any: bytes or an Arrow buffer
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None: ...
+
+
+class TokenCache:
+    def __init__(self, folder: Path, *, most_bytes: int | None = None) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        share = int(MOST_OF_DISK * shutil.disk_usage(folder).total)
+        self._most_bytes = min(MOST_BYTES, share) if most_bytes is None else most_bytes
+
+    def get(self, key: str, warn: Warn) -> Tokens | None:
+        """None where there is none, or none that is whole: such a one is removed, and `warn` is
+        told."""
+        folder = self._folder / key
+        try:
+            entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
+            with (folder / _TOKENS).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                    raise ValueError("its content is not what was written")
+            os.utime(folder)  # it was used: it stays
+            return Tokens(table=_mapped(folder), counts=Counts(**entry.counts))
+        except FileNotFoundError:
+            if not folder.is_dir():
+                return None
+            damage = "a file of it is missing"
+        except ValidationError:
+            damage = f"its {_ENTRY} cannot be read"
+        except (ValueError, TypeError, OSError) as error:
+            damage = str(error)
+        warn(f"the cached tokens {key[:12]} are damaged ({damage}): made again")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def keep(self, key: str, folder: Path, warn: Warn) -> None:
+        """Take over a folder that a TokensWriter finished; who mapped it may go on reading."""
+        try:
+            folder.rename(self._folder / key)
+        except OSError as error:
+            if not (self._folder / key).is_dir():  # else another worker was faster
+                warn(f"the tokens could not be kept for the next run: {error}")
+        forget_unused(self._folder, KEEP_SECONDS)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Remove what was used least recently until the rest is small enough."""
+        entries = []
+        for folder in self._folder.iterdir():
+            # Another worker removes it, or it is no entry: a file, somebody else's folder.
+            with contextlib.suppress(OSError):
+                size = sum(path.stat().st_size for path in folder.iterdir())
+                entries.append((folder.stat().st_mtime, size, folder))
+        total = sum(size for _, size, _ in entries)
+        for _, size, folder in sorted(entries):
+            if total <= self._most_bytes:
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= size
+
+
+def _mapped(folder: Path) -> Table:
+    return pa.ipc.open_stream(pa.memory_map(str(folder / _TOKENS))).read_all()

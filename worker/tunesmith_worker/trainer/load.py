@@ -1,0 +1,72 @@
+"""The base model and what is trained of it: the part of a run that is the same for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+
+from tunesmith_schema import PatchName
+from tunesmith_worker.engine.model.adapters import adapter_dtype, attach_lora, check_saving
+from tunesmith_worker.engine.model.base_model import Base, find_device, load_base
+from tunesmith_worker.engine.model.embeddings import NewTokens, add_tokens, train_token_rows
+from tunesmith_worker.engine.optimizers.choose import described
+from tunesmith_worker.rundir.plan import Device, LoadPlan
+from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches
+
+from .context import RunContext
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    device: Device
+    load_plan: LoadPlan
+    base: Base
+    new_tokens: NewTokens
+    model: Untyped
+    """The base model, with its adapter where one is trained."""
+    patches: frozenset[PatchName]
+
+
+def load(context: RunContext) -> Loaded:
+    run, spec, events, choices = context.run, context.spec, context.events, context.plan.choices
+    recipe, full = spec.recipe, spec.recipe.tuning == "full"
+    with events.phase("load"):
+        transformers.utils.logging.disable_progress_bar()
+        transformers.set_seed(spec.seed)
+        device = find_device()
+        load_plan = plan_load(recipe, device, choices)
+        base = load_base(spec, load_plan)
+        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
+        model = base.model if full else attach_lora(base.model, recipe, choices)
+        if full:
+            naive = load_plan.precision == "bf16"
+            events.message(described(load_plan.precision), level="warn" if naive else "info")
+        if full or new_tokens.ids:
+            check_saving(run.root, model, base.tokenizer)
+        return Loaded(
+            device=device,
+            load_plan=load_plan,
+            base=base,
+            new_tokens=new_tokens,
+            model=model,
+            patches=plan_patches(recipe, choices),
+        )
+
+
+def train_rows(context: RunContext, loaded: Loaded, used: Sequence[int]) -> None:
+    """Rows of the embedding that were never trained and that the data use. `used`: token ids."""
+    recipe = context.spec.recipe
+    if not recipe.from_scratch:
+        train_token_rows(
+            loaded.model,
+            loaded.base.tokenizer,
+            used,
+            loaded.new_tokens,
+            context.events,
+            adapter_itemsize=adapter_dtype(recipe).itemsize,
+        )

@@ -1,0 +1,136 @@
+"""Log-probabilities of completions under the model that trains: the one forward of GRPO.
+
+Whether a prompt goes through the model once for its group or once for each completion changes
+speed and memory, not the numbers nor their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import peft
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from tunesmith_kernels.segments import Prefixes
+from tunesmith_worker.engine.patches.attention_interface import reads_segments
+from tunesmith_worker.engine.patches.batch_layout import BatchLayout, Scored, batch_layout
+from tunesmith_worker.engine.patches.head import is_head_patched
+
+from .group_batches import GroupBatch, end_to_end, side_by_side
+from .groups import GroupLayout, RowOfGroup
+from .on_device import sent
+
+__all__ = ["CompletionScores", "score_completions"]
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+
+class CompletionScores(NamedTuple):
+    """Of B rows whose longest completion has C tokens; zero beyond a row's end and in rows that are
+    left out."""
+
+    log_probs: torch.Tensor
+    """fp32 [B, C], in the caller's order."""
+    entropy: torch.Tensor | None
+    """fp32 [B, C], in nats; None where it is not asked for."""
+    layout: GroupLayout | Literal["padded"]
+    """How rows were laid out in fact."""
+    tokens: int
+    """That went through the model, padding included."""
+
+
+def score_completions(
+    model: Untyped,
+    rows: Sequence[RowOfGroup],
+    *,
+    layout: GroupLayout,
+    device: torch.device,
+    temperature: float = 1.0,
+    max_tokens: int | None = None,
+    entropy: bool | Literal["grad"] = False,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> CompletionScores:
+    """log p(token | what stands before it, at this temperature) of every completion token.
+
+    model: a causal language model under `patch()`. Where its attention stays stock, rows are padded
+        and go through its own layers, whatever `layout` says.
+    temperature: divides the logits, after a model's own scale and soft cap, as TRL's head does.
+    max_tokens: tokens of one forward. What is kept for backward is kept for all of them.
+    entropy: with a gradient for "grad"; the log-probabilities always have one.
+    Raises ValueError for an empty prompt and for a model whose head is not patched.
+    """
+    causal = _causal(model)
+    if not is_head_patched(causal):
+        raise ValueError(f"the head of {type(causal).__name__} is not patched: use patch() first")
+    padded = not reads_segments(causal)
+    batches = side_by_side(rows, max_tokens) if padded else end_to_end(rows, layout, max_tokens)
+    size = (len(rows), max((len(row.completion_ids) for row in rows), default=0))
+    found = [_forward(model, batch, temperature, entropy, device, autocast) for batch in batches]
+    places = [sent(batch.places, device) for batch in batches]
+    return CompletionScores(
+        log_probs=_placed([one.log_probs for one in found], places, size, device),
+        entropy=_placed([one.entropy for one in found], places, size, device) if entropy else None,
+        layout="padded" if padded else layout,
+        tokens=sum(batch.input_ids.numel() for batch in batches),
+    )
+
+
+def _causal(model: Untyped) -> Untyped:
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
+
+
+def _forward(
+    model: Untyped,
+    batch: GroupBatch,
+    temperature: float,
+    entropy: bool | Literal["grad"],
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Untyped:
+    inputs = {"input_ids": sent(batch.input_ids, device)}
+    if batch.bounds is None:
+        inputs["attention_mask"] = sent(batch.attention_mask, device)
+    else:
+        inputs["position_ids"] = sent(batch.position_ids, device)
+        bounds = torch.tensor(batch.bounds, dtype=torch.int32)
+        inputs["cu_seq_lens_q"] = sent(bounds, device)
+    layout = BatchLayout(
+        bounds=batch.bounds,
+        prefixes=_prefixes_on(batch.prefixes, device),
+        scored=Scored(
+            sources=sent(batch.sources, device),
+            targets=sent(batch.targets, device),
+            temperature=temperature,
+            entropy=entropy,
+        ),
+    )
+    with autocast(), batch_layout(layout):
+        return model(**inputs, fused_lm_head=True)
+
+
+def _prefixes_on(prefixes: Prefixes | None, device: torch.device) -> Prefixes | None:
+    if prefixes is None:
+        return None
+    keys, cumulative = sent(prefixes.keys, device), sent(prefixes.cumulative, device)
+    return replace(prefixes, keys=keys, cumulative=cumulative)
+
+
+def _placed(
+    values: Sequence[torch.Tensor],
+    places: Sequence[torch.Tensor],
+    size: tuple[int, int],
+    device: torch.device,
+) -> torch.Tensor:
+    """Values at flat places of a tensor of that size, zero elsewhere."""
+    if not values:
+        # A loss of nothing may still be differentiated.
+        return torch.zeros(size, device=device, requires_grad=torch.is_grad_enabled())
+    flat = torch.cat(list(values))
+    zeros = flat.new_zeros(size[0] * size[1])
+    return zeros.index_copy(0, torch.cat(list(places)), flat).view(size)

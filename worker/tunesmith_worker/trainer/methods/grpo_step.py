@@ -1,0 +1,174 @@
+"""A reinforcement step as its memory, its tripwires and its loss see it: completions, how they are
+laid out and cut into parts, and their log-probabilities.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from tunesmith_worker.engine.memory.retry import StepMemory
+from tunesmith_worker.engine.memory.shapes import MicroBatch
+from tunesmith_worker.engine.patches.attention_interface import reads_segments
+from tunesmith_worker.trainer.auto.layout_choice import Layout
+from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
+
+from .completion_scores import CompletionScores, score_completions
+from .groups import GroupLayout, RowOfGroup, choose_layout, sizes_of
+from .grpo_metrics import StepFigures
+from .step_parts import ROWS, Inputs, in_parts
+
+Untyped = Any  # Any: transformers is not typed
+PROBED = 4096
+"""Tokens that the memory plan's trial pass is content with."""
+
+
+class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
+    """Comes before TRL's GRPOTrainer in the list of bases."""
+
+    def stepping(
+        self,
+        plan: GRPOPlan,
+        prompts: Sequence[tuple[int, ...]],
+        shared_prompt: bool | Literal["auto"],
+        least_parts: int,
+    ) -> None:
+        """In the constructor. `prompts`: token ids of all; `shared_prompt`: recipe.rollout's;
+        `least_parts`: forward passes of a step, whatever its memory allows."""
+        self._least_parts = least_parts
+        self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
+        self.memory: StepMemory | None = None
+        """Watches the memory of each step, where it has been planned."""
+        self.figures = StepFigures()
+        """Of the last step."""
+
+    may_teach_nothing = True
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    def labelled_tokens(self, rows: Inputs) -> int:
+        """Completion tokens of a step that teach something."""
+        scored = self.teaching_rows(rows)
+        return sum(len(row.completion_ids) for row in scored if row.scored)
+
+    def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        found = {
+            token
+            for row in self.teaching_rows(rows)
+            if row.scored
+            for token in (row.prompt_ids[-1], *row.completion_ids[:-1])
+        }
+        return torch.tensor(sorted(found), dtype=torch.int64)
+
+    def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
+        """A step's, in as many parts as its memory needs. `layout`: there is but one."""
+        parts = 1 if self.memory is None else self.memory.policy.parts
+        return in_parts(step, parts * self._least_parts, self.loss_type)
+
+    def longest_step(self) -> Inputs:
+        """The longest prompts there are, and every completion as long as it may be."""
+        plan = self.plan
+        longest = heapq.nlargest(plan.prompts_per_step, self._prompts, key=len)
+        rows = [
+            RowOfGroup(ids, tuple(islice(cycle(ids), plan.max_completion_length)))
+            for ids in longest
+            for _ in range(plan.num_generations)
+        ]
+        return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
+
+    def described(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
+        """`count_labels`: they are known anyway."""
+        sizes = sizes_of(batch[ROWS])
+        layout = self.layout_of(batch[ROWS])
+        longest = max((one.prompt + max(one.completions) for one in sizes), default=1)
+        count = sum(len(one.completions) for one in sizes)
+        padded = not reads_segments(_causal(self.model))
+        tokens = count * longest if padded else sum(one.tokens(layout) for one in sizes)
+        return MicroBatch(
+            rows=max(1, count),
+            longest=longest,
+            tokens=max(1, tokens),
+            labelled=max(1, sum(sum(one.completions) for one in sizes)),
+            padded=padded,
+        )
+
+    def lengths_of(self, rows: Sequence[RowOfGroup]) -> tuple[int, ...]:
+        """Tokens that go through a training pass, of each part that stands by itself: a shared
+        prompt, what a completion has beyond it, a completion with a prompt of its own."""
+        found: list[int] = []
+        shared = self.layout_of(rows) == "shared" and reads_segments(_causal(self.model))
+        for size in sizes_of(rows):
+            own = [one - 1 for one in size.completions]
+            if shared:
+                found += [size.prompt, *own]
+            else:
+                found += [size.prompt + one for one in own]
+        return tuple(one for one in found if one)
+
+    def to_probe(self, batch: Inputs) -> Inputs:
+        """As many of its first rows as have PROBED tokens: a step of long completions may have a
+        hundred times as many, and each row needs what the others need."""
+        rows: list[RowOfGroup] = batch[ROWS]
+        count = len(rows)
+        while count > 1 and self.described({ROWS: rows[:count]}).tokens > PROBED:
+            count = (count + 1) // 2
+        return batch if count == len(rows) else {ROWS: rows[:count]}
+
+    def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
+        """Of a part, as training computes it; counts nothing."""
+        found = self.scores(self.model, batch[ROWS], entropy=True)
+        return -found.log_probs.sum() / labelled
+
+    def score(
+        self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies of prompts' completions: the training forward, for who
+        checks it."""
+        given = [RowOfGroup(prompt, completion) for prompt, completion in rows]
+        found = self.scores(self.model, given, entropy=True, temperature=temperature)
+        return found.log_probs, found.entropy
+
+    def scores(
+        self,
+        model: Untyped,
+        rows: Sequence[RowOfGroup],
+        *,
+        entropy: bool = False,
+        temperature: float | None = None,
+    ) -> CompletionScores:
+        """Of completions under `model`, as the loss is made of them."""
+        return score_completions(
+            model,
+            rows,
+            layout=self.layout_of(rows),
+            device=self.args.device,
+            temperature=self.temperature if temperature is None else temperature,
+            entropy=entropy,
+            autocast=self.accelerator.autocast,
+        )
+
+    def layout_of(self, rows: Sequence[RowOfGroup]) -> GroupLayout:
+        if self._shared_prompt == "auto":
+            return choose_layout(sizes_of(rows)).layout
+        return "shared" if self._shared_prompt else "plain"
+
+    def teaching_rows(self, inputs: Inputs) -> list[RowOfGroup]:
+        """Rows without an advantage have a gradient of zero, unless something else than the
+        advantage makes one: they need no forward."""
+        rows: list[RowOfGroup] = inputs[ROWS]
+        if self.beta or self.top_entropy_quantile < 1.0:
+            return rows
+        idle = (inputs["advantages"] == 0).tolist()
+        return [
+            RowOfGroup(row.prompt_ids, row.completion_ids, left_out=row.left_out or out)
+            for row, out in zip(rows, idle, strict=True)
+        ]
+
+
+def _causal(model: Untyped) -> Untyped:
+    return model.get_base_model() if hasattr(model, "peft_config") else model

@@ -1,0 +1,300 @@
+"""Supervised fine-tuning: TRL's SFTTrainer, fed with rows that are tokenised and labelled already.
+
+Lays each optimiser step's rows out into micro-batches itself; loss and gradients are TRL's own.
+Metrics are sums over tokens that stay on the device until they are logged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+
+from tunesmith_worker.engine.memory.evaluation_retry import EvaluationMemory
+from tunesmith_worker.engine.memory.retry import StepMemory, describe
+from tunesmith_worker.engine.memory.shapes import MicroBatch
+from tunesmith_worker.engine.patches.batch_layout import batch_layout
+from tunesmith_worker.engine.patches.trl_compat import metrics_so_far, restore_metrics
+from tunesmith_worker.engine.random_state import random_state
+from tunesmith_worker.rundir.plan import TrainPlan
+from tunesmith_worker.trainer.auto.layout_choice import Layout
+from tunesmith_worker.trainer.auto.layouts import Layouts
+from tunesmith_worker.trainer.data.tokens import IGNORED
+from tunesmith_worker.trainer.selfcheck.gradients import predicting_tokens
+
+from .batches import Batch, collate, slots, split
+from .common_config import common_config
+from .nan_guard import NanGuard, TakenStep
+from .nan_rows import RowName, why_not_finite
+from .on_device import LAYOUT, on_device, sent
+from .resuming import Resuming
+from .safe_step import Guarded
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+
+class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+    TIMED_STEP = "training_step"
+    """The method that is one optimiser step's forward and backward."""
+
+    def __init__(
+        self,
+        *,
+        save: Callable[[int], None],
+        layouts: Layouts,
+        embedding_rate: float | None = None,
+        **given: Untyped,
+    ) -> None:
+        """`save`, `embedding_rate`: as `Guarded.guarded` takes them."""
+        super().__init__(data_collator=collate, **given)
+        self._layouts = layouts
+        guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
+        self.guarded(guard, save=save, embedding_rate=embedding_rate)
+        pad_token_id = given["processing_class"].pad_token_id
+        self._split = partial(split, pad_token_id=pad_token_id)
+        self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
+        self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
+        self.memory: StepMemory | None = None
+        """Watches the memory of each step, where it has been planned."""
+        self.evaluation_memory = EvaluationMemory(lambda text: None)
+        self.step_loss = torch.zeros((), device=self.args.device)
+        """Of the last step."""
+        self.name_row: RowName | None = None
+        """What the user calls a row, given its token ids and labels."""
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that carried loss so far."""
+        return int(self._trained)
+
+    @property
+    def input_tokens(self) -> int:
+        """All tokens so far."""
+        return self._total_train_tokens
+
+    def get_train_dataloader(self) -> Untyped:
+        loader = super().get_train_dataloader()
+        loader.device = None  # rows stay on the host until they are laid out
+        return loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Untyped, num_batches: int, device: torch.device
+    ) -> tuple[list[Untyped], Untyped]:
+        batches, labels = super().get_batch_samples(
+            epoch_iterator, num_batches, torch.device("cpu")
+        )
+        return batches, sent(labels, device)
+
+    def training_step(
+        self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
+    ) -> torch.Tensor:
+        """One optimiser step's forward and backward, micro-batch by micro-batch."""
+        step = partial(self._whole_step, model, inputs, num_items_in_batch)
+        return step() if self.memory is None else self.memory.run(step)
+
+    def _whole_step(
+        self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
+    ) -> torch.Tensor:
+        layout = self._layouts.of_step(self.state.global_step)
+        self.guard.begins(
+            TakenStep(
+                number=self.state.global_step + 1,
+                rows=inputs,
+                layout=layout,
+                labelled=num_items_in_batch,
+                random_state=random_state(),
+            )
+        )
+        batches = self.micro_batches(inputs, layout)
+        self.current_gradient_accumulation_steps = len(batches)
+        seen = self._total_train_tokens + sum(inputs["lengths"])
+        loss = torch.zeros((), device=self.args.device)
+        with self._layouts.timed(slots(batches)):
+            for batch in batches:
+                last = batch is batches[-1]
+                there = on_device(batch, self.args.device)
+                if self.memory is not None:
+                    self.memory.comes(batch)
+                with nullcontext() if last else self.accelerator.no_sync(model=model):
+                    loss = loss + super().training_step(model, there, num_items_in_batch)
+        self._total_train_tokens: int = seen
+        self.step_loss = loss
+        return loss
+
+    def run_again(self, rows: Batch, step: TakenStep) -> torch.Tensor:
+        """Forward and backward of some rows of a step outside of it: adds to the gradient, and
+        returns their part of its loss."""
+        self._layouts.of_evaluation()  # nothing compiled: who looks for a fault hooks the modules
+        loss = torch.zeros((), device=self.args.device)
+        for batch in self.micro_batches(rows, step.layout):
+            there = on_device(batch, self.args.device)
+            loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
+        return loss
+
+    may_teach_nothing = False
+    """Whether a step without any gradient is no fault, and its loss may be 0."""
+
+    @staticmethod
+    def labelled_tokens(rows: Batch) -> int:
+        """Of a collated step, on the host."""
+        return int((rows["labels"] != IGNORED).sum())
+
+    @staticmethod
+    def predicting_tokens(rows: Batch) -> torch.Tensor:
+        """Ids of the tokens whose hidden states the loss reads."""
+        return predicting_tokens(rows)
+
+    def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
+        """A collated step's, in as many parts as its memory needs."""
+        parts = 1 if self.memory is None else self.memory.policy.parts
+        return self._split(step, layout.narrowed(parts))
+
+    def longest_step(self) -> Batch:
+        """The step of the longest rows, the worst that chance can draw."""
+        lengths: list[int] = []
+        for table in self.train_dataset.with_format("arrow").iter(10_000):
+            lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
+        rows = min(self.args.per_device_train_batch_size, len(lengths))
+        longest = heapq.nlargest(rows, range(len(lengths)), key=lengths.__getitem__)
+        return collate([self.train_dataset[index] for index in longest])
+
+    @staticmethod
+    def described(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+        return describe(batch, count_labels=count_labels)
+
+    @staticmethod
+    def to_probe(batch: Batch) -> Batch:
+        return batch
+
+    def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
+        """Of a micro-batch, as training computes it; counts nothing."""
+        inputs = on_device(batch, self.args.device)
+        with self.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
+            outputs = self.model(**inputs, use_cache=False, fused_lm_head=True)
+        loss: torch.Tensor = -outputs.log_probs.sum() / labelled
+        return loss
+
+    def counters(self, mode: str = "train") -> Untyped:
+        """What has been counted so far: a step may have to be repeated."""
+        sums = self._sums[mode].values.clone()
+        return metrics_so_far(self, mode), sums, self._trained.clone()
+
+    def restore_counters(self, counters: Untyped) -> None:
+        self._restore(counters, "train")
+
+    def _restore(self, counters: Untyped, mode: str) -> None:
+        metrics, sums, trained = counters
+        restore_metrics(self, metrics, mode)
+        self._sums[mode].values.copy_(sums)
+        self._trained.copy_(trained)
+
+    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+        plain, tensors = super().counted()
+        lists, seen = metrics_so_far(self)
+        lists = {name: [float(one) for one in values] for name, values in lists.items()}
+        sums = {"sums": self._sums["train"].values, "trained_tokens": self._trained}
+        return plain | {"metrics": lists, "input_tokens": seen}, tensors | sums
+
+    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+        super().restore_counted(plain, tensors)
+        metrics = plain["metrics"], plain["input_tokens"]
+        self.restore_counters((metrics, tensors["sums"], tensors["trained_tokens"]))
+
+    def prediction_step(
+        self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
+    ) -> tuple[Untyped, None, None]:
+        counters, layout = self.counters("eval"), self._layouts.of_evaluation()
+
+        def whole(parts: int) -> Untyped:
+            loss = None
+            for batch in self._split(inputs, layout.narrowed(parts)):
+                loss, _, _ = super(SFTTrainer, self).prediction_step(
+                    model, batch, prediction_loss_only=True
+                )
+            return loss
+
+        rows = max(layout.rows or 1, sum(inputs["rows_of_examples"]))
+        # Not `restore_counters`: the report counts a training step that is repeated by that.
+        undo = partial(self._restore, counters, "eval")
+        loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
+        return loss, None, None  # `log` gives the file's loss
+
+    def compute_loss(
+        self,
+        model: Untyped,
+        inputs: dict[str, Untyped],
+        return_outputs: bool = False,
+        num_items_in_batch: Untyped = None,
+    ) -> Untyped:
+        """TRL's, without waiting for the device for its metrics at each micro-batch."""
+        layout = inputs.pop(LAYOUT, None)
+        sums = self._sums["train" if model.training else "eval"]
+        tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
+        count = tokens if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        count = count.clamp(min=1)
+        if model.training:
+            self._trained += tokens
+        if self.aux_loss_enabled:  # a mixture of experts: TRL balances it, and takes its metrics
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            sums.add(tokens, (loss[0] if return_outputs else loss) * count)
+            return loss
+        with batch_layout(layout):
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        nll = -outputs.log_probs.sum()
+        sums.add(tokens, nll, outputs.entropy.sum(), outputs.is_top1.sum())
+        return (nll / count, outputs) if return_outputs else nll / count
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.before_logging(logs)
+        mode = "train" if self.model.training else "eval"
+        means, metrics = self._sums[mode].taken(), self._metrics[mode]
+        if "eval_loss" in logs and means:
+            # The Trainer weighs batches by rows; the loss of a file is the mean over its tokens.
+            logs["eval_loss"] = means["nll"]
+        metrics["num_tokens"] = [self._total_train_tokens]
+        if means and not self.aux_loss_enabled:
+            metrics["entropy"] = [means["entropy"]]
+            metrics["mean_token_accuracy"] = [means["top1"]]
+        super().log(logs, start_time)
+
+
+class _Sums:
+    """Over tokens that carry loss, on the device: reading them at every step would wait for it."""
+
+    _NAMES = ("nll", "entropy", "top1")
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
+
+    def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
+        """In the order of the names; what is left out counts as zero."""
+        now = torch.stack([one.detach().double() for one in (tokens, *sums)])
+        self.values[: len(now)] += now
+
+    def taken(self) -> dict[str, float]:
+        """Means over tokens; empty if there were none. Starts again from zero."""
+        tokens, *sums = self.values.tolist()
+        self.values.zero_()
+        if not tokens:
+            return {}
+        return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
+
+
+def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
+    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
+    return trl.SFTConfig(
+        **common_config(folder, train, seed=seed),
+        data_seed=seed,
+        # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
+        per_device_train_batch_size=train.rows_of_step,
+        per_device_eval_batch_size=train.per_device_train_batch_size,
+        gradient_accumulation_steps=1,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )

@@ -1,0 +1,138 @@
+"""What a run writes of its weights and when, and the callbacks that act between its steps.
+
+Brings them together; each one's own file says what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from tunesmith_schema import EventKind, PhaseName, RunSpec
+from tunesmith_schema.retention import badness
+from tunesmith_worker.engine.model.adapters import Saved, adapter_dtype, save_trained
+from tunesmith_worker.engine.optimizers.choose import rounded_weights
+from tunesmith_worker.engine.optimizers.lost_updates import LostUpdatesCallback
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan_file import PlanFile
+from tunesmith_worker.trainer.auto.layouts import Layouts
+from tunesmith_worker.trainer.checkpoints.best_weights import BestWeights
+from tunesmith_worker.trainer.checkpoints.light import LightCheckpoints
+from tunesmith_worker.trainer.checkpoints.saver import ResumePoints
+from tunesmith_worker.trainer.report.recorder import RunRecorder
+
+from .callbacks import RunCallback
+from .early_stopping import EarlyStopping
+from .selfcheck import Tripwires
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Those that `run.py` asks once training is over."""
+
+    run: RunCallback
+    stopping: EarlyStopping
+    resume_points: ResumePoints
+
+
+class Saving:
+    """Of one run. `add_callbacks` comes before training."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        spec: RunSpec,
+        events: EventLog,
+        recorder: RunRecorder,
+        model: Untyped,
+        tokenizer: Untyped,
+        *,
+        probe_ids: Sequence[int],
+        with_tokenizer: bool,
+    ) -> None:
+        """`probe_ids`, `with_tokenizer`: as `save_trained` takes them."""
+        self._run, self._spec, self._events, self._recorder = run, spec, events, recorder
+        self._model, self._tokenizer = model, tokenizer
+        self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
+
+    def weights(self, folder: Path) -> Saved | None:
+        """As they are now, for stock libraries."""
+        with rounded_weights(self._trainer.optimizer):
+            return save_trained(
+                folder,
+                self._model,
+                self._tokenizer,
+                base_name=self._spec.model,
+                probe_ids=self._probe_ids,
+                dtype=adapter_dtype(self._spec.recipe),
+                with_tokenizer=self._with_tokenizer,
+            )
+
+    def best(self, folder: Path) -> Saved | None:
+        with self._recorder.clock.during(PhaseName.CHECKPOINTING):
+            return self.weights(folder)
+
+    def due(self, step: int) -> None:
+        """What is due at a step's end: a checkpoint to sample from, a resume point."""
+        if self._callbacks.run.checkpoint_due(step):
+            self._checkpoint(step)
+        self._callbacks.resume_points.save(self._trainer)
+
+    def _checkpoint(self, step: int) -> None:
+        folder, callback = self._run.checkpoint(step), self._callbacks.run
+        self.weights(folder)
+        self._events.append(
+            EventKind.CHECKPOINT,
+            f"Step {step}: checkpoint saved",
+            {
+                "step": step,
+                "directory": self._run.relative(folder),
+                "metrics": dict(callback.checkpoint_metrics()),
+            },
+        )
+        self._light.add(step, badness(callback.metrics))
+
+    def add_callbacks(
+        self,
+        trainer: Untyped,
+        control: StopControl,
+        plan: PlanFile,
+        layouts: Layouts,
+        *,
+        save_steps: int | None,
+        lost_updates: bool,
+    ) -> Callbacks:
+        """In the order in which they are called. `lost_updates`: bf16 weights are trained."""
+        run, spec, events = self._run, self._spec, self._events
+        if lost_updates:
+            trainer.add_callback(LostUpdatesCallback(events))
+        callback = RunCallback(
+            events,
+            control,
+            save_steps=save_steps,
+            trained_tokens=lambda: trainer.trained_tokens,
+            input_tokens=lambda: trainer.input_tokens,
+            live=self._recorder.live,
+        )
+        best = BestWeights(run.checkpoints, self.best)
+        stopping = EarlyStopping(spec, best, events, lambda: callback.metrics)
+        trainer.add_callback(stopping)  # first: its saving is not to count as training
+        trainer.add_callback(callback)
+        if spec.recipe.self_check:
+            trainer.add_callback(Tripwires(trainer, events))
+        resume_points = ResumePoints(run, spec, events, plan, layouts, control)
+        self._light = LightCheckpoints(run, spec.recipe, forked=spec.forked)
+        trainer.add_callback(self._light)
+        trainer.add_callback(resume_points)
+        trainer.remove_callback(transformers.PrinterCallback)
+        self._trainer = trainer
+        self._callbacks = Callbacks(run=callback, stopping=stopping, resume_points=resume_points)
+        return self._callbacks

@@ -1,0 +1,107 @@
+"""The GPU's share of the wall clock, read from events long after they were recorded.
+
+The host runs ahead of the GPU: what it does between two pieces of work counts only as far as the
+GPU had run out of work meanwhile, which is the end of that span. No call here waits for the GPU,
+but for the one at the end of training.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from tunesmith_schema import COMPUTE, PhaseName
+from tunesmith_worker.rundir.clock import Charge
+
+ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
+"""What the GPU works on: between two events, whatever the host did meanwhile."""
+Spans = list[tuple[str, float]]
+"""What the host did one after the other, in seconds."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A piece of the GPU's time between two events: work of one phase, or a gap."""
+
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    phase: str | None = None
+    """None: a gap, in which the host did `spans`."""
+    spans: Spans = field(default_factory=list)
+
+
+class CudaTimeline:
+    """A `Timeline` over the current CUDA stream."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._book = charge
+        self._pending: deque[_Segment] = deque()
+        self._last: torch.cuda.Event | None = None
+        self._spans: Spans = []
+        self._booked = 0.0
+        self._free: list[torch.cuda.Event] = []
+        self.steps = self.waits = 0
+        """Optimiser steps, and those at whose end the GPU had finished all before them."""
+
+    def switched(self, ended: str, seconds: float, begins: str) -> None:
+        if ended in ON_DEVICE and self._last is not None:
+            if ended == PhaseName.OPTIMIZER:
+                self.steps += 1
+                self.waits += self._last.query()
+            self._close(_Segment(self._last, self._record(), ended))
+        else:
+            self._spans.append((ended, seconds))
+            if begins in ON_DEVICE:
+                self._begin_compute()
+        self._drain()
+
+    def finish(self, seconds: float) -> None:
+        torch.cuda.synchronize()
+        self._drain()
+        # What is left of the host's time is what it did since the last event was reached.
+        self._book_gap(self._spans, max(0.0, seconds - self._booked))
+        self._spans = []
+
+    def _begin_compute(self) -> None:
+        event = self._record()
+        if self._last is None:  # the GPU had nothing to do so far
+            for phase, seconds in self._spans:
+                self._charge(phase, seconds)
+        else:
+            self._pending.append(_Segment(self._last, event, None, self._spans))
+        self._last, self._spans = event, []
+
+    def _close(self, segment: _Segment) -> None:
+        self._pending.append(segment)
+        self._last = segment.end
+
+    def _record(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _drain(self) -> None:
+        """Book what the GPU has left behind it."""
+        while self._pending and self._pending[0].end.query():
+            segment = self._pending.popleft()
+            seconds = segment.start.elapsed_time(segment.end) / 1e3
+            if segment.phase is None:
+                self._book_gap(segment.spans, seconds)
+            else:
+                self._charge(segment.phase, seconds)
+            self._free.append(segment.start)  # the end is the start of the next one
+
+    def _book_gap(self, spans: Spans, seconds: float) -> None:
+        """The GPU waited for `seconds`, at the end of `spans`."""
+        for phase, span in reversed(spans):
+            part = min(span, seconds)
+            self._charge(phase, part)
+            seconds -= part
+        if seconds > 0:
+            self._charge(PhaseName.OTHER, seconds)
+
+    def _charge(self, phase: str, seconds: float) -> None:
+        self._booked += seconds
+        self._book(phase, seconds)

@@ -1,0 +1,101 @@
+"""The trainer's side of the run report: holds the clock, and writes report.json.
+
+The file is written anew every few seconds while training, and at the end; a trainer that is killed
+leaves the last one. Does not import torch before there is something to watch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunesmith_schema import Choice, RunReport, TrainingSettings
+from tunesmith_worker.rundir.advice.judge import empty_report, judged
+from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.paths import RunDirectory
+
+if TYPE_CHECKING:
+    from tunesmith_worker.trainer.auto.layouts import Layouts
+
+    from .rollouts import RoundFigures
+    from .watch import LayerCounters, TrainingWatch
+
+WRITE_SECONDS = 5.0
+"""Between two writes while training."""
+
+
+class RunRecorder:
+    def __init__(self, run: RunDirectory) -> None:
+        self.clock = WallClock()
+        self._path = run.report
+        self._started_at = time.time()
+        self._watch: TrainingWatch | None = None
+        self._written = -WRITE_SECONDS  # the first step writes at once
+        self.attempt = 1
+
+    def watch(
+        self,
+        trainer: Any,  # Any: TRL is untyped
+        settings: TrainingSettings,
+        layouts: Layouts,
+        *,
+        device: str,
+        choices: list[Choice],
+        layers: LayerCounters | None = None,
+    ) -> None:
+        """Time the training of `trainer`, which comes next."""
+        from .watch import LayerCounters, TrainingWatch
+
+        self._watch = TrainingWatch(
+            trainer,
+            settings,
+            layouts,
+            self.clock,
+            device=device,
+            choices=choices,
+            layers=layers or LayerCounters(),
+        )
+
+    def rollout(self, figures: RoundFigures) -> None:
+        """A round of completions was generated and graded, and is about to be trained on."""
+        assert self._watch is not None, "watch comes first"
+        self._watch.rollouts.add(figures)
+
+    def live(self) -> dict[str, float | None]:
+        """Figures for the metrics of a step, if any; also keeps report.json fresh."""
+        assert self._watch is not None, "watch comes first"
+        if self.clock.wall - self._written >= WRITE_SECONDS:
+            self._written = self.clock.wall
+            self.write()
+        return self._watch.live()
+
+    def end(self, outcome: Literal["succeeded", "failed", "stopped"]) -> None:
+        self.training_ended()
+        self.write(outcome)
+
+    def leave(self) -> None:
+        """From a signal handler, in the middle of anything: waits for nothing."""
+        self.write("stopped")
+
+    def training_ended(self) -> None:
+        """Ends the GPU's timeline. Of a GPU that was lost, what is not booked stays so."""
+        with contextlib.suppress(RuntimeError):
+            self.clock.unfollow()
+
+    def write(self, outcome: Literal["succeeded", "failed", "stopped"] | None = None) -> None:
+        """report.json as far as is known now."""
+        content = self.report(outcome).model_dump_json(indent=1)
+        part = self._path.with_name(f".{self._path.name}.part")
+        # What the run is for does not depend on it, and a full disk has others to speak of it.
+        with contextlib.suppress(OSError):
+            part.write_text(content, encoding="utf-8")
+            part.replace(self._path)
+
+    def report(self, outcome: Literal["succeeded", "failed", "stopped"] | None) -> RunReport:
+        report = empty_report(self.attempt, self._started_at)
+        report.outcome, report.phases = outcome, self.clock.read()
+        report.wall_seconds = sum(report.phases.values())
+        if self._watch is not None:
+            self._watch.fill_in(report)
+        return judged(report)

@@ -1,0 +1,236 @@
+"""Grades a step's completions beside their generation: the graders of the spec one by one in a
+thread, as completions end; local reward functions over the whole step at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from statistics import fmean
+from types import TracebackType
+from typing import Self
+
+from tunesmith_schema import ErrorCategory, ErrorCode, Grader, MultiGrader
+from tunesmith_schema.formulas import parse_formula, used_names
+from tunesmith_worker.rundir.errors import RunError
+
+from .formula import evaluate
+from .local import LocalReward, trl_arguments
+from .protocol import Graded, GraderError, NoSuchOutput, Prompt, Sample
+from .scorers import Scorer, scorer
+from .templates import Completion
+
+FEW = 3
+"""Steps in a row without any reward that end a run, all of them in a shorter one: one step may be a
+row's fault."""
+
+
+class SpecGrader:
+    """A grader of the spec: its single graders, and the formula over them."""
+
+    def __init__(self, grader: Grader) -> None:
+        """Raises RunError where the grader is no good."""
+        self.name = grader.name
+        graders = grader.by_name if isinstance(grader, MultiGrader) else {grader.name: grader}
+        self._scorers: dict[str, Scorer] = {name: scorer(one) for name, one in graders.items()}
+        self._formula = (
+            parse_formula(grader.calculate_output, graders)
+            if isinstance(grader, MultiGrader)
+            else None
+        )
+        self._used = frozenset(graders) if self._formula is None else used_names(self._formula)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the single graders."""
+        return tuple(self._scorers)
+
+    def grade(self, completion: Completion) -> Graded:
+        """Its reward and all scores; what goes wrong on one completion is kept, never raised."""
+        scores: dict[str, float | None] = {}
+        errors: list[str] = []
+        for name, score in self._scorers.items():
+            try:
+                scores[name] = score(completion)
+            except NoSuchOutput:
+                scores[name] = 0.0
+            except Exception as error:  # one completion must not end the run, whatever it is
+                scores[name] = None
+                errors.append(_said(name, error))
+        return Graded(rewards=(self._reward(scores, errors),), scores=scores, errors=tuple(errors))
+
+    def _reward(self, scores: Mapping[str, float | None], errors: list[str]) -> float | None:
+        known = {name: score for name, score in scores.items() if score is not None}
+        if not self._used <= known.keys():
+            return None
+        if self._formula is None:
+            return known[self.name]
+        try:
+            return evaluate(self._formula, known)
+        except GraderError as error:
+            errors.append(_said(self.name, error))
+            return None
+
+
+class Grading:
+    """All that scores the completions of a run. To be closed."""
+
+    def __init__(
+        self, grader: Grader | None, local: Sequence[LocalReward] = (), *, steps: int = FEW
+    ) -> None:
+        """`steps`: that a whole run has. Raises RunError where a grader is no good."""
+        self._spec = SpecGrader(grader) if grader is not None else None
+        self._local = tuple(local)
+        own = (self._spec.name,) if self._spec else ()
+        self.columns: tuple[str, ...] = (*own, *(reward.name for reward in self._local))
+        """A reward's name each: the spec's grader, then the local functions."""
+        self.weights: tuple[float, ...] = (*(1.0 for _ in own), *(r.weight for r in self._local))
+        """Of the columns."""
+        names = [*{*own, *(self._spec.names if self._spec else ())}, *(r.name for r in self._local)]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if not self.columns or twice:
+            raise RunError(
+                ErrorCode.GRADER_INVALID,
+                f"Two rewards are called '{twice[0]}': give each its own name"
+                if twice
+                else "Nothing scores the completions: give a grader, or --reward FILE.py:NAME",
+            )
+        self.ungraded_steps = 0
+        """In a row, in which no completion had a reward."""
+        self.patience = min(FEW, steps)
+        """So many of them end the run."""
+        # One thread: graders are Python, and more would only wait for each other and for decoding.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
+        self._loop = asyncio.Runner()
+
+    def begin(
+        self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
+    ) -> Round:
+        """A step: one prompt for each completion that will come. `trainer_state`: transformers'
+        TrainerState, for local functions; `trains`: nothing is trained without its rewards."""
+        return Round(self, prompts, trainer_state, trains=trains)
+
+    def close(self) -> None:
+        """What is being graded is given up."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _grade_soon(self, completion: Completion) -> Future[Graded] | None:
+        return self._thread.submit(self._spec.grade, completion) if self._spec else None
+
+    def _call_local(self, arguments: Mapping[str, object], count: int) -> list[list[float | None]]:
+        """Local rewards, one list for each function."""
+        answers = {r.name: r.call(arguments) for r in self._local if not r.is_async}
+        waiting = [reward for reward in self._local if reward.is_async]
+
+        async def together() -> dict[str, object]:
+            found = await asyncio.gather(*(reward.wait(arguments) for reward in waiting))
+            return {reward.name: answer for reward, answer in zip(waiting, found, strict=True)}
+
+        if waiting:
+            answers |= self._loop.run(together())
+        return [reward.checked(answers[reward.name], count) for reward in self._local]
+
+
+class Round:
+    """The completions of one step, graded as they come."""
+
+    def __init__(
+        self,
+        grading: Grading,
+        prompts: Sequence[Prompt],
+        trainer_state: object,
+        *,
+        trains: bool = True,
+    ) -> None:
+        self._grading, self._trains = grading, trains
+        self._prompts = prompts
+        self._trainer_state = trainer_state
+        self._samples: list[Sample | None] = [None] * len(prompts)
+        self._ids: list[Sequence[int]] = [()] * len(prompts)
+        self._coming: list[Future[Graded] | None] = [None] * len(prompts)
+        self.extras: dict[str, list[object]] = defaultdict(list)
+        """What local functions gave `log_extra`: a value for each completion, by column."""
+        self.metrics: dict[str, float] = {}
+        """What they gave `log_metric`, its mean."""
+
+    def add(self, place: int, sample: Sample, completion_ids: Sequence[int]) -> None:
+        """A completion of the prompt at `place`; each place once, in any order. Returns at once."""
+        assert self._samples[place] is None, f"place {place} has its completion"
+        self._samples[place] = sample
+        self._ids[place] = completion_ids
+        completion = Completion(self._prompts[place], sample)
+        self._coming[place] = self._grading._grade_soon(completion)
+
+    def finish(self) -> list[Graded]:
+        """What graders say, in the order of places; waits for them. Raises RunError: for
+        `patience` steps in a row no completion had a reward, or a local function raised or
+        gave what is none."""
+        samples = [sample for sample in self._samples if sample is not None]
+        assert len(samples) == len(self._prompts), "a completion is missing"
+        nothing = Graded(rewards=(), scores={})
+        graded = [future.result() if future else nothing for future in self._coming]
+        if self._grading._local:
+            graded = self._with_local(graded, samples)
+        if self._trains and graded:
+            self._count(graded)
+        return graded
+
+    def _with_local(self, graded: list[Graded], samples: list[Sample]) -> list[Graded]:
+        logged: dict[str, list[float]] = defaultdict(list)
+        arguments = {
+            **trl_arguments(self._prompts, samples, self._ids),
+            "trainer_state": self._trainer_state,
+            "log_extra": lambda column, values: self.extras[column].extend(values),
+            "log_metric": lambda name, value: logged[name].append(float(value)),
+        }
+        columns = self._grading._call_local(arguments, len(samples))
+        self.metrics = {name: fmean(values) for name, values in logged.items()}
+        names = [reward.name for reward in self._grading._local]
+        return [
+            Graded(
+                rewards=(*one.rewards, *rewards),
+                scores={**one.scores, **dict(zip(names, rewards, strict=True))},
+                errors=one.errors,
+            )
+            for one, *rewards in zip(graded, *columns, strict=True)
+        ]
+
+    def _count(self, graded: Sequence[Graded]) -> None:
+        grading = self._grading
+        if any(one.is_graded for one in graded):
+            grading.ungraded_steps = 0
+            return
+        grading.ungraded_steps += 1
+        if grading.ungraded_steps < grading.patience:
+            return
+        prompt, sample = self._prompts[0], self._samples[0]
+        reason = (
+            graded[0].errors[0] if graded[0].errors else "the reward functions gave None or NaN"
+        )
+        at_fault = "grader" if grading._spec else "reward function"
+        raise RunError(
+            ErrorCode.GRADER_FAILED,
+            f"No completion of {grading.patience} steps in a row could be scored. For row "
+            f"{prompt.number} and the completion {sample.text[:200] if sample else ''!r}: {reason}",
+            category=ErrorCategory.GRADER,
+            hint=f"Mend the {at_fault}, or the rows that it reads; then start again.",
+        )
+
+
+def _said(name: str, error: Exception) -> str:
+    text = str(error) if isinstance(error, GraderError) else f"{type(error).__name__}: {error}"
+    return f"{name}: {text[:500]}"

@@ -1,0 +1,69 @@
+"""Tells, step by step, when a reinforcement run's own figures say that something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState
+
+from tunesmith_schema import Precision
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.trainer.selfcheck.rollout_tripwires import RolloutTripwires, StepFigures
+
+Untyped = Any  # Any: transformers is not typed
+
+
+class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+    def __init__(
+        self,
+        events: EventLog,
+        precision: Precision,
+        *,
+        spreads: Callable[[], int],
+        leaves: Callable[[], bool],
+    ) -> None:
+        """`spreads`: groups of the run so far whose rewards differ; `leaves`: whether the run ends
+        here only to go on later."""
+        self._events, self._tripwires = events, RolloutTripwires(precision)
+        self._spreads, self._leaves = spreads, leaves
+
+    @property
+    def watched(self) -> dict[str, Untyped]:
+        """What the tripwires have seen so far, as JSON."""
+        return self._tripwires.state()
+
+    @watched.setter
+    def watched(self, state: dict[str, Untyped]) -> None:
+        self._tripwires.restore(state)
+
+    def state(self) -> dict[str, Untyped]:
+        return {"args": {}, "attributes": {"watched": self.watched}}
+
+    def on_log(
+        self,
+        args: Untyped,
+        state: Untyped,
+        control: Untyped,
+        logs: dict[str, Untyped] | None = None,
+        **_: Untyped,
+    ) -> None:
+        logs = logs or {}
+        if "loss" not in logs:
+            return
+        names = ("frac_reward_zero_std", "truncated_share", "entropy", "kl", "clip_ratio")
+        figures = StepFigures(
+            step=state.global_step,
+            rollout_gap=logs.get("rollout_gap"),
+            **{name: logs.get(name) for name in names},
+        )
+        self._warn(self._tripwires.step(figures), state)
+
+    def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        if state.global_step == state.max_steps or not self._leaves():
+            self._warn(self._tripwires.end(self._spreads()), state)
+
+    def _warn(self, texts: Sequence[str], state: Untyped) -> None:
+        for text in texts:
+            self._events.message(text, level="warn", data={"step": state.global_step})

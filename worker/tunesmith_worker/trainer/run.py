@@ -1,0 +1,244 @@
+"""The trainer process, top to bottom: `python -m tunesmith_worker.trainer.run RUN_DIR`.
+
+A pure function of its run directory: it holds no credentials and knows no server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunesmith_schema import EXIT_STOPPED, EventKind, JobFailure, RunResult
+from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.errors import (
+    EXIT_DISK_FULL,
+    EXIT_READ_ONLY,
+    RunError,
+    disk_full,
+    failure_of,
+    is_disk_full,
+    is_read_only,
+    naming_batch_size,
+    say,
+)
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.rundir.paths import RunDirectory, remove_unfinished, write_json
+from tunesmith_worker.rundir.plan_file import PlanFile
+from tunesmith_worker.rundir.process import (
+    SpawnSettings,
+    Waited,
+    ctrl_c_is_sigterm,
+    default_environment,
+    die_with_supervisor,
+    keep_freed_memory,
+    leave,
+    quick_imports,
+    waited_for_spawn,
+)
+from tunesmith_worker.rundir.resume_point import forget_all
+from tunesmith_worker.rundir.spec import (
+    EXIT_UNUSABLE,
+    UnusableRunDirectory,
+    check_scored,
+    read_spec,
+)
+from tunesmith_worker.supervisor.child.warm_trainer import SPARE, take_a_run
+from tunesmith_worker.trainer.report.recorder import RunRecorder
+
+from .compare_stock import compare_stock
+from .console import Show, Terminal, show_on_stdout
+from .context import RunContext
+from .resume import begin_anew_after_success, find_resume_point
+
+if TYPE_CHECKING:
+    from .rewards import LocalReward
+
+EXIT_NOT_TAKEN = 4
+EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
+
+
+def main(
+    folder: Path,
+    waited: Waited | None = None,
+    show: Show = lambda line: None,
+    rewards: Sequence[str] = (),
+) -> int:
+    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story.
+    `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
+    run = RunDirectory(folder.resolve())
+    recorder, terminal = RunRecorder(run), Terminal(show)
+    control = StopControl(run, before_leaving=recorder.leave)
+    unusable = False
+    try:
+        events = EventLog(run.events, recorder.clock, terminal.event)
+        result = train(run, events, control, recorder, waited or waited_for_spawn(), rewards)
+    except RunError as error:
+        _tell(error.failure)
+        result = RunResult(outcome="failed", error=error.failure)
+        unusable = isinstance(error, UnusableRunDirectory)
+    except Exception as error:  # whatever it is, result.json has to say it
+        if is_disk_full(error):
+            remove_unfinished(run.root)  # it may be what filled the disk
+        failure = failure_of(error, run.root)
+        _tell(failure, with_traceback=True)
+        result = RunResult(outcome="failed", error=failure)
+    if unusable and not run.root.is_dir():
+        return EXIT_UNUSABLE
+    recorder.end(result.outcome)
+    try:
+        write_json(run.result, result)
+    except OSError as error:
+        if is_disk_full(error):
+            if result.error is None:
+                _tell(disk_full(str(error)))
+            return EXIT_DISK_FULL
+        if is_read_only(error, run.root):
+            return EXIT_READ_ONLY
+        raise
+    if result.outcome == "succeeded":
+        forget_all(run.checkpoints)
+    terminal.end(run, result)
+    return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
+
+
+def _tell(failure: JobFailure, *, with_traceback: bool = False) -> None:
+    with suppress(OSError):  # the log may lie on a full disk
+        if with_traceback:
+            traceback.print_exc()
+        say(failure)
+
+
+def train(
+    run: RunDirectory,
+    events: EventLog,
+    control: StopControl,
+    recorder: RunRecorder,
+    waited: Waited | None,
+    rewards: Sequence[str] = (),
+) -> RunResult:
+    spec = read_spec(run.root)
+    check_scored(spec, rewards)
+    local: Sequence[LocalReward] = ()
+    if rewards:
+        from tunesmith_worker.trainer.rewards.local import load_rewards
+
+        local = load_rewards(rewards, spec.method)
+    begin_anew_after_success(run)
+    run.forget_outcome()
+    recorder.attempt = spec.attempt
+    recipe = spec.recipe
+    if waited is not None:
+        seconds = round(waited.spawn, 3)
+        text = f"spawn took {seconds:.2f} s"
+        events.append(EventKind.PHASE, text, {"phase": "spawn", "seconds": seconds})
+    point = find_resume_point(run, spec, events)
+    plan = PlanFile(run, spec, events)
+    context = RunContext(
+        run=run,
+        spec=spec,
+        events=events,
+        control=control,
+        recorder=recorder,
+        plan=plan,
+        point=point,
+        rewards=local,
+    )
+
+    waited_for_imports = waited.imports if waited else 0.0
+    quantized = recipe.quantization != "none"
+    with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
+        from .load import load
+
+        if spec.method == "reinforcement":
+            from .assemble_grpo import prepare_reinforcement as prepare
+        else:
+            from .assemble_sft import prepare_supervised as prepare
+
+    ready = prepare(context, load(context))
+    trainer, callbacks = ready.trainer, ready.callbacks
+    with events.phase("train"):
+        control.training_begins()
+        ready.memory.training_begins()
+        points = callbacks.resume_points
+        with naming_batch_size(ready.rows_at_a_time), points.writing(), ready.running:
+            try:
+                trainer.train()
+            except ready.left_off:
+                points.save_where_it_left_off(trainer)
+            trainer.guard.check()
+        recorder.training_ended()
+    ready.memory.report()
+    steps = trainer.state.global_step
+    if steps < trainer.args.max_steps and not (callbacks.stopping.fired or control.end_requested):
+        return RunResult(
+            outcome="stopped",
+            step=steps,
+            trained_tokens=trainer.trained_tokens,
+            metrics=callbacks.run.metrics,
+        )
+
+    ready.layouts.training_ended()
+    with events.phase("save"):
+        step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
+        if saved is not None:
+            events.message(saved.summary(), data=saved.as_data())
+    return RunResult(
+        outcome="succeeded",
+        kind="full" if recipe.tuning == "full" else "lora",
+        directory=run.relative(run.adapter),
+        step=step,
+        trained_tokens=trainer.trained_tokens,
+        metrics=callbacks.run.metrics,
+    )
+
+
+def _command() -> int:
+    parser = argparse.ArgumentParser(prog="tunesmith run", description="Train one run directory.")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="holds spec.json and data/")
+    parser.add_argument("--json", action="store_true", help="print result.json, and only that")
+    parser.add_argument(
+        "--compare-stock",
+        type=int,
+        metavar="N",
+        help="train N steps with our kernels and with the stock trainer, and print both curves; "
+        "RUN_DIR is only read; for supervised runs",
+    )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[=WEIGHT]",
+        help="a reward function in TRL's signature, beside the grader; may be given several times",
+    )
+    arguments = parser.parse_args()
+    if arguments.compare_stock is not None:
+        if arguments.compare_stock < 1:
+            parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
+        return compare_stock(arguments.run_dir, arguments.compare_stock)
+    ctrl_c_is_sigterm()
+    by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
+    show: Show = show_on_stdout if by_hand else lambda line: None
+    status = main(arguments.run_dir, show=show, rewards=arguments.reward)
+    if arguments.json and (arguments.run_dir / "result.json").exists():
+        result = (arguments.run_dir / "result.json").read_text(encoding="utf-8")
+        sys.stdout.write(json.dumps(json.loads(result)) + "\n")
+    return status
+
+
+def _spare() -> int:
+    taken = take_a_run()
+    return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)
+
+
+if __name__ == "__main__":
+    die_with_supervisor()
+    default_environment(os.environ)  # a run by hand has no supervisor that set it
+    keep_freed_memory()
+    leave(_spare() if sys.argv[1:] == [SPARE] else _command())

@@ -1,0 +1,50 @@
+"""What a check or a tripwire has found wrong, and how that reaches the user: a warning is told, an
+error ends the run. Knows no check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tunesmith_schema import ErrorCategory, ErrorCode
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.events import EventLog
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    """Stable name of the check, as docs/self-check.md has it."""
+    message: str
+    """What is wrong, with the number and the tolerance."""
+    hint: str
+    """What to do."""
+    level: Literal["error", "warn"] = "error"
+    param: str | None = None
+    """The request's field it is about, dotted."""
+    category: ErrorCategory = ErrorCategory.USER
+
+
+def settle(findings: Iterable[Finding], events: EventLog, step: int | None) -> None:
+    """Tell the warnings as events; raise RunError for the first error, with all errors in its
+    message. `step`: optimiser steps done; None before the first."""
+    findings = list(findings)
+    when = "Self-check before the first step" if step is None else f"Step {step}"
+    for one in findings:
+        if one.level == "warn":
+            events.message(
+                f"{when}: {one.check}: {one.message} {one.hint}",
+                level="warn",
+                data={"check": one.check, "step": step},
+            )
+    errors = [one for one in findings if one.level == "error"]
+    if errors:
+        raise RunError(
+            ErrorCode.SELF_CHECK_FAILED,
+            f"{when}: " + " Also ".join(f"{one.check}: {one.message}" for one in errors),
+            category=errors[0].category,
+            hint=errors[0].hint,
+            param=errors[0].param,
+        )
