@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.worker.trainer.checkpoints.interrupted import interrupt
 from tunesmith_worker.trainer.run import main
 
 from .test_house_rules import ROOT, python_files
-from .worker.checkpoints.interrupted import interrupt
 from .worker.conftest import MakeRun, make_run, tiny_model
 from .worker.runs import QUESTIONS
 

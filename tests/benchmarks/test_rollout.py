@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks import rollout, rollout_side
 
-from ..worker.patches.models import make_model, with_lora
+from tests.worker.engine.patches.models import make_model, with_lora
 
 Untyped = Any  # Any: transformers is not typed
 

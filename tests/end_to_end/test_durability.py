@@ -16,17 +16,7 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .service import (
-    LONG,
-    QUICK,
-    SHORT,
-    Service,
-    alive,
-    command_line,
-    descendants,
-    has_run,
-    until,
-)
+from .service import LONG, QUICK, SHORT, Service, alive, command_line, descendants, has_run, until
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,4 @@
-"""What TRL keeps to itself and we lean on; tests/worker/test_trl_compat.py fails by name when
-TRL changes it."""
+"""Private parts of TRL that we use. test_trl_compat.py fails by name when TRL changes one."""
 
 from __future__ import annotations
 

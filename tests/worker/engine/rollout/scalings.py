@@ -1,0 +1,64 @@
+"""Small Llamas of every RoPE scaling, whose contexts end early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from tests.worker.engine.patches.models import COMMON, model_of
+
+Untyped = Any  # Any: transformers is not typed
+
+ORIGINAL = 32
+"""Tokens of the original context."""
+HALF = 6  # of a head
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(HALF)],
+    "long_factor": [2.0 + 0.7 * i for i in range(HALF)],
+    "original_max_position_embeddings": ORIGINAL,
+    "factor": 8.0,
+}
+SCALINGS: dict[str, dict[str, Untyped]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+        "beta_fast": 4.0,
+    },
+    "longrope": LONGROPE,
+}
+
+
+def make_scaled(name: str) -> Untyped:
+    context = ORIGINAL if name == "dynamic" else 512
+    given = COMMON | {"max_position_embeddings": context, "num_hidden_layers": 2}
+    given["rope_parameters"] = {"rope_theta": 1000.0, **SCALINGS[name]}
+    return model_of(transformers.LlamaConfig(**given)).eval()
+
+
+def logprobs_by_prefix(model: Untyped, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Each token by a forward over no more than what stands before it: a dynamic model remembers
+    the longest sequence that it has seen, until it sees a short one."""
+    found = []
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[3]]), use_cache=False)
+    for place, token in enumerate(tokens):
+        ids = torch.tensor([[*prompt, *tokens[:place]]])
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        found.append(logits.log_softmax(-1)[token].item())
+    return found
