@@ -108,7 +108,7 @@ def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
         # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
-        command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer.run", scratch]
+        command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer", scratch]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=env, capture_output=True)
         if done.returncode:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tunesmith
 from tunesmith_worker.demo.architecture import write_architecture
-from tunesmith_worker.supervisor.child.warm_trainer import SPARE
+from tunesmith_worker.rundir.hand_over import SPARE
 
 from .installation import BASE_MODEL, ROWS, Installation, installation
 from .process_use import cpu_seconds

@@ -45,7 +45,7 @@ VERBS = {
     "keys": _server("keys", "Create, list and revoke API keys."),
     "worker": _worker("Start a worker.", "tunesmith_worker", "worker"),
     "demo": _worker("Fine-tune a small model from start to end.", "tunesmith_worker", "demo"),
-    "run": _worker("Train one run directory by hand.", "tunesmith_worker.trainer.run"),
+    "run": _worker("Train one run directory by hand.", "tunesmith_worker.trainer"),
 }
 
 

@@ -112,7 +112,7 @@ def test_a_job_trains_though_the_api_is_killed_and_nothing_is_shared(
 ) -> None:
     job = start_training(client, host, write_rows(tmp_path / "train.jsonl"))
     api, train = host.container("api"), host.container("train")
-    assert any("tunesmith_worker.trainer.run" in " ".join(p.cmdline()) for p in train.tree())
+    assert any("tunesmith_worker.trainer " in " ".join(p.cmdline()) for p in train.tree())
     assert_nothing_is_shared(host, api, train)
 
     api.kill()

@@ -122,10 +122,10 @@ class Service:
 
     def trainers(self) -> list[int]:
         """Those that have a run: a spare one waits elsewhere."""
-        return [pid for pid in self.processes("tunesmith_worker.trainer.run") if has_run(pid)]
+        return [pid for pid in self.processes("tunesmith_worker.trainer ") if has_run(pid)]
 
     def spares(self) -> list[int]:
-        return [pid for pid in self.processes("tunesmith_worker.trainer.run") if not has_run(pid)]
+        return [pid for pid in self.processes("tunesmith_worker.trainer ") if not has_run(pid)]
 
     def logs(self) -> str:
         files = [self.data_dir.parent / "serve.log", *self.data_dir.glob("logs/*.log")]

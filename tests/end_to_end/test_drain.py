@@ -50,7 +50,7 @@ def trains(job: tunesmith.Job, attempt: int, after: int = 0) -> bool:
 
 def trainers_of(pid: int) -> list[int]:
     found = [
-        child for child in descendants(pid) if "tunesmith_worker.trainer.run" in command_line(child)
+        child for child in descendants(pid) if "tunesmith_worker.trainer " in command_line(child)
     ]
     return [child for child in found if has_run(child)]
 
@@ -78,7 +78,7 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
     )  # fmt: skip
     assert "drained: holds no job, and may be stopped" in drained.stdout
     assert not alive(trainer)
-    assert service.processes("tunesmith_worker.trainer.run") == [], "nor a spare one"
+    assert service.processes("tunesmith_worker.trainer ") == [], "nor a spare one"
     assert job.refresh().status == "queued"
     step = job.step
     assert alive(service.worker_main()), "whoever restarts what has ended finds nothing to do"

@@ -182,7 +182,7 @@ def _sample(service: Service, second: int) -> list[int]:
     time.sleep(0.05)
     pids = descendants(service.pid) + descendants(second)
     return [
-        pid for pid in pids if "tunesmith_worker.trainer.run" in command_line(pid) and has_run(pid)
+        pid for pid in pids if "tunesmith_worker.trainer " in command_line(pid) and has_run(pid)
     ]
 
 

@@ -155,7 +155,7 @@ sys.kept = TornDown()
 folder = tempfile.TemporaryDirectory()
 print(folder.name, end="")
 sys.argv[1:] = ["/no/such/run"]
-runpy.run_module("tunesmith_worker.trainer.run", run_name="__main__")
+runpy.run_module("tunesmith_worker.trainer", run_name="__main__")
 """
 
 

@@ -25,8 +25,8 @@ import subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.worker.supervisor.test_disk_full import FakeApi
-from tunesmith_worker.claim_record import ClaimRecord
-from tunesmith_worker.settings import WorkerSettings
+from tunesmith_worker.supervisor.claim_lock import ClaimRecord
+from tunesmith_worker.supervisor.settings import WorkerSettings
 settings = WorkerSettings(data_dir=Path({data!r}))
 claim = FakeApi().claim("w")
 record = ClaimRecord(settings, "train@here-1-a", claim)

@@ -22,7 +22,7 @@ LONG = {"max_steps": 100_000, "per_device_train_batch_size": 2, "save_steps": 10
 
 def start(run: Path, **environment: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tunesmith_worker.trainer.run", str(run)],
+        [sys.executable, "-m", "tunesmith_worker.trainer", str(run)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stderr=subprocess.DEVNULL,
     )
@@ -94,7 +94,7 @@ def test_it_dies_with_its_supervisor_and_leaves_no_earlier_outcome(make_run: Mak
     supervise = (
         "import os, subprocess, sys, time\n"
         "os.environ['TUNESMITH_SUPERVISOR_PID'] = str(os.getpid())\n"
-        "command = [sys.executable, '-m', 'tunesmith_worker.trainer.run', sys.argv[1]]\n"
+        "command = [sys.executable, '-m', 'tunesmith_worker.trainer', sys.argv[1]]\n"
         "child = subprocess.Popen(command)\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"

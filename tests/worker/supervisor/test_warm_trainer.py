@@ -26,22 +26,24 @@ from tunesmith_schema import EventKind, Recipe, RunSpec
 from tunesmith_worker.supervisor.child import trainer_process
 from tunesmith_worker.supervisor.child.spawn import TrainerProgram
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
-from tunesmith_worker.supervisor.child.warm_trainer import ENGINE, SpareTrainer
+from tunesmith_worker.supervisor.child.warm_trainer import SpareTrainer
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.settings import WorkerSettings
 from tunesmith_worker.trainer import run
+from tunesmith_worker.trainer.wait_for_run import ENGINE
 
 STAND_IN = """
 import json, os, pathlib, sys, time
-from tunesmith_worker import spare
-from tunesmith_worker.process import die_with_supervisor
+from tunesmith_worker.rundir.hand_over import SPARE
+from tunesmith_worker.rundir.process import die_with_supervisor
+from tunesmith_worker.trainer import wait_for_run
 die_with_supervisor()
 sys.path.append({folder!r})
-spare.ENGINE = ("engine",)
+wait_for_run.ENGINE = ("engine",)
 told = {{"how": "fresh", "pid": os.getpid()}}
 root = pathlib.Path(sys.argv[-1])
-if sys.argv[-1] == spare.SPARE:
-    taken = spare.take_a_run()
+if sys.argv[-1] == SPARE:
+    taken = wait_for_run.take_a_run()
     if taken is None:
         sys.exit(4)
     root = taken.run_dir
@@ -160,8 +162,8 @@ def test_importing_asks_no_driver_for_a_gpu() -> None:
     code = """
     import torch
     from importlib import import_module
-    from tunesmith_worker.process import quick_imports
-    from tunesmith_worker.spare import ENGINE
+    from tunesmith_worker.rundir.process import quick_imports
+    from tunesmith_worker.trainer.wait_for_run import ENGINE
     def refuse(*args, **kwargs): raise AssertionError("CUDA was asked")
     for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
         setattr(torch.cuda, name, refuse)
@@ -345,8 +347,8 @@ def test_kill_9_of_the_supervisor_leaves_no_spare(
     code = f"""
     import sys, time
     from pathlib import Path
-    from tunesmith_worker.launcher import Launcher
-    from tunesmith_worker.settings import WorkerSettings
+    from tunesmith_worker.supervisor.launcher import Launcher
+    from tunesmith_worker.supervisor.settings import WorkerSettings
     folder = Path({str(tmp_path)!r})
     launcher = Launcher(WorkerSettings(data_dir=folder, trainer_python=str(folder / "python")))
     launcher.keep_spare()

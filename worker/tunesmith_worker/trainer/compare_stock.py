@@ -138,7 +138,7 @@ def _absolute(model_path: str) -> str:
 
 def _train(run: Path) -> JobFailure | None:
     """None, or why it failed."""
-    command = [sys.executable, "-m", "tunesmith_worker.trainer.run", "--json", str(run)]
+    command = [sys.executable, "-m", "tunesmith_worker.trainer", "--json", str(run)]
     with (run / "trainer.log").open("wb") as log:
         status = subprocess.run(command, stdout=log, stderr=log).returncode
     if status == 0:

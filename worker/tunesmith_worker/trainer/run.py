@@ -1,4 +1,4 @@
-"""The trainer process, top to bottom: `python -m tunesmith_worker.trainer.run RUN_DIR`.
+"""The trainer process, top to bottom: `python -m tunesmith_worker.trainer RUN_DIR`.
 
 A pure function of its run directory: it holds no credentials and knows no server.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,10 +34,6 @@ from tunesmith_worker.rundir.process import (
     SpawnSettings,
     Waited,
     ctrl_c_is_sigterm,
-    default_environment,
-    die_with_supervisor,
-    keep_freed_memory,
-    leave,
     quick_imports,
     waited_for_spawn,
 )
@@ -49,13 +44,13 @@ from tunesmith_worker.rundir.spec import (
     check_scored,
     read_spec,
 )
-from tunesmith_worker.supervisor.child.warm_trainer import SPARE, take_a_run
 from tunesmith_worker.trainer.report.recorder import RunRecorder
 
 from .compare_stock import compare_stock
 from .console import Show, Terminal, show_on_stdout
 from .context import RunContext
 from .resume import begin_anew_after_success, find_resume_point
+from .wait_for_run import take_a_run
 
 if TYPE_CHECKING:
     from .rewards import LocalReward
@@ -199,7 +194,7 @@ def train(
     )
 
 
-def _command() -> int:
+def command() -> int:
     parser = argparse.ArgumentParser(prog="tunesmith run", description="Train one run directory.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="holds spec.json and data/")
     parser.add_argument("--json", action="store_true", help="print result.json, and only that")
@@ -232,13 +227,6 @@ def _command() -> int:
     return status
 
 
-def _spare() -> int:
+def warm() -> int:
     taken = take_a_run()
     return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)
-
-
-if __name__ == "__main__":
-    die_with_supervisor()
-    default_environment(os.environ)  # a run by hand has no supervisor that set it
-    keep_freed_memory()
-    leave(_spare() if sys.argv[1:] == [SPARE] else _command())

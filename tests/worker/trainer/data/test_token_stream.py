@@ -307,7 +307,7 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 sys.modules["torch"] = None
-from tunesmith_worker.control import StopControl
+from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.trainer.data.chunks import read_chunks
 from tunesmith_worker.trainer.data.token_stream import TokenStream, Work
 from tunesmith_worker.rundir.paths import RunDirectory

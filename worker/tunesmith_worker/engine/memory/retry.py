@@ -13,7 +13,7 @@ step, and an update finds all it needs, so that none stops halfway.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +23,13 @@ from tunesmith_worker.engine.optimizers.fresh_state import make_state
 from tunesmith_worker.engine.patches import is_compile_error
 from tunesmith_worker.engine.random_state import random_state, restore_random_state
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
-from tunesmith_worker.trainer.methods.batches import Batch
 
 from .estimate import Mode, Policy
 from .recompute import LayerModes
 from .shapes import MicroBatch
 
 Untyped = Any  # Any: transformers and TRL are not typed
+Batch = Mapping[str, Any]  # Any: tensors, and numbers of TRL's padding-free collator
 T = TypeVar("T")
 
 

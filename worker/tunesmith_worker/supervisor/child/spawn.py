@@ -39,7 +39,7 @@ class TrainerProgram:
             env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(
             # -P: the working directory, which a spare cannot know yet, is nowhere to import from.
-            [self.python, "-P", "-m", "tunesmith_worker.trainer.run", argument],
+            [self.python, "-P", "-m", "tunesmith_worker.trainer", argument],
             cwd=cwd,
             env=env,
             stdin=stdin,

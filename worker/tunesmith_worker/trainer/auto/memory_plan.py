@@ -29,6 +29,7 @@ from tunesmith_worker.engine.memory.describe import (
 from tunesmith_worker.engine.memory.estimate import Correction, Policy, layer_kept, predict
 from tunesmith_worker.engine.memory.evaluation_retry import EvaluationMemory
 from tunesmith_worker.engine.memory.free_memory import HostPeak, find_room, measure_speed
+from tunesmith_worker.engine.memory.layer_counters import LayerCounters
 from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
 from tunesmith_worker.engine.memory.recompute import LayerModes
@@ -38,7 +39,6 @@ from tunesmith_worker.engine.patches.report import PatchReport
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.plan import Choices
-from tunesmith_worker.trainer.report.watch import LayerCounters
 
 from .layout_choice import Layout
 from .layouts import Layouts

@@ -149,3 +149,10 @@ def _end_to_end(rows: Sequence[_Row]) -> Batch:
         "max_length_k": longest,
         "seq_idx": index[None].to(device),
     }
+
+
+def predicting_tokens(rows: Batch) -> torch.Tensor:
+    """Ids of a collated step's tokens whose next one carries loss, each once."""
+    labelled = rows["labels"][0, 1:] != IGNORED
+    found: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
+    return found

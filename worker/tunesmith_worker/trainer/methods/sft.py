@@ -26,9 +26,8 @@ from tunesmith_worker.rundir.plan import TrainPlan
 from tunesmith_worker.trainer.auto.layout_choice import Layout
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.data.tokens import IGNORED
-from tunesmith_worker.trainer.selfcheck.gradients import predicting_tokens
 
-from .batches import Batch, collate, slots, split
+from .batches import Batch, collate, predicting_tokens, slots, split
 from .common_config import common_config
 from .nan_guard import NanGuard, TakenStep
 from .nan_rows import RowName, why_not_finite

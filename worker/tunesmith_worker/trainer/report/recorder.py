@@ -16,10 +16,11 @@ from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
+    from tunesmith_worker.engine.memory.layer_counters import LayerCounters
     from tunesmith_worker.trainer.auto.layouts import Layouts
 
     from .rollouts import RoundFigures
-    from .watch import LayerCounters, TrainingWatch
+    from .watch import TrainingWatch
 
 WRITE_SECONDS = 5.0
 """Between two writes while training."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tunesmith_schema import (
     COMPUTE,
     ROLLOUT,
     Choice,
-    LayerMemory,
     PhaseName,
     RunReport,
     Throughput,
     TrainingSettings,
     Utilization,
 )
+from tunesmith_worker.engine.memory.layer_counters import LayerCounters
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.trainer.auto.layouts import Layouts
 
@@ -28,9 +28,6 @@ from .saturation import saturation_of
 from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
-Counter = Callable[[], list[int]]
-"""A count for each layer, layer 0 first."""
-
 TELL_SECONDS = 1.0
 """Between two metric events that carry live figures: those of quick steps stay small."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
@@ -40,22 +37,6 @@ STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseNam
 LIVE = (*ROLLOUT, PhaseName.FORWARD, PhaseName.BACKWARD)
 """Phases of a reinforcement step that the metrics have shares of."""
 _AT_WORK = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS, *COMPUTE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCounters:
-    """What the plan says of each layer, and who counts what became of it."""
-
-    planned: list[Literal["keep", "recompute", "offload"]] | None = None
-    recomputes: Counter | None = None
-    offloads: Counter | None = None
-
-    def read(self) -> LayerMemory:
-        return LayerMemory(
-            planned=self.planned,
-            recomputes=self.recomputes and self.recomputes(),
-            offloads=self.offloads and self.offloads(),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tunesmith_schema import ErrorCategory
-from tunesmith_worker.trainer.data.tokens import IGNORED
 
 from .findings import Finding
 from .trained_units import Unit
@@ -102,13 +101,6 @@ def judged_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[F
             f"rows of {name} have no gradient although their tokens occur in the step: token ids "
             f"{_listed([str(one) for one in silent])}."
         )
-
-
-def predicting_tokens(rows: dict[str, Untyped]) -> torch.Tensor:
-    """Ids of a collated step's tokens whose next one carries loss, each once."""
-    labelled = rows["labels"][0, 1:] != IGNORED
-    found: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
-    return found
 
 
 def _row_gradients(
