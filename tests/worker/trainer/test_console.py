@@ -16,7 +16,8 @@ from tests.worker.runs import QUESTIONS, read_events
 from tunesmith_schema import EventKind, RunEvent, RunResult
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.trainer.console import Terminal
-from tunesmith_worker.trainer.run import command, main
+from tunesmith_worker.trainer.run import command as trainer_command
+from tunesmith_worker.trainer.run import main
 
 Command = Callable[..., tuple[Path, str]]
 SHORT = {"max_steps": 3, "per_device_train_batch_size": 2, "save_steps": 100}
@@ -31,7 +32,7 @@ def command(
     def run_it(*options: str) -> tuple[Path, str]:
         run = make_run(QUESTIONS, recipe=SHORT)
         monkeypatch.setattr(sys, "argv", ["tunesmith run", str(run), *options])
-        assert command() == 0
+        assert trainer_command() == 0
         return run, capfd.readouterr().out
 
     return run_it
