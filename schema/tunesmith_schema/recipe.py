@@ -146,8 +146,9 @@ class Recipe(Request):
     """How its completions come about; only with that method."""
 
     self_check: bool = True
-    """Prove before the first step that the run learns what it should (docs/self-check.md), and
-    refuse to start, naming the cause, where it would not; look again at steps 1, 10 and 50."""
+    """Prove before the first step that the run learns what it should
+    (docs/explanation/self-check.md), and refuse to start, naming the cause, where it would not;
+    look again at steps 1, 10 and 50."""
 
     @field_validator("precision", mode="before")
     @classmethod

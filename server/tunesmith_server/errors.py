@@ -231,7 +231,7 @@ def _advice(first: Mapping[str, Any], loc: list[str], count: int) -> str:
     if count > 1:
         return f"{count} complaints in all; this is the first"
     if loc[:1] == ["recipe"]:
-        return "docs/recipe.md has every field of the recipe with its bounds"
+        return "docs/reference/recipe.md has every field of the recipe with its bounds"
     return "/docs has every field with its bounds"
 
 

@@ -1,7 +1,7 @@
 """What users ask of a job that exists: pause, resume, cancel, stop. And what its worker is told.
 
 Each locks the job's row first, so that two wishes, or a wish and a worker's report, come one after
-the other. Saying one twice is saying it once. docs/decisions/0015 has the table.
+the other. Saying one twice is saying it once. docs/contributing/decisions/0015 has the table.
 """
 
 from __future__ import annotations
