@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from tunesmith._settings import ClientSettings
+from tunesmith._http.settings import ClientSettings
 from tunesmith_schema import (
     EarlyStoppingRecipe,
     GRPORecipe,

@@ -52,7 +52,7 @@ def test_the_environment_is_read_in_settings_only() -> None:
         "server/tunesmith_server/settings.py",
         "worker/tunesmith_worker/settings.py",
         "worker/tunesmith_worker/process.py",  # a trainer's: standard library only
-        "client/tunesmith/_settings.py",
+        "client/tunesmith/_http/settings.py",
     }
     parts = ("client/", "kernels/", "migrations/", "schema/", "server/", "worker/")
     found = {

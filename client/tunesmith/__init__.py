@@ -17,8 +17,7 @@ from tunesmith_schema import (
     UploadPart,
 )
 
-from ._client import Client
-from ._errors import (
+from ._http.errors import (
     APIConnectionError,
     APIResponseError,
     APIStatusError,
@@ -40,9 +39,10 @@ from ._errors import (
     UploadError,
     WaitTimeoutError,
 )
-from ._job import Job
-from ._pages import Page
-from ._version import __version__
+from ._http.pages import Page
+from ._http.version import __version__
+from ._sdk.client import Client
+from ._sdk.job import Job
 
 __all__ = [
     "APIConnectionError",

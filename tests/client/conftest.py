@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tunesmith import Client, _files
+from tunesmith import Client
+from tunesmith._sdk import files
 from tunesmith.cli import app
 
 from .fake_uploads import CONTENT, FakeUploads
@@ -40,8 +41,8 @@ def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeUploads:
-    monkeypatch.setattr(_files, "_PARTS_ABOVE", 200)
-    monkeypatch.setattr(_files, "_PART_SIZE", 100)
+    monkeypatch.setattr(files, "_PARTS_ABOVE", 200)
+    monkeypatch.setattr(files, "_PART_SIZE", 100)
     return FakeUploads()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith import _cli_exec
+from tunesmith._cli import server_and_worker
 
 from .conftest import Tunesmith
 from .fakes import page
@@ -181,7 +181,7 @@ def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
 ) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, argv: started.append([program, *argv]))
-    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: object())
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: object())
     arguments = ["dir", "--port", "80", "--help", "-v", "--name=x", "list"]
     assert tunesmith(verb, *arguments).exit_code == 0
     assert started == [[sys.executable, sys.executable, "-m", *module, *arguments]]
@@ -191,7 +191,7 @@ def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
 def test_a_part_that_is_not_installed_is_named_with_its_extra(
     verb: str, extra: str, tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: None)
     done = tunesmith(verb)
     assert done.exit_code == 2
     assert f"pip install 'tunesmith[{extra}]'" in done.stderr

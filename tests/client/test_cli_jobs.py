@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith import Job
-from tunesmith._cli_recipe import build_recipe
+from tunesmith._cli.recipe import build_recipe
 
 from .conftest import Tunesmith
 from .fakes import event, job, page, sse

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tunesmith import NotFoundError
-from tunesmith._cli_report import render
+from tunesmith._cli.report import render
 from tunesmith_schema import JobReport, LayerMemory
 
 from .conftest import Tunesmith

@@ -10,7 +10,7 @@ import httpx
 from rich.console import Console
 
 from tunesmith import Sample
-from tunesmith._cli_samples import SHOWN, render
+from tunesmith._cli.samples import SHOWN, render
 
 from .conftest import Tunesmith
 from .fakes import Script, client_of, job, page

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tunesmith import Job, JobCancelledError, JobFailedError, WaitTimeoutError
-from tunesmith._progress import ProgressView
+from tunesmith._sdk.progress import ProgressView
 from tunesmith_schema import Event
 
 from .fakes import Clock, Script, client_of, event, job, sse

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith._cli_exec import VERBS
+from tunesmith._cli.server_and_worker import VERBS
 from tunesmith_worker.__main__ import main as worker_main
 
 from .dockerfile import DOCKERFILE, ROOT, argv, last, lineage, read_stages

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import PrivateAttr
 
 import tunesmith_schema as wire
+from tunesmith._http.errors import JobCancelledError, JobFailedError
 from tunesmith_schema import (
     MAX_SAMPLES_PAGE,
     TERMINAL,
@@ -18,10 +19,8 @@ from tunesmith_schema import (
     Sample,
 )
 
-from ._errors import JobCancelledError, JobFailedError
-
 if TYPE_CHECKING:
-    from ._jobs import Jobs
+    from .jobs import Jobs
 
 
 class Job(wire.Job):

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import typer
 
-from ._cli_session import fail
+from .session import fail
 
 
 @dataclass(frozen=True, kw_only=True)

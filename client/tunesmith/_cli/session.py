@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import typer
 
-from ._client import Client
-from ._errors import InvalidArgumentError, TunesmithError
-from ._settings import ClientSettings, unknown_variables
+from tunesmith._http.errors import InvalidArgumentError, TunesmithError
+from tunesmith._http.settings import ClientSettings, unknown_variables
+from tunesmith._sdk.client import Client
 
 _KEY_FILE = Path(".tunesmith") / "api-key"
 """Where `tunesmith serve` in this directory keeps the key it made."""

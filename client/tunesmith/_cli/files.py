@@ -9,7 +9,7 @@ import typer
 
 from tunesmith_schema import FileObject
 
-from ._cli_output import (
+from .output import (
     AsJson,
     Limit,
     age,
@@ -20,7 +20,7 @@ from ._cli_output import (
     show_table,
     size,
 )
-from ._cli_session import connected, fail
+from .session import connected, fail
 
 app = typer.Typer(help="Data sets on the server.", no_args_is_help=True)
 

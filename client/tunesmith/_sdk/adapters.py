@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 
 import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import DownloadError
+from tunesmith._transfer.download import fetch, file_sha256
 from tunesmith_schema import Adapter
-
-from ._download import fetch, file_sha256
-from ._errors import DownloadError
-from ._http import Http, path_of
 
 
 class Adapters:

@@ -7,12 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import InvalidArgumentError, UploadError
+from tunesmith._transfer.parts import Tell, send_in_parts
+from tunesmith._transfer.source import Slice, Source, opened
 from tunesmith_schema import FileObject, Upload, UploadPart
-
-from ._errors import InvalidArgumentError, UploadError
-from ._http import Http, path_of
-from ._parts import Tell, send_in_parts
-from ._upload import Slice, Source, opened
 
 _COMPLETE_TIMEOUT = 600.0
 """The server reads and writes all of the file before it answers."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tunesmith_schema import TRAINING, JobReport, LayerMemory, Rollouts, Throughput
 
-from ._cli_output import size
+from .output import size
 
 BAR = 26
 """Columns of the longest bar."""

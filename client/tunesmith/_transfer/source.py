@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from ._errors import InvalidArgumentError
+from tunesmith._http.errors import InvalidArgumentError
 
 FileSource = str | os.PathLike[str] | tuple[str, bytes] | IO[bytes]
 

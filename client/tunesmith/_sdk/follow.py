@@ -7,13 +7,18 @@ from contextlib import closing
 
 import httpx
 
+from tunesmith._http.backoff import backoff
+from tunesmith._http.connection import Http, connection_error, parse_json, path_of
+from tunesmith._http.errors import (
+    APIConnectionError,
+    APIStatusError,
+    TunesmithError,
+    WaitTimeoutError,
+)
+from tunesmith._http.sse import ServerSentEvent, events, lines
 from tunesmith_schema import Event, EventKind, JobState
 
-from ._backoff import backoff
-from ._errors import APIConnectionError, APIStatusError, TunesmithError, WaitTimeoutError
-from ._http import Http, connection_error, parse_json, path_of
-from ._job import Job
-from ._sse import ServerSentEvent, events, lines
+from .job import Job
 
 _PATIENCE = 300.0
 """Seconds without a sign of the server after which it counts as gone."""

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from tunesmith_schema import Sample
 
-from ._cli_jobs import JobId
-from ._cli_output import AsJson, Limit, show_page_json
-from ._cli_session import connected
+from .jobs import JobId
+from .output import AsJson, Limit, show_page_json
+from .session import connected
 
 SHOWN = 1200
 """Characters of a text that are shown; of longer ones the beginning and the end."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.pages import Page, first_page
 from tunesmith_schema import Model, ModelDeleted
-
-from ._http import Http, path_of
-from ._pages import Page, first_page
 
 
 class Models:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ._cli_output import (
+from .output import (
     AsJson,
     age,
     moment,
@@ -18,7 +18,7 @@ from ._cli_output import (
     show_table,
     size,
 )
-from ._cli_session import connected
+from .session import connected
 
 adapters = typer.Typer(help="What training produced.", no_args_is_help=True)
 models = typer.Typer(help="Base models and tuned ones.", no_args_is_help=True)

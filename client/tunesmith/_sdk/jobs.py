@@ -12,6 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import InvalidArgumentError, invalid_argument
+from tunesmith._http.pages import Page, first_page
 from tunesmith_schema import (
     Checkpoint,
     Event,
@@ -25,13 +28,10 @@ from tunesmith_schema import (
     Sample,
 )
 
-from ._errors import InvalidArgumentError, invalid_argument
-from ._files import Files, Order
-from ._follow import follow
-from ._http import Http, path_of
-from ._job import Job, raise_unless_succeeded
-from ._methods import with_grader
-from ._pages import Page, first_page
+from .files import Files, Order
+from .follow import follow
+from .grader_argument import with_grader
+from .job import Job, raise_unless_succeeded
 
 DataFile = str | os.PathLike[str]
 """A file id, or a local path that is uploaded first."""
@@ -272,7 +272,7 @@ class Jobs:
     def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
         """The job once it is over, well or badly."""
         if progress:
-            from ._progress import ProgressView  # rich takes a while to import
+            from .progress import ProgressView  # rich takes a while to import
 
             view = ProgressView()
         else:

@@ -32,7 +32,7 @@ from tunesmith_schema import ErrorBody, ErrorCategory, ErrorEnvelope, JobError
 from tunesmith_schema.complaints import complaints
 
 if TYPE_CHECKING:
-    from ._job import Job
+    from tunesmith._sdk.job import Job
 
 
 class TunesmithError(Exception):

@@ -1,4 +1,4 @@
-"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs. Control is in _cli_control.py."""
+"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs. Control is in control.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from tunesmith._http.errors import JobNotSucceededError
+from tunesmith._sdk.job import Job
 from tunesmith_schema import TERMINAL, Event
 
-from ._cli_grader import GraderOption, read_grader
-from ._cli_output import (
+from .grader import GraderOption, read_grader
+from .output import (
     AsJson,
     Limit,
     age,
@@ -23,11 +25,9 @@ from ._cli_output import (
     show_table,
     wire_json,
 )
-from ._cli_recipe import RecipeFile, RecipePairs, build_recipe
-from ._cli_report import show_report
-from ._cli_session import connected
-from ._errors import JobNotSucceededError
-from ._job import Job
+from .recipe import RecipeFile, RecipePairs, build_recipe
+from .report import show_report
+from .session import connected
 
 app = typer.Typer(help="Fine-tuning jobs.", no_args_is_help=True)
 

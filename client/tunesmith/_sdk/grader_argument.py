@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ._errors import InvalidArgumentError
+from tunesmith._http.errors import InvalidArgumentError
 
 
 def with_grader(given: dict[str, Any], grader: Any) -> dict[str, Any]:  # Any: JSON, or models of it

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ._settings import cache_folder
+from tunesmith._http.settings import cache_folder
 
 _ENDS = 64 * 1024
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
+from tunesmith._sdk.job import Job
 from tunesmith_schema import JobState
 
-from ._cli_grader import GraderOption, read_grader
-from ._cli_jobs import JobId
-from ._cli_output import AsJson, show_json
-from ._cli_recipe import RecipeFile, RecipePairs, build_recipe
-from ._cli_session import connected
-from ._job import Job
+from .grader import GraderOption, read_grader
+from .jobs import JobId
+from .output import AsJson, show_json
+from .recipe import RecipeFile, RecipePairs, build_recipe
+from .session import connected
 
 
 def cancel(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:

@@ -7,14 +7,15 @@ from typing import Self
 
 import httpx
 
-from ._adapters import Adapters
-from ._errors import InvalidArgumentError
-from ._files import Files
-from ._http import Http
-from ._jobs import FineTuning, Jobs
-from ._models import Models
-from ._settings import DEFAULT_BASE_URL, ClientSettings
-from ._uploads import Uploads
+from tunesmith._http.connection import Http
+from tunesmith._http.errors import InvalidArgumentError
+from tunesmith._http.settings import DEFAULT_BASE_URL, ClientSettings
+
+from .adapters import Adapters
+from .files import Files
+from .jobs import FineTuning, Jobs
+from .models import Models
+from .uploads import Uploads
 
 
 class Client:

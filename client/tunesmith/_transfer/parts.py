@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tunesmith._http.errors import BadRequestError, InvalidArgumentError, NotFoundError, UploadError
 from tunesmith_schema import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -19,12 +20,11 @@ from tunesmith_schema import (
     UploadStatus,
 )
 
-from ._errors import BadRequestError, InvalidArgumentError, NotFoundError, UploadError
-from ._upload import Slice, Source
-from ._upload_memory import UploadMemory
+from .source import Slice, Source
+from .upload_memory import UploadMemory
 
 if TYPE_CHECKING:
-    from ._uploads import Uploads
+    from tunesmith._sdk.uploads import Uploads
 
 Tell = Callable[[int], None]
 

@@ -14,15 +14,15 @@ from pydantic import BaseModel, ValidationError
 
 from tunesmith_schema import FROM_SERVER
 
-from ._backoff import backoff, retry_delay
-from ._errors import (
+from .backoff import backoff, retry_delay
+from .errors import (
     APIConnectionError,
     APIResponseError,
     APITimeoutError,
     TunesmithError,
     status_error,
 )
-from ._version import __version__
+from .version import __version__
 
 Params = Mapping[str, str | int | None]
 M = TypeVar("M", bound=BaseModel)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import InvalidArgumentError, WaitTimeoutError
+from tunesmith._http.pages import Page, first_page
+from tunesmith._transfer.download import fetch
+from tunesmith._transfer.source import FileSource, opened
 from tunesmith_schema import FileDeleted, FileObject
 
-from ._download import fetch
-from ._errors import InvalidArgumentError, WaitTimeoutError
-from ._http import Http, path_of
-from ._pages import Page, first_page
-from ._upload import FileSource, opened
-from ._uploads import Uploads
+from .uploads import Uploads
 
 Order = Literal["asc", "desc"]
 
@@ -52,7 +52,7 @@ class Files:
         with opened(file) as source:
             size = source.size()
             if progress and size is not None:
-                from ._upload_bar import UploadBar  # rich takes a while to import
+                from tunesmith._transfer.upload_bar import UploadBar  # rich takes a while to import
 
                 bar = UploadBar(source.filename, size)
             else:

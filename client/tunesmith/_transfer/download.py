@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 import httpx
 
-from ._backoff import backoff
-from ._errors import DownloadError
-from ._http import Http, connection_error
+from tunesmith._http.backoff import backoff
+from tunesmith._http.connection import Http, connection_error
+from tunesmith._http.errors import DownloadError
 
 
 class _Transfer:
