@@ -22,7 +22,7 @@ from tunesmith_schema import (
     ReinforcementHyperparameters,
     RolloutRecipe,
 )
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 from tunesmith_worker.settings import WorkerSettings
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_server.__main__ import main
-from tunesmith_server.settings import Settings, read_or_write_secret
+from tunesmith_server.core.settings import Settings, read_or_write_secret
 
 from ..certificates import issue
 

@@ -7,8 +7,7 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Recipe
 from tunesmith_schema.retention import badness, checkpoints_to_drop
-
-from ..models import AdapterRow, CheckpointRow, JobRow
+from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:

@@ -12,10 +12,10 @@ from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Control, ErrorCode, Job, JobState
+from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.models import JobRow, ResumePointRow
 
-from ..errors import BadRequest
-from ..models import JobRow, ResumePointRow
-from ..queue import WakeUps
 from . import events, jobs
 from .jobs import HELD
 

@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Job, JobCreate, JobFork, JobState, Recipe
 from tunesmith_schema.forks import first_fixed_change, merged
+from tunesmith_server.core.errors import BadRequest, validation_body
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import CheckpointRow, JobRow, ResumePointRow
 
-from ..errors import BadRequest, validation_body
-from ..models import CheckpointRow, JobRow, ResumePointRow
-from ..queue import WakeUps
-from ..settings import Settings
 from . import events, job_create, jobs
 from .job_create import Caller, Origin
 

@@ -31,10 +31,10 @@ from tunesmith_schema import (
     wire_status,
 )
 from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.models import FileRow, JobRow
 
-from ..errors import NotFound
-from ..models import FileRow, JobRow
-from ..queue import WakeUps
 from . import events, files
 from .paging import Order, fetch_page, unknown_cursor
 

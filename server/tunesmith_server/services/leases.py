@@ -29,13 +29,13 @@ from tunesmith_schema import (
     RunEvent,
     StoredFile,
 )
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import BadRequest, Conflict
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import AdapterRow, FileRow, JobRow
 
-from ..database import epoch_now
-from ..errors import BadRequest, Conflict
-from ..models import AdapterRow, FileRow, JobRow
-from ..queue import WakeUps
-from ..settings import Settings
-from ..storage import Storage
 from . import (
     adapters,
     attempts,

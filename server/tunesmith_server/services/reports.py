@@ -8,9 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, RunReport
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.models import JobRow, ReportRow
 
-from ..errors import NotFound
-from ..models import JobRow, ReportRow
 from .jobs import HELD
 
 

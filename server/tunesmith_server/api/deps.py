@@ -15,15 +15,15 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import ErrorCode
+from tunesmith_server.core.database import READ_ONLY, Database
+from tunesmith_server.core.errors import Unauthorized
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.security import same
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.services import keys
+from tunesmith_server.services.paging import Order
 
-from .database import READ_ONLY, Database
-from .errors import Unauthorized
-from .queue import WakeUps
-from .security import same
-from .services import keys
-from .services.paging import Order
-from .settings import Settings
-from .storage import Storage
 from .stream import EventHub
 
 

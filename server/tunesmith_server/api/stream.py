@@ -19,11 +19,10 @@ from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import TERMINAL, Event, Job, JobState
-
-from .database import Database
-from .models import JobRow
-from .services import events, jobs
-from .services.paging import number_in
+from tunesmith_server.core.database import Database
+from tunesmith_server.models import JobRow
+from tunesmith_server.services import events, jobs
+from tunesmith_server.services.paging import number_in
 
 log = logging.getLogger(__name__)
 
