@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, RunSpec
 from tunesmith_schema.complaints import complaints
+from tunesmith_schema.renames import read_stored
 
 from .errors import RunError
 
@@ -55,7 +56,7 @@ def check_scored(spec: RunSpec, rewards: Sequence[str]) -> None:
 
 def _parsed(path: Path) -> RunSpec:
     try:
-        return RunSpec.model_validate_json(path.read_bytes())
+        return read_stored(RunSpec, path.read_bytes())
     except FileNotFoundError as error:
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,

@@ -31,6 +31,7 @@ from tunesmith_schema import (
     wire_status,
 )
 from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_schema.renames import current_names
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import FileRow, JobRow
@@ -262,7 +263,7 @@ def to_wire(row: JobRow) -> Job:
         suffix=row.suffix,
         state=state,
         phase=row.phase,
-        recipe=Recipe.model_validate(row.recipe),
+        recipe=Recipe.model_validate(current_names(row.recipe)),
         adapter_id=row.adapter_id,
         attempt=row.attempt or 0,
         step=row.step or 0,

@@ -29,6 +29,7 @@ from tunesmith_schema import (
     RunEvent,
     StoredFile,
 )
+from tunesmith_schema.renames import current_names
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import BadRequest, Conflict
 from tunesmith_server.core.queue import WakeUps
@@ -98,7 +99,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         base_files=[StoredFile.model_validate(file) for file in base.files] if base else None,
         training_file=_claimed(training),
         validation_file=_claimed(validation) if validation else None,
-        recipe=Recipe.model_validate(job.recipe),
+        recipe=Recipe.model_validate(current_names(job.recipe)),
         method=method,
         grader=(job.method or {})["reinforcement"]["grader"] if reinforced else None,
         hyperparameters=knobs.model_validate(job.hyperparameters),

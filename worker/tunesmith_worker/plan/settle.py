@@ -15,7 +15,7 @@ from .choices import Choices, DataPlan, Device, LoadPlan, TrainPlan
 
 def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
     bf16 = device.is_gpu and device.has_bf16
-    in_bf16: Precision = "bf16_error_word" if recipe.tuning == "full" else "bf16"
+    in_bf16: Precision = "bf16_split_master" if recipe.tuning == "full" else "bf16"
     return LoadPlan(
         precision=choices.settle(
             "precision",
