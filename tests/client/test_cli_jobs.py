@@ -128,7 +128,7 @@ def test_a_grader_makes_it_reinforcement(
         (("--method", "supervised", "--grader", "{}"), "a supervised job has no grader"),
         (("--grader", "{]"), "it is not JSON"),
         (("--grader", "nowhere.json"), "No such file"),
-        (("--grader", '{"type": "math_answer"}'), "reference: Field required"),
+        (("--grader", '{"type": "math_answer"}'), "reference: is required"),
     ],
 )
 def test_a_grader_that_cannot_be_is_refused_before_anything_is_sent(

@@ -84,7 +84,7 @@ def test_unknown_keys_of_a_newer_server_do_no_harm() -> None:
     [
         ({"recipe": {"lora": {"r": 0}}}, r"recipe\.lora\.r \(got 0\)"),
         ({"recipe": {"lerning_rate": 1}}, "did you mean 'learning_rate'"),
-        ({"recipe": {"learning_rate": 5}}, "less than or equal to 1, or: Input should be 'auto'"),
+        ({"recipe": {"learning_rate": 5}}, "must be at most 1, or 'auto'"),
         ({"suffix": "x" * 65}, "suffix"),
         ({"training_file": "missing.jsonl"}, "neither a file id .* nor a file here"),
     ],

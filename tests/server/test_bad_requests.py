@@ -93,11 +93,11 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "rank 0": (
         recipe(lora={"r": 0}), 400, "invalid_request", "recipe.lora.r",
-        "greater than or equal to 1 (got '0')", "docs/reference/recipe.md",
+        "must be at least 1 (got '0')", "docs/reference/recipe.md",
     ),
     "neither yes, no nor auto": (
         recipe(packing="maybe"), 400, "invalid_request", "recipe.packing",
-        "interpret input, or: Input should be 'auto' (got 'maybe')", "docs/reference/recipe.md",
+        "must be true or false, or 'auto' (got 'maybe')", "docs/reference/recipe.md",
     ),
     "two fields of which each is a union": (
         recipe(packing="maybe", max_steps=0), 400, "invalid_request", "recipe.max_steps",
