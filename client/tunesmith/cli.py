@@ -1,4 +1,4 @@
-"""The `tunesmith` command: API verbs here, and the other parts' verbs, which it execs."""
+"""The `tunesmith` command: client commands, and the commands of server and worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def _connection(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="The server's API, by default TUNESMITH_BASE_URL, else http://127.0.0.1:8000/v1.",
+            help="API of the server, ending in /v1. Default: TUNESMITH_BASE_URL, else "
+            "http://127.0.0.1:8000/v1.",
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="By default TUNESMITH_API_KEY, else what ./.tunesmith/api-key holds.",
+            help="Default: TUNESMITH_API_KEY, else the content of ./.tunesmith/api-key.",
         ),
     ] = None,
 ) -> None:

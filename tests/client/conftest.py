@@ -1,4 +1,4 @@
-"""Fixtures: a local server and the command run against it; a fake /v1/uploads and its client."""
+"""Fixtures: a local server with the command, and a fake of /v1/uploads with its client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tunesmith = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -32,11 +32,13 @@ def server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunesmith:
-    """Runs the command in an empty directory, with the address and a key in the environment."""
+    """The command in an empty directory, with address and key in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TUNESMITH_BASE_URL", server.url)
     monkeypatch.setenv("TUNESMITH_API_KEY", "sk-env")
-    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return lambda *arguments, input=None: CliRunner().invoke(
+        app, list(arguments), input=input, catch_exceptions=False
+    )
 
 
 @pytest.fixture

@@ -103,11 +103,11 @@ def test_files_are_uploaded_and_shown(
     (tmp_path / "rows.jsonl").write_text("rows")
     server.answers["POST /v1/files"] = {**FILE, "status": "uploaded"}
     server.answers["GET /v1/files/file-1"] = FILE
-    server.answers["GET /v1/files"] = page(FILE)
     done = tunesmith("files", "upload", "rows.jsonl", "--wait", "--json")
     assert json.loads(done.stdout) == FILE
-    assert b'filename="rows.jsonl"' in server.seen[0].body
+    assert b'filename="rows.jsonl"' in server.seen[1].body
     assert "12" in tunesmith("files", "show", "file-1").stdout
+    server.answers["GET /v1/files"] = page(FILE)
     assert "rows.jsonl" in tunesmith("files", "list").stdout
 
 
@@ -119,13 +119,13 @@ def test_an_upload_that_turns_out_useless_fails(
     server.answers["POST /v1/files"] = server.answers["GET /v1/files/file-1"] = bad
     done = tunesmith("files", "upload", "rows.jsonl", "--wait")
     assert done.exit_code == 1
-    assert "error: rows.jsonl cannot be used: row 3: no JSON" in done.stderr
+    assert "error: rows.jsonl is not usable: row 3: no JSON" in done.stderr
 
 
 def test_a_missing_file_is_told_without_traceback(tunesmith: Tunesmith) -> None:
     done = tunesmith("files", "upload", "missing.jsonl")
     assert done.exit_code == 1
-    assert "missing.jsonl" in done.stderr
+    assert done.stderr == "error: file not found: missing.jsonl\n"
 
 
 def test_a_file_is_downloaded_under_a_plain_name(

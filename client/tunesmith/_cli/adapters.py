@@ -1,4 +1,4 @@
-"""`tunesmith adapters ...` and `tunesmith models ...`"""
+"""`tunesmith adapters` and `tunesmith models`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from .output import (
 )
 from .session import connected
 
-adapters = typer.Typer(help="What training produced.", no_args_is_help=True)
-models = typer.Typer(help="Base models and tuned ones.", no_args_is_help=True)
+adapters = typer.Typer(
+    help="Results of training: adapters, or whole models after full fine-tuning.",
+    no_args_is_help=True,
+)
+models = typer.Typer(help="Base models and tuned models.", no_args_is_help=True)
 
 
 @adapters.command("show")
@@ -30,7 +33,7 @@ def show(
     adapter_id: Annotated[str, typer.Argument(metavar="ID", help="adp-...")],
     as_json: AsJson = False,
 ) -> None:
-    """One adapter and its files."""
+    """Show an adapter and its files."""
     with connected(ctx) as client:
         adapter = client.adapters.retrieve(adapter_id)
         if as_json:
@@ -55,11 +58,17 @@ def show(
 @adapters.command("download")
 def download(
     ctx: typer.Context,
-    id_or_job: Annotated[str, typer.Argument(metavar="ID_OR_JOB", help="adp-... or ftjob-...")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.")],
+    id_or_job: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="adp-..., or ftjob-... for the adapter of a job.",
+        ),
+    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
     as_json: AsJson = False,
 ) -> None:
-    """Fetch an adapter, or that of a job, verified by hash."""
+    """Download an adapter. Every file is verified by sha256."""
     with connected(ctx) as client:
         path = client.adapters.download(id_or_job, directory)
         if as_json:
@@ -70,13 +79,13 @@ def download(
 
 @models.command("list")
 def list_models(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Everything that can be trained from or chatted with."""
+    """List base models and tuned models."""
     with connected(ctx) as client:
-        found = list(client.models.list())
+        available = list(client.models.list())
         if as_json:
-            show_page_json(found, has_more=False)
+            show_page_json(available, has_more=False)
             return
         show_table(
             ("MODEL", "AGE", "TUNED FROM"),
-            ((model.id, age(model.created), model.base_model or "") for model in found),
+            ((model.id, age(model.created), model.base_model or "") for model in available),
         )

@@ -1,4 +1,4 @@
-"""`tunesmith files ...`"""
+"""`tunesmith files`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tunesmith_schema import FileObject
+from tunesmith_schema import FileObject, FileValidation
 
 from .output import (
     AsJson,
@@ -31,23 +31,26 @@ FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 def upload(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet.")],
-    purpose: Annotated[str, typer.Option(help="What it is for.")] = "fine-tune",
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has been validated.")] = False,
+    purpose: Annotated[str, typer.Option(help="fine-tune for a data set.")] = "fine-tune",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the file is validated.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file."""
+    """Upload a file. A file that the server already has is reused."""
     with connected(ctx) as client:
-        file = client.files.create(file=path, purpose=purpose, progress=True)
+        uploaded = client.files.create(file=path, purpose=purpose, progress=True)
+        if uploaded.reused:
+            typer.echo(f"already uploaded as {uploaded.id}; reused", err=True)
+        file: FileObject = uploaded
         if wait:
             file = client.files.wait_for_processing(file.id)
         _show(file, as_json)
         if file.status == "error":
-            fail(f"{path} cannot be used: {file.status_details or 'no reason given'}")
+            fail(f"{path} is not usable: {file.status_details or 'the server gave no reason'}")
 
 
 @app.command("list")
 def list_files(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """The newest files."""
+    """List files, newest first."""
     with connected(ctx) as client:
         page = client.files.list(limit=limit)
         if as_json:
@@ -71,7 +74,7 @@ def list_files(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -
 
 @app.command("show")
 def show(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
-    """One file, and what validation found in it."""
+    """Show a file and the result of its validation."""
     with connected(ctx) as client:
         _show(client.files.retrieve(file_id), as_json)
 
@@ -80,11 +83,11 @@ def show(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
 def delete(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
     """Delete a file."""
     with connected(ctx) as client:
-        gone = client.files.delete(file_id)
+        deleted = client.files.delete(file_id)
         if as_json:
-            show_json(gone)
+            show_json(deleted)
         else:
-            typer.echo(f"deleted {gone.id}")
+            typer.echo(f"deleted {deleted.id}")
 
 
 @app.command("download")
@@ -92,17 +95,23 @@ def download(
     ctx: typer.Context,
     file_id: FileId,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="By default its own name, here.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Default: the file's own name.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a file's content."""
+    """Download a file."""
     with connected(ctx) as client:
         file = client.files.retrieve(file_id)
-        # Only the last part of the name: it was chosen by whoever uploaded the file.
+        # The last part of the name only: the uploader chose the name.
         path = output or Path(Path(file.filename).name or file.id)
         if output is None and path.exists():
-            fail(f"{path} exists already", hint="name another file with -o")
+            fail(f"{path} exists already", hint="choose another name with -o")
         client.files.download(file_id, path)
         if as_json:
             show_json(file)
@@ -114,11 +123,9 @@ def _show(file: FileObject, as_json: bool) -> None:
     if as_json:
         show_json(file)
         return
-    found = file.validation
-    problems = [f"row {one.row}: {one.message}" for one in found.problems[:5]] if found else []
-    not_for = (
-        [f"{method}: {bad.summary()}" for method, bad in found.refused.items()] if found else []
-    )
+    validation = file.validation or FileValidation(ok=False)
+    problems = [f"row {problem.row}: {problem.message}" for problem in validation.problems[:5]]
+    refused = [f"{method}: {rows.summary()}" for method, rows in validation.refused.items()]
     show_fields(
         [
             ("id", file.id),
@@ -128,11 +135,11 @@ def _show(file: FileObject, as_json: bool) -> None:
             ("created", moment(file.created_at)),
             ("status", file.status),
             ("reason", file.status_details),
-            ("format", found and (found.format or found.prompt_format)),
-            ("usable for", found and ", ".join(found.usable_for)),
-            ("not for", "\n".join(not_for) if found and found.ok else None),
-            ("rows", found and found.rows),
-            ("bad rows", found and (found.num_problems or None)),
+            ("format", validation.format or validation.prompt_format),
+            ("usable for", ", ".join(validation.usable_for)),
+            ("not for", "\n".join(refused) if validation.ok else None),
+            ("rows", validation.rows if file.validation else None),
+            ("bad rows", validation.num_problems or None),
             ("problems", "\n".join(problems)),
             ("sha256", file.sha256),
         ]

@@ -1,4 +1,4 @@
-"""`tunesmith jobs ...`: create, watch and read fine-tuning jobs. Control is in control.py."""
+"""`tunesmith jobs`: create, list, show and watch jobs. Control is in control.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from tunesmith._http.errors import JobNotSucceededError
-from tunesmith._sdk.job import Job
+from tunesmith._http.hints import in_commands, in_python
+from tunesmith._sdk.job import Job, JobNotSucceededError
 from tunesmith_schema import TERMINAL, Event
 
 from .grader import GraderOption, read_grader
+from .metadata import MetadataPairs, build_metadata
 from .output import (
     AsJson,
     Limit,
@@ -33,7 +34,7 @@ app = typer.Typer(help="Fine-tuning jobs.", no_args_is_help=True)
 
 
 class JobMethod(StrEnum):
-    """The kinds of training that `create` knows."""
+    """Training methods of `create`."""
 
     SUPERVISED = "supervised"
     REINFORCEMENT = "reinforcement"
@@ -45,42 +46,48 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 @app.command("create")
 def create(
     ctx: typer.Context,
-    model: Annotated[str, typer.Option(help="What to train: see `tunesmith models list`.")],
-    data: Annotated[str, typer.Option(help="A local file or a file id.")],
-    validation: Annotated[str | None, typer.Option(help="A local file or a file id.")] = None,
-    suffix: Annotated[str | None, typer.Option(help="Goes into the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Drawn when not given.")] = None,
+    model: Annotated[
+        str,
+        typer.Option(help="Model to train: one of `tunesmith models list`, or a Hugging Face id."),
+    ],
+    data: Annotated[str, typer.Option(help="Training data: a local file or a file id.")],
+    validation: Annotated[
+        str | None, typer.Option(help="Validation data: a local file or a file id.")
+    ] = None,
+    suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
     method: Annotated[
-        JobMethod | None, typer.Option(help="Reinforcement needs --grader, which implies it.")
+        JobMethod | None, typer.Option(help="Training method; --grader selects reinforcement.")
     ] = None,
     grader: GraderOption = None,
-    n_epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    n_epochs: Annotated[int | None, typer.Option(help="Epochs: passes over the data.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Rows in one step; prompts, in reinforcement.")
+        int | None, typer.Option(help="Rows per step; in reinforcement, prompts per step.")
     ] = None,
     learning_rate_multiplier: Annotated[
         float | None, typer.Option(help="Factor on the automatic learning rate.")
     ] = None,
     eval_samples: Annotated[
-        int | None, typer.Option(help="Completions for each prompt of the validation file.")
+        int | None, typer.Option(help="Completions per prompt of the validation file.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    metadata: MetadataPairs = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a job; local files are uploaded first."""
-    hyperparameters = {
+    """Create a job. Local files are uploaded first, unless the server has them already."""
+    options = {
         "n_epochs": n_epochs,
         "batch_size": batch_size,
         "learning_rate_multiplier": learning_rate_multiplier,
         "eval_samples": eval_samples,
     }
-    given = {name: value for name, value in hyperparameters.items() if value is not None}
+    hyperparameters = {name: value for name, value in options.items() if value is not None}
     if method is JobMethod.REINFORCEMENT and grader is None:
         raise typer.BadParameter("reinforcement needs --grader", param_hint="--method")
     if method is JobMethod.SUPERVISED and grader is not None:
-        raise typer.BadParameter("a supervised job has no grader", param_hint="--grader")
+        raise typer.BadParameter("supervised training takes no grader", param_hint="--grader")
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.create(
             model=model,
@@ -88,7 +95,8 @@ def create(
             validation_file=validation,
             suffix=suffix,
             seed=seed,
-            hyperparameters=given or None,
+            metadata=build_metadata(metadata or []),
+            hyperparameters=hyperparameters or None,
             grader=read_grader(grader),
             recipe=build_recipe(recipe or [], recipe_file),
         )
@@ -101,7 +109,7 @@ def create(
 
 @app.command("list")
 def list_jobs(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """The newest jobs."""
+    """List jobs, newest first."""
     with connected(ctx) as client:
         page = client.fine_tuning.jobs.list(limit=limit)
         if as_json:
@@ -115,14 +123,14 @@ def list_jobs(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) ->
 
 @app.command("show")
 def show(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """One job."""
+    """Show a job."""
     with connected(ctx) as client:
         _show(client.fine_tuning.jobs.retrieve(job_id), as_json)
 
 
 @app.command("watch")
 def watch(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Follow a job to its end, with a live bar."""
+    """Follow a job until it ends, with a progress bar."""
     with connected(ctx) as client:
         _watch(client.fine_tuning.jobs.retrieve(job_id), as_json)
 
@@ -131,10 +139,10 @@ def watch(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
 def logs(
     ctx: typer.Context,
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow until the job ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A job's events, oldest first, one a line."""
+    """Print the events of a job, oldest first, one per line."""
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs
         events: Iterable[Event] = (
@@ -149,17 +157,17 @@ def report(
     ctx: typer.Context,
     job_id: JobId,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Which attempt; the newest when not given.")
+        int | None, typer.Option(min=1, help="Number of the attempt; default: the newest.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where a job's time and memory went, what bounds it, and what would help."""
+    """Show time and memory of a job by phase, its bottleneck, and advice."""
     with connected(ctx) as client:
-        found = client.fine_tuning.jobs.report(job_id, attempt=attempt)
+        job_report = client.fine_tuning.jobs.report(job_id, attempt=attempt)
         if as_json:
-            show_json(found)
+            show_json(job_report)
         else:
-            show_report(found)
+            show_report(job_report)
 
 
 def _watch(job: Job, as_json: bool) -> None:
@@ -170,7 +178,7 @@ def _watch(job: Job, as_json: bool) -> None:
             show_json(job)
         raise
     except KeyboardInterrupt:
-        typer.echo(f"{job.id} goes on; look again with: tunesmith jobs watch {job.id}", err=True)
+        typer.echo(f"{job.id} continues; watch again with: tunesmith jobs watch {job.id}", err=True)
         raise typer.Exit(130) from None
     _show(job, as_json)
 
@@ -184,7 +192,7 @@ def _show(job: Job, as_json: bool) -> None:
         [
             ("id", job.id),
             ("state", f"{job.state} ({job.phase})" if job.phase else job.state),
-            ("asked to", _asked(job)),
+            ("requested", _requested(job)),
             ("model", job.model),
             ("tuned model", job.fine_tuned_model),
             ("adapter", job.adapter_id),
@@ -197,15 +205,16 @@ def _show(job: Job, as_json: bool) -> None:
             ("attempt", job.attempt or None),
             ("starts from", job.forked_from and f"step {job.forked_step} of {job.forked_from}"),
             ("retry of", job.retry_of),
+            ("metadata", ", ".join(f"{k}={v}" for k, v in (job.metadata or {}).items())),
             ("created", moment(job.created_at)),
             ("finished", moment(job.finished_at)),
             ("error", error and error.message),
-            ("hint", error and error.hint),
+            ("hint", error and error.hint and in_commands(in_python(error.hint))),
         ]
     )
 
 
-def _asked(job: Job) -> str | None:
+def _requested(job: Job) -> str | None:
     if job.state in TERMINAL:
         return None
     return "cancel" if job.cancel_requested else "stop" if job.stop_requested else None
@@ -218,5 +227,5 @@ def _step(job: Job) -> str:
 
 
 def _line(event: Event) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(event.created_at))
-    return f"{at} {event.level:<5} {event.message}"
+    clock = time.strftime("%H:%M:%S", time.localtime(event.created_at))
+    return f"{clock} {event.level:<5} {event.message}"

@@ -1,4 +1,4 @@
-"""How the CLI shows things: wire JSON for programs, tables of 80 columns for people."""
+"""Output of the CLI: wire JSON for programs, tables of 80 columns for people."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
-Limit = Annotated[int, typer.Option(min=1, max=100, help="How many, newest first.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the API.")]
+Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
 
 
 def wire_json(model: BaseModel) -> str:
-    """As the server sent it: without the defaults of keys it left out."""
+    """JSON as the server sent it, without defaults for missing keys."""
     return model.model_dump_json(exclude_unset=True)
 
 
@@ -31,7 +31,7 @@ def show_page_json(data: Sequence[BaseModel], has_more: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The first column holds ids: it is never broken, so that it can be copied."""
+    """Print a table. The first column never wraps: ids stay whole for copying."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         table.add_column(name, no_wrap=index == 0, overflow="fold")
@@ -41,7 +41,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def show_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """One field a line; those without a value are left out."""
+    """Print one field per line. Fields without a value are omitted."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -52,17 +52,19 @@ def show_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def moment(seconds: int | None) -> str:
+    """Local date and time; empty for None."""
     if seconds is None:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def age(seconds: int) -> str:
-    passed = max(0, int(time.time() - seconds))
+    """Time since a moment in its largest unit, such as `3h`."""
+    elapsed = max(0, int(time.time() - seconds))
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if passed >= length:
-            return f"{passed // length}{unit}"
-    return f"{passed}s"
+        if elapsed >= length:
+            return f"{elapsed // length}{unit}"
+    return f"{elapsed}s"
 
 
 def size(num_bytes: int) -> str:
@@ -77,5 +79,5 @@ def size(num_bytes: int) -> str:
 
 
 def _console() -> Console:
-    # Names and messages may hold square brackets, which are not markup.
+    # Square brackets in names and messages are text, not markup.
     return Console(markup=False, highlight=False)

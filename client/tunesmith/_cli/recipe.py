@@ -1,4 +1,4 @@
-"""`--recipe lora.r=16` and `--recipe-file`: options into the nested object of the API."""
+"""The options `--recipe lora.r=16` and `--recipe-file`: one nested recipe from both."""
 
 from __future__ import annotations
 
@@ -9,58 +9,54 @@ from typing import Annotated, Any
 
 import typer
 
+from .json_option import read_json_object
+
 RecipePairs = Annotated[
-    list[str] | None, typer.Option("--recipe", metavar="KEY=VALUE", help="For example lora.r=16.")
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        metavar="KEY=VALUE",
+        help="A recipe field, such as lora.r=16. Repeatable.",
+    ),
 ]
-RecipeFile = Annotated[Path | None, typer.Option(help="The recipe as a JSON file.")]
+RecipeFile = Annotated[
+    Path | None, typer.Option(help="Recipe as JSON; --recipe overrides its fields.")
+]
 
 _NAME = "--recipe"
 
 
 def build_recipe(pairs: Sequence[str], file: Path | None) -> dict[str, Any] | None:  # Any: JSON
-    """What `file` holds with `pairs` laid over it; None when nothing was given.
+    """Recipe from `file` with the fields in `pairs`; None without options.
 
-    Only the form is checked here: the schema knows the fields.
+    The schema validates the fields later.
     """
-    recipe = {} if file is None else _read(file)
+    recipe = {} if file is None else read_json_object(file, "--recipe-file")
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not all(key.split(".")):
             raise typer.BadParameter(
-                f"{pair!r} is not key=value: for example lora.r=16", param_hint=_NAME
+                f"{pair!r} is not KEY=VALUE, such as lora.r=16", param_hint=_NAME
             )
         _put(recipe, key, _value(text))
     return recipe or None
 
 
-def _read(file: Path) -> dict[str, Any]:  # Any: JSON
-    option = "--recipe-file"
-    try:
-        recipe = json.loads(file.read_text())
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-    except ValueError as error:
-        raise typer.BadParameter(f"{file} is not JSON: {error}", param_hint=option) from None
-    if not isinstance(recipe, dict):
-        raise typer.BadParameter(f"{file} holds no JSON object", param_hint=option)
-    return recipe
-
-
 def _put(recipe: dict[str, Any], key: str, value: Any) -> None:  # Any: JSON
     *parents, last = key.split(".")
-    place = recipe
+    fields = recipe
     for parent in parents:
-        inner = place.setdefault(parent, {})
+        inner = fields.setdefault(parent, {})
         if not isinstance(inner, dict):
             raise typer.BadParameter(
-                f"{key} cannot be set: {parent} is {inner!r} already", param_hint=_NAME
+                f"cannot set {key}: {parent} is already {inner!r}", param_hint=_NAME
             )
-        place = inner
-    place[last] = value
+        fields = inner
+    fields[last] = value
 
 
 def _value(text: str) -> Any:  # Any: JSON
     try:
         return json.loads(text)
     except ValueError:
-        return text  # auto, cosine: words need no quotes
+        return text  # words such as auto and cosine need no quotes

@@ -1,4 +1,4 @@
-"""`tunesmith jobs report`: a run report on one screen of 80 columns."""
+"""`tunesmith jobs report`: the report of a run on one screen of 80 columns."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tunesmith_schema import TRAINING, JobReport, LayerMemory, Rollouts, Through
 
 from .output import size
 
-BAR = 26
+BAR_COLUMNS = 26
 """Columns of the longest bar."""
-LEAST_SHARE = 0.001
-"""Phases below this share of the time stand in one line together."""
+MIN_SHARE = 0.001
+"""Phases below this share of the time are shown together in one line."""
 
 
 def show_report(report: JobReport) -> None:
-    # Reasons may hold square brackets, which are not markup.
+    # Square brackets in texts are not markup.
     Console(markup=False, highlight=False).print(render(report))
 
 
 def render(report: JobReport) -> RenderableType:
-    """Times, figures, and what follows from them."""
+    """Phases with their times, figures, bottleneck and advice."""
     parts: list[RenderableType] = [_title(report), "", _phases(report), ""]
-    parts += [_fields(_figures(report)), "", _fields(_verdict(report))]
+    parts += [_fields(_figures(report)), "", _fields(_advice(report))]
     return Group(*parts)
 
 
@@ -45,14 +45,14 @@ def _phases(report: JobReport) -> Table:
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     whole = report.wall_seconds or 1.0
-    most = max(report.phases.values(), default=0.0) or 1.0
+    longest = max(report.phases.values(), default=0.0) or 1.0
     small: list[tuple[str, float]] = []
     for name, seconds in report.phases.items():
-        if seconds / whole < LEAST_SHARE:
+        if seconds / whole < MIN_SHARE:
             small.append((name, seconds))
             continue
         style = "cyan" if name in TRAINING else "blue"
-        bar = Text("█" * max(1, round(seconds / most * BAR)), style=style)
+        bar = Text("█" * max(1, round(seconds / longest * BAR_COLUMNS)), style=style)
         table.add_row(name, _seconds(seconds), f"{seconds / whole:.1%}", bar)
     if small:
         rest = sum(seconds for _, seconds in small)
@@ -62,20 +62,20 @@ def _phases(report: JobReport) -> Table:
 
 def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
     total = f" of {report.total_steps}" if report.total_steps else ""
-    on = f" on {report.device}" if report.device else ""
-    yield "steps", f"{report.steps}{total}{on}"
-    if (reached := report.throughput) is not None:
+    device = f" on {report.device}" if report.device else ""
+    yield "steps", f"{report.steps}{total}{device}"
+    if (throughput := report.throughput) is not None:
         yield (
             "tokens/s",
-            f"{_number(reached.tokens_per_second)} read, "
-            f"{_number(reached.trained_tokens_per_second)} trained",
+            f"{_number(throughput.tokens_per_second)} read, "
+            f"{_number(throughput.trained_tokens_per_second)} trained",
         )
-        if reached.padding_share is not None:
-            yield "padding", f"{reached.padding_share:.1%} of {reached.slots:,} slots"
+        if throughput.padding_share is not None:
+            yield "padding", f"{throughput.padding_share:.1%} of {throughput.slots:,} slots"
     if report.rollouts is not None:
-        yield from _rollouts(report.rollouts, reached)
+        yield from _rollouts(report.rollouts, throughput)
     if (used := report.utilization) is not None:
-        yield "MFU", f"{used.mfu:.1%}" if used.mfu is not None else f"none: {used.reason}"
+        yield "MFU", f"{used.mfu:.1%}" if used.mfu is not None else f"not available: {used.reason}"
     peak = report.peak_memory
     kinds = (
         ("GPU allocated", peak.allocated),
@@ -90,44 +90,43 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
     if layers := _layers(report.layers):
         yield "layers", layers
     if report.queued_seconds is not None:
-        yield "in the queue", f"{_seconds(report.queued_seconds)} before"
+        yield "queued", _whole_seconds(report.queued_seconds)
     if report.paused_seconds:
-        yield "paused", f"{_seconds(report.paused_seconds)}, the server being out of reach"
+        yield "paused", f"{_seconds(report.paused_seconds)} without a connection to the server"
     for earlier in report.earlier_attempts:
-        how = earlier.outcome or "worker lost"
+        outcome = earlier.outcome or "worker lost"
         yield (
             f"attempt {earlier.attempt}",
-            f"{how} after {_seconds(earlier.wall_seconds)}, {earlier.steps} steps",
+            f"{outcome} after {_seconds(earlier.wall_seconds)}, {earlier.steps} steps",
         )
 
 
-def _rollouts(found: Rollouts, reached: Throughput | None) -> Iterator[tuple[str, str]]:
-    cut = (
-        "" if found.truncated_share is None else f"; {found.truncated_share:.1%} cut at their limit"
-    )
+def _rollouts(rollouts: Rollouts, throughput: Throughput | None) -> Iterator[tuple[str, str]]:
+    cut = rollouts.truncated_share
     yield (
         "completions",
-        f"{found.completions:,}, {_number(found.mean_length)} tokens each, {found.longest:,} the "
-        f"longest{cut}",
+        f"{rollouts.completions:,}, mean length {_number(rollouts.mean_length)} tokens, longest "
+        f"{rollouts.longest:,}" + ("" if cut is None else f"; {cut:.1%} truncated"),
     )
-    if found.zero_std_share is not None:
-        yield "groups", f"{found.zero_std_share:.1%} with equal rewards, which teach nothing"
-    if found.ungraded_share:
-        yield "ungraded", f"{found.ungraded_share:.1%} of the completions, which take no part"
-    graphs = f" ({found.graph_steps:,} by CUDA graphs)" if found.graph_steps else ""
-    overall = _number(reached.generated_tokens_per_second if reached else None)
+    if rollouts.zero_std_share is not None:
+        yield "groups", f"{rollouts.zero_std_share:.1%} with equal rewards (advantage 0)"
+    if rollouts.ungraded_share:
+        yield "ungraded", f"{rollouts.ungraded_share:.1%} of the completions, not trained on"
+    graphs = f" ({rollouts.graph_steps:,} by CUDA graphs)" if rollouts.graph_steps else ""
+    overall = _number(throughput.generated_tokens_per_second if throughput else None)
     yield (
-        "drawn",
-        f"{_number(found.tokens_per_second)} tokens/s while generating, {overall} over all; "
-        f"{found.decode_steps:,} decode steps{graphs}",
+        "generation",
+        f"{_number(rollouts.tokens_per_second)} tokens/s while generating, {overall} overall; "
+        f"{rollouts.decode_steps:,} decode steps{graphs}",
     )
-    if found.idle_share is not None:
-        yield "idle", f"{found.idle_share:.1%} of a step neither generated nor trained"
-    weights = "merged weights" if found.weights == "merged" else "the training weights, folded"
-    prompts = "shared prompts" if found.layout == "shared" else "a prompt with each completion"
+    if rollouts.idle_share is not None:
+        yield "idle", f"{rollouts.idle_share:.1%} of a step neither generated nor trained"
+    merged = rollouts.weights == "merged"
+    weights = "merged weights" if merged else "training weights with the adapter folded in"
+    prompts = "shared prompts" if rollouts.layout == "shared" else "one prompt per completion"
     ratio = (
-        f", {found.token_ratio:.2f} x fewer tokens"
-        if found.token_ratio and found.layout == "shared"
+        f", {rollouts.token_ratio:.2f} x fewer tokens"
+        if rollouts.token_ratio and rollouts.layout == "shared"
         else ""
     )
     yield "rollouts", f"{weights}; {prompts}{ratio}"
@@ -145,7 +144,7 @@ def _layers(layers: LayerMemory) -> str:
     return "; ".join(parts)
 
 
-def _verdict(report: JobReport) -> Iterator[tuple[str, str]]:
+def _advice(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "bound by", f"{report.bound.by.replace('_', ' ')}: {report.bound.text}"
     yield "more rows", report.saturation.text
     yield "advice", report.advice.text
@@ -166,6 +165,10 @@ def _seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def _whole_seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
 
 
 def _number(value: float | None) -> str:

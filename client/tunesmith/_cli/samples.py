@@ -1,4 +1,4 @@
-"""`tunesmith jobs samples`: what a reinforcement job drew, prompt by prompt."""
+"""`tunesmith jobs samples`: generated completions of a reinforcement job, by prompt."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from .jobs import JobId
 from .output import AsJson, Limit, show_page_json
 from .session import connected
 
-SHOWN = 1200
-"""Characters of a text that are shown; of longer ones the beginning and the end."""
+MAX_CHARACTERS = 1200
+"""Characters shown of one text; a longer text loses its middle."""
 
 
 def samples(
     ctx: typer.Context,
     job_id: JobId,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of this step; of the newest when not given.")
+        int | None, typer.Option(min=0, help="Step; default: the newest steps.")
     ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
-    """What a reinforcement job drew and how it was graded. Long texts are cut in the middle here;
-    --json has them whole."""
+    """Show generated completions of a reinforcement job with their rewards. Long texts are
+    shortened; --json prints them in full."""
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs
         page = jobs.samples(job_id, step=step, limit=limit)
-        missed = step is not None and not page.data and not as_json
-        newest = jobs.samples(job_id, limit=1).data if missed else []
+        empty_step = step is not None and not page.data and not as_json
+        newest = jobs.samples(job_id, limit=1).data if empty_step else []
     if as_json:
         show_page_json(page.data, page.has_more)
     elif page.data:
-        # Texts may hold square brackets, which are not markup.
+        # Square brackets in texts are not markup.
         Console(markup=False, highlight=False).print(render(page.data))
     else:
-        of_step = "" if step is None else f" at step {step}"
-        typer.echo(f"no samples of {job_id}{of_step}" + _nearby(newest))
+        at_step = "" if step is None else f" at step {step}"
+        typer.echo(f"{job_id} has no samples{at_step}" + _newest_step(newest))
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("samples")(samples)
 
 
-def _nearby(newest: list[Sample]) -> str:
-    """Steps that train on the completions of an earlier one have none of their own."""
-    return f"; its newest are of step {newest[0].step}" if newest else ""
+def _newest_step(newest: list[Sample]) -> str:
+    """Name the newest step with samples: only the first step on a set of completions has them."""
+    return f"; the newest are at step {newest[0].step}" if newest else ""
 
 
 def render(newest_first: Iterable[Sample]) -> RenderableType:
-    """Newest step first; in a step, prompts and their completions as they were drawn."""
+    """Newest step first; in a step, prompts and completions in the order of generation."""
     parts: list[RenderableType] = []
-    for _, of_step in groupby(newest_first, key=lambda sample: sample.step):
-        in_order = list(of_step)[::-1]
+    for _, step_samples in groupby(newest_first, key=lambda sample: sample.step):
+        in_order = list(step_samples)[::-1]
         for _, group in groupby(in_order, key=lambda sample: sample.group):
             parts.extend(_group(list(group)))
     return Group(*parts)
@@ -71,10 +71,10 @@ def _group(samples: list[Sample]) -> Iterator[RenderableType]:
     first = samples[0]
     title = f"step {first.step}, row {first.row}, prompt of {first.prompt_tokens} tokens"
     yield Rule(Text(title, style="bold"), align="left", style="dim")
-    yield Padding(Text(_shown(first.prompt), style="cyan"), (0, 0, 1, 0))
+    yield Padding(Text(_shortened(first.prompt), style="cyan"), (0, 0, 1, 0))
     for sample in samples:
         yield _verdict(sample)
-        yield Padding(Text(_shown(sample.completion)), (0, 0, 1, 2))
+        yield Padding(Text(_shortened(sample.completion)), (0, 0, 1, 2))
 
 
 def _verdict(sample: Sample) -> Text:
@@ -98,14 +98,14 @@ def _number(score: float | None) -> str:
     return "failed" if score is None else f"{score:.4g}"
 
 
-def _shown(text: str) -> str:
-    if len(text) > SHOWN:
-        half = SHOWN // 2
-        left_out = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
-        text = text[:half] + left_out + text[-half:]
+def _shortened(text: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        omission = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
+        text = text[:half] + omission + text[-half:]
     return _visible(text).strip("\n") or "(empty)"
 
 
 def _visible(text: str) -> str:
-    """What a model says may not steer the terminal."""
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    """Escape control characters: a completion must not control the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

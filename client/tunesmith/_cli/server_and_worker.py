@@ -1,6 +1,6 @@
-"""Verbs of the server and the worker: this process becomes theirs, arguments untouched.
+"""Commands of the server and the worker: this process execs their program, arguments unchanged.
 
-Imports neither; it only looks whether the libraries they need are installed.
+This module imports neither. It checks that the libraries of the part are installed.
 """
 
 from __future__ import annotations
@@ -17,61 +17,63 @@ from .session import fail
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Verb:
+class _Command:
+    """One command of another part."""
+
     help: str
-    command: tuple[str, ...]
-    """What follows `python -m`."""
+    module: tuple[str, ...]
+    """Arguments of `python -m`."""
     extra: str
     libraries: tuple[str, ...]
 
 
-def _server(verb: str, help: str) -> _Verb:
-    return _Verb(
+def _server(name: str, help: str) -> _Command:
+    return _Command(
         help=help,
-        command=("tunesmith_server", verb),
+        module=("tunesmith_server", name),
         extra="server",
         libraries=("fastapi", "sqlalchemy"),
     )
 
 
-def _worker(help: str, *command: str) -> _Verb:
-    return _Verb(help=help, command=command, extra="worker", libraries=("torch", "celery"))
+def _worker(help: str, *module: str) -> _Command:
+    return _Command(help=help, module=module, extra="worker", libraries=("torch", "celery"))
 
 
-VERBS = {
-    "serve": _server("serve", "Start everything on this machine."),
-    "api": _server("api", "Start the API only."),
-    "migrate": _server("migrate", "Bring the database up to date."),
+COMMANDS = {
+    "serve": _server("serve", "Start the whole service on this machine."),
+    "api": _server("api", "Start the API alone."),
+    "migrate": _server("migrate", "Create or upgrade the database."),
     "keys": _server("keys", "Create, list and revoke API keys."),
-    "worker": _worker("Start a worker.", "tunesmith_worker", "worker"),
-    "demo": _worker("Fine-tune a small model from start to end.", "tunesmith_worker", "demo"),
-    "run": _worker("Train one run directory by hand.", "tunesmith_worker.run"),
+    "worker": _worker("Start a worker, which trains jobs.", "tunesmith_worker", "worker"),
+    "demo": _worker("Train a small model from start to end.", "tunesmith_worker", "demo"),
+    "run": _worker("Train one run directory, without a service.", "tunesmith_worker.run"),
 }
 
 
 def add_to(app: typer.Typer) -> None:
-    for name, verb in VERBS.items():
+    for name, command in COMMANDS.items():
         app.command(
             name,
-            help=verb.help,
+            help=command.help,
             rich_help_panel="On this machine",
-            # --help belongs to the other program as well.
+            # The other program answers --help.
             add_help_option=False,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )(_become(name))
+        )(_exec(name))
 
 
-def _become(name: str) -> Callable[[typer.Context], None]:
-    def become(ctx: typer.Context) -> None:
-        verb = VERBS[name]
-        missing = [library for library in verb.libraries if find_spec(library) is None]
+def _exec(name: str) -> Callable[[typer.Context], None]:
+    def exec_program(ctx: typer.Context) -> None:
+        command = COMMANDS[name]
+        missing = [library for library in command.libraries if find_spec(library) is None]
         if missing:
             fail(
-                f"`tunesmith {name}` needs {' and '.join(missing)}, not installed here",
-                hint=f"pip install 'tunesmith[{verb.extra}]'",
+                f"`tunesmith {name}` needs {' and '.join(missing)}, which are not installed",
+                hint=f"pip install 'tunesmith[{command.extra}]'",
                 status=2,
             )
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", *verb.command, *ctx.args])
+        os.execv(sys.executable, [sys.executable, "-m", *command.module, *ctx.args])
 
-    return become
+    return exec_program

@@ -1,4 +1,4 @@
-"""What every API verb needs: a client from the global options, errors without tracebacks."""
+"""A client from the global options, and error output without tracebacks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import NoReturn
 import typer
 
 from tunesmith._http.errors import InvalidArgumentError, TunesmithError
+from tunesmith._http.hints import in_commands, in_python
 from tunesmith._http.settings import ClientSettings, unknown_variables
 from tunesmith._sdk.client import Client
 
 _KEY_FILE = Path(".tunesmith") / "api-key"
-"""Where `tunesmith serve` in this directory keeps the key it made."""
+"""File in which `tunesmith serve`, started in this directory, stores its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """The global options, as given."""
+    """Values of the global options."""
 
     base_url: str | None
     api_key: str | None
@@ -28,13 +29,13 @@ class Connection:
 
 @contextmanager
 def connected(ctx: typer.Context) -> Iterator[Client]:
-    """Ends the process: 1 when the verb failed, 2 when it was called wrongly, 130 on Ctrl-C."""
-    given = ctx.ensure_object(Connection)
-    for unknown in unknown_variables():
-        typer.echo(f"warning: {unknown}", err=True)
-    key = given.api_key or ClientSettings.from_environment().api_key.get_secret_value()
+    """Yield a client. Exit codes: 1 failure, 2 wrong usage, 130 Ctrl-C."""
+    options = ctx.ensure_object(Connection)
+    for warning in unknown_variables():
+        typer.echo(f"warning: {warning}", err=True)
+    key = options.api_key or ClientSettings.from_environment().api_key.get_secret_value()
     try:
-        with Client(base_url=given.base_url, api_key=key or _key_from_file()) as client:
+        with Client(base_url=options.base_url, api_key=key or _key_from_file()) as client:
             yield client
     except InvalidArgumentError as error:
         fail(error.message, hint=error.hint, status=2)
@@ -42,6 +43,8 @@ def connected(ctx: typer.Context) -> Iterator[Client]:
         fail(error.message, hint=error.hint, request_id=error.request_id)
     except BrokenPipeError:
         raise
+    except FileNotFoundError as error:
+        fail(f"file not found: {error.filename}" if error.filename else str(error))
     except OSError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -51,9 +54,10 @@ def connected(ctx: typer.Context) -> Iterator[Client]:
 def fail(
     message: str, *, hint: str | None = None, request_id: str | None = None, status: int = 1
 ) -> NoReturn:
+    """Print an error, with its hint in the words of the CLI, and exit."""
     typer.echo(f"error: {message}", err=True)
     if hint:
-        typer.echo(f"hint: {hint}", err=True)
+        typer.echo(f"hint: {in_commands(in_python(hint))}", err=True)
     if request_id:
         typer.echo(f"request id: {request_id}", err=True)
     raise typer.Exit(status) from None
@@ -64,7 +68,7 @@ def _key_from_file() -> str:
         return _KEY_FILE.read_text()
     except FileNotFoundError:
         raise InvalidArgumentError(
-            f"no API key: TUNESMITH_API_KEY is not set, and there is no {_KEY_FILE} here",
-            hint="set TUNESMITH_API_KEY (or give --api-key), or change to the directory in which "
-            "`tunesmith serve` runs: it keeps a key there",
+            f"no API key: TUNESMITH_API_KEY is not set, and this directory has no {_KEY_FILE}",
+            hint="set TUNESMITH_API_KEY, pass --api-key, or change to the directory in which "
+            "`tunesmith serve` runs and stores its key",
         ) from None

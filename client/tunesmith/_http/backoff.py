@@ -1,4 +1,4 @@
-"""Which answers are worth asking again, and after how long. Knows nothing of how to ask."""
+"""Retry rules: which responses to retry, and after how many seconds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import httpx
 
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 8.0
-_LONGEST_ASKED_DELAY = 120.0
-"""A server that asks for more is better told to the caller than slept through."""
+_LONGEST_RETRY_AFTER = 120.0
+"""Longest `Retry-After` that the client waits for; a longer one is raised as an error."""
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before try `attempt` + 1 (0 is the first): exponential, with full jitter.
+    """Seconds between try `attempt` (from 0) and the next: exponential, with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
@@ -23,23 +23,24 @@ def backoff(attempt: int) -> float:
 
 
 def retry_delay(response: httpx.Response, attempt: int) -> float | None:
-    """Seconds to wait before asking again; None when asking again is of no use."""
-    if not _may_change(response):
+    """Seconds before the next try; None when the response must not be retried."""
+    if not _is_retryable(response):
         return None
-    asked = _asked_delay(response.headers)
-    if asked is None:
+    seconds = _retry_after(response.headers)
+    if seconds is None:
         return backoff(attempt)
-    return asked if asked <= _LONGEST_ASKED_DELAY else None
+    return seconds if seconds <= _LONGEST_RETRY_AFTER else None
 
 
-def _may_change(response: httpx.Response) -> bool:
-    told = response.headers.get("x-should-retry")
-    if told in ("true", "false"):
-        return bool(told == "true")
+def _is_retryable(response: httpx.Response) -> bool:
+    instruction = response.headers.get("x-should-retry")
+    if instruction in ("true", "false"):
+        return bool(instruction == "true")
     return response.status_code in (408, 409, 429) or response.status_code >= 500
 
 
-def _asked_delay(headers: httpx.Headers) -> float | None:
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds in `retry-after-ms` or `Retry-After`, which holds seconds or a date."""
     try:
         return max(0.0, float(headers["retry-after-ms"]) / 1000)
     except (KeyError, ValueError):

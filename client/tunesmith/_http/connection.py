@@ -1,4 +1,4 @@
-"""One HTTP connection pool with the key, retries and error mapping. Knows no resource."""
+"""HTTP connection pool with the API key, retries and the mapping of responses to errors."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from .errors import (
     APITimeoutError,
     TunesmithError,
     status_error,
+    v1_hint,
 )
 from .version import __version__
 
@@ -31,7 +32,7 @@ _CONNECT_TIMEOUT = 5.0
 
 
 class Http:
-    """Sends requests relative to `base_url`; `sleep` and `now` are replaced in tests."""
+    """Requests relative to `base_url`. Tests replace `sleep` and `now`."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Http:
 
     @property
     def base_url(self) -> str:
-        return str(self._client.base_url)
+        return str(self._client.base_url).rstrip("/")
 
     @property
     def timeout(self) -> float:
         return self._timeout
 
     def get(self, model: type[M], path: str, params: Params | None = None) -> M:
-        return parse(model, self.send("GET", path, params=params))
+        return self.parse(model, self.send("GET", path, params=params))
 
     def post(
         self,
@@ -83,7 +84,7 @@ class Http:
         read_timeout: float | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> M:
-        """All tries carry one `Idempotency-Key`, so that a lost answer starts nothing twice."""
+        """Send a POST. All tries carry the same `Idempotency-Key`: a retry never acts twice."""
         response = self.send(
             "POST",
             path,
@@ -94,10 +95,29 @@ class Http:
             read_timeout=read_timeout,
             can_repeat=can_repeat,
         )
-        return parse(model, response)
+        return self.parse(model, response)
 
     def delete(self, model: type[M], path: str) -> M:
-        return parse(model, self.send("DELETE", path))
+        return self.parse(model, self.send("DELETE", path))
+
+    def parse(self, model: type[M], response: httpx.Response) -> M:
+        return self.parse_json(model, response.content, response)
+
+    def parse_json(self, model: type[M], text: str | bytes, response: httpx.Response) -> M:
+        """Parse `text`, a part of `response`, as `model`."""
+        try:
+            return model.model_validate_json(text, context={FROM_SERVER: True})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise APIResponseError(
+                f"{response.request.url} did not answer with a {model.__name__}: "
+                f"{field + ': ' if field else ''}{first['msg']}",
+                hint=v1_hint(self.base_url)
+                or f"check that {self.base_url} is the address of a Tunesmith server, and that "
+                "client and server have the same version",
+                request_id=response.headers.get("x-request-id"),
+            ) from error
 
     def send(
         self,
@@ -114,21 +134,21 @@ class Http:
         retries: int | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> httpx.Response:
-        """A 2xx answer, or an error from `_errors`. With `stream` the caller reads and closes it.
+        """Return a 2xx response, or raise. With `stream` the caller reads and closes the response.
 
-        Only GET follows redirects (to another host httpx goes without the key); anything else
-        would hand a data set to whoever is named there.
+        Only GET follows redirects, and httpx drops the key on another host. Any other method would
+        send the user's data to the host that the redirect names.
         """
         timeout = httpx.Timeout(
             self._timeout if read_timeout is None else read_timeout,
             connect=min(self._timeout, _CONNECT_TIMEOUT),
         )
-        most = self.max_retries if retries is None else retries
+        max_retries = self.max_retries if retries is None else retries
         for attempt in itertools.count():
             cause: Exception | None = None
             problem: TunesmithError
             delay: float | None
-            # Built anew each time: a multipart stream can be read only once.
+            # A new request per try: a multipart stream can be read only once.
             request = self._client.build_request(
                 method,
                 path,
@@ -148,48 +168,29 @@ class Http:
             else:
                 if response.is_success:
                     return response
-                problem, delay = status_error(response), retry_delay(response, attempt)
-            if delay is None or attempt >= most or not can_repeat():
+                problem = status_error(response, self.base_url)
+                delay = retry_delay(response, attempt)
+            if delay is None or attempt >= max_retries or not can_repeat():
                 raise problem from cause
             self.sleep(delay)
         raise AssertionError("itertools.count() does not end")
 
 
 def connection_error(error: httpx.RequestError) -> APIConnectionError:
-    asked = f"{error.request.method} {error.request.url}"
+    url = error.request.url
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return APITimeoutError(
-            f"{asked} got no answer in time ({type(error).__name__})",
-            hint="raise the client's timeout, or look at the server's log",
+            f"no answer in time from {url} ({type(error).__name__})",
+            hint="the server's log may show what it is waiting for",
         )
     return APIConnectionError(
-        f"{asked} did not get through: {str(error) or type(error).__name__}",
-        hint="set SSL_CERT_FILE to a file with the server's certificate, or its authority's"
+        f"no connection to {url}: {str(error) or type(error).__name__}",
+        hint="set SSL_CERT_FILE to a file with the certificate of the server or of its authority"
         if "CERTIFICATE_VERIFY_FAILED" in str(error)
-        else "is the server running (tunesmith serve), and is the base URL right?",
+        else "check that the server is running (tunesmith serve) and that the base URL is right",
     )
 
 
-def parse(model: type[M], response: httpx.Response) -> M:
-    return parse_json(model, response.content, response)
-
-
-def parse_json(model: type[M], text: str | bytes, response: httpx.Response) -> M:
-    """`text` came with `response`, which the error names."""
-    try:
-        return model.model_validate_json(text, context={FROM_SERVER: True})
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise APIResponseError(
-            f"{response.request.method} {response.request.url} did not answer with a "
-            f"{model.__name__}: {where + ': ' if where else ''}{first['msg']}",
-            hint="check that the base URL is a Tunesmith server's and ends in /v1, "
-            "and that client and server have the same version",
-            request_id=response.headers.get("x-request-id"),
-        ) from error
-
-
 def path_of(*parts: str) -> str:
-    """A path below the base URL; ids may hold anything, a slash included."""
+    """Path below the base URL. Parts are quoted: an id may contain a slash."""
     return "/".join(quote(part, safe="") for part in parts)

@@ -1,4 +1,4 @@
-"""Every error the SDK raises, and how an HTTP answer becomes one. Knows nothing of retries."""
+"""Errors of the SDK, and the conversion of HTTP responses to errors."""
 
 # TunesmithError
 # ├── InvalidArgumentError (ValueError)
@@ -14,7 +14,7 @@
 # │   ├── UnprocessableEntityError   422
 # │   ├── RateLimitError             429
 # │   └── InternalServerError        500 and above
-# ├── JobNotSucceededError
+# ├── JobNotSucceededError           in _sdk/job.py, with the two below
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
 # ├── WaitTimeoutError (TimeoutError)
@@ -23,27 +23,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 from pydantic import ValidationError
 
-from tunesmith_schema import ErrorBody, ErrorCategory, ErrorEnvelope, JobError
+from tunesmith_schema import ErrorBody, ErrorEnvelope
 from tunesmith_schema.complaints import complaints
 
-if TYPE_CHECKING:
-    from tunesmith._sdk.job import Job
+from .hints import in_python
 
 
 class TunesmithError(Exception):
-    """The base of all of them."""
+    """Base class of all errors of the SDK."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, request_id: str | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = in_python(hint) if hint else None
         self.request_id = request_id
 
     def __str__(self) -> str:
@@ -56,19 +55,19 @@ class TunesmithError(Exception):
 
 
 class InvalidArgumentError(TunesmithError, ValueError):
-    """An argument was refused before anything was sent."""
+    """An argument is invalid. Nothing was sent to the server."""
 
 
 class APIConnectionError(TunesmithError, ConnectionError):
-    """The server could not be reached, or the connection broke."""
+    """No connection to the server, or the connection broke."""
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
-    """The server was reached and did not answer in time."""
+    """The server accepted the connection and did not answer in time."""
 
 
 class APIResponseError(TunesmithError):
-    """The server said yes, in a form this version cannot read."""
+    """The server answered with success, in a form that this version cannot read."""
 
 
 class APIStatusError(TunesmithError):
@@ -87,7 +86,7 @@ class APIStatusError(TunesmithError):
 
 
 class BadRequestError(APIStatusError):
-    """400: a value in the request was refused; `param` names it."""
+    """400: the server refused a value of the request; `param` names the field."""
 
 
 class AuthenticationError(APIStatusError):
@@ -95,66 +94,39 @@ class AuthenticationError(APIStatusError):
 
 
 class PermissionDeniedError(APIStatusError):
-    """403: the API key may not do this."""
+    """403: the API key does not permit this request."""
 
 
 class NotFoundError(APIStatusError):
-    """404: no such object, or it belongs to somebody else."""
+    """404: the object does not exist, or belongs to another user."""
 
 
 class ConflictError(APIStatusError):
-    """409: the object is in a state that does not allow this."""
+    """409: the state of the object does not allow this request."""
 
 
 class UnprocessableEntityError(APIStatusError):
-    """422: the request could not be parsed."""
+    """422: the server could not parse the request."""
 
 
 class RateLimitError(APIStatusError):
-    """429: too many requests, also after waiting as asked."""
+    """429: too many requests, also after all retries."""
 
 
 class InternalServerError(APIStatusError):
-    """500 and above: the server failed, also after retries."""
-
-
-class JobNotSucceededError(TunesmithError):
-    """A job that was waited for ended without a tuned model; `job` is its last form."""
-
-    def __init__(self, message: str, *, job: Job, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.job = job
-
-
-class JobFailedError(JobNotSucceededError, RuntimeError):
-    """The job ended as `failed`; `code` and `category` say why."""
-
-    def __init__(self, job: Job) -> None:
-        error = job.error or JobError()
-        self.code: str | None = error.code
-        self.category: ErrorCategory | None = error.category
-        code = f" ({error.code})" if error.code else ""
-        reason = error.message or "the server gave no reason"
-        super().__init__(f"job {job.id} failed{code}: {reason}", job=job, hint=error.hint)
-
-
-class JobCancelledError(JobNotSucceededError):
-    """The job ended as `cancelled`."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(f"job {job.id} was cancelled", job=job)
+    """500 and above: the server failed, also after all retries."""
 
 
 class WaitTimeoutError(TunesmithError, TimeoutError):
-    """What was waited for took longer than `timeout`; it goes on."""
+    """A wait exceeded `timeout`. The job or the validation continues on the server."""
 
 
 class UploadError(TunesmithError, OSError):
-    """What arrived is not what was read: the file changed meanwhile, or was damaged on the way."""
+    """The uploaded bytes differ from the local file: it changed, or the transfer damaged it."""
 
 
 class DownloadError(TunesmithError, OSError):
-    """There is nothing to download yet, it does not match its hash, or its target is in the way."""
+    """Nothing to download yet, a wrong sha256, or a target that already exists."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {
@@ -168,15 +140,17 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 }
 
 
-def status_error(response: httpx.Response) -> APIStatusError:
-    """The error for an answer that is not 2xx. The body must have been read."""
+def status_error(response: httpx.Response, base_url: str) -> APIStatusError:
+    """Error of a response that is not 2xx. The body must have been read."""
     status = response.status_code
-    body: Any = None  # Any: a proxy may answer with whatever it likes
+    body: Any = None  # Any: a proxy may answer with anything
     try:
         body = response.json()
         error = ErrorEnvelope.model_validate(body).error
+        if status == 404 and response.request.url.path in error.message:  # no such route
+            error.hint = v1_hint(base_url) or error.hint
     except (ValueError, ValidationError):
-        error = _undocumented(response)
+        error = _unexpected_body(response, base_url)
     kind = _BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
     return kind(
         error,
@@ -186,23 +160,31 @@ def status_error(response: httpx.Response) -> APIStatusError:
     )
 
 
-def _undocumented(response: httpx.Response) -> ErrorBody:
-    asked = f"{response.request.method} {response.request.url}"
+def v1_hint(base_url: str) -> str | None:
+    """Hint for a base URL that does not end in `/v1`; None when the URL does."""
+    url = base_url.rstrip("/")
+    if url.endswith("/v1"):
+        return None
+    return f"the base URL {url} lacks /v1: set base_url= or TUNESMITH_BASE_URL to {url}/v1"
+
+
+def _unexpected_body(response: httpx.Response, base_url: str) -> ErrorBody:
+    url = response.request.url
     if response.has_redirect_location:
         return ErrorBody(
-            message=f"{asked} was redirected to {response.headers['location']}",
+            message=f"{url} was redirected to {response.headers['location']}",
             type="redirect",
-            hint="requests that change something are not sent on: correct the base URL",
+            hint="only reads follow redirects: set the base URL to the final address",
         )
     return ErrorBody(
-        message=f"{asked} gave HTTP {response.status_code} without Tunesmith's error body",
+        message=f"{url} answered with status {response.status_code} and no Tunesmith error",
         type="unknown_error",
-        hint="check that the base URL is a Tunesmith server's and ends in /v1",
+        hint=v1_hint(base_url) or f"check that {base_url} is the address of a Tunesmith server",
     )
 
 
 def invalid_argument(error: ValidationError) -> InvalidArgumentError:
-    """Pydantic's report in one line per field: the dotted name, what was wrong, the value."""
+    """Pydantic's report as one line per field: dotted name, value, problem."""
     lines = []
     for complaint in complaints(error.errors(include_url=False)):
         value = complaint.first["input"]

@@ -1,4 +1,4 @@
-"""A page of a list that goes on to the pages after it. Knows no resource."""
+"""Pages of a list; iterating over a page fetches the following pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tunesmith_schema as wire
 
 
 class Identified(Protocol):
-    """What can stand in a list: its id is the cursor."""
+    """An item of a list. Its id is the cursor of the next page."""
 
     id: str
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Identified)
 
 @dataclass(frozen=True, kw_only=True)
 class Page(Generic[T]):
-    """`data` holds this page; iterating gives its items and those of all pages after it."""
+    """One page in `data`. Iterating yields the items of this page and of all following pages."""
 
     data: list[T]
     has_more: bool
@@ -33,17 +33,17 @@ class Page(Generic[T]):
             page = page.next_page()
 
     def next_page(self) -> Page[T] | None:
-        """The page after this one, None after the last."""
+        """Fetch the following page; None after the last."""
         if not (self.has_more and self.data):
             return None
         return self._fetch(self.data[-1].id)
 
 
-def first_page(ask: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
-    """`ask` gets the id to continue after and gives that page's wire form."""
-    answer = ask(after)
+def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
+    """Fetch the page after the id `after`. `fetch` maps such an id to the wire page."""
+    answer = fetch(after)
     return Page(
         data=answer.data,
         has_more=answer.has_more,
-        _fetch=lambda last: first_page(ask, last),
+        _fetch=lambda last: first_page(fetch, last),
     )

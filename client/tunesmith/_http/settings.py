@@ -1,6 +1,6 @@
-"""What the SDK and the command line take from the environment: read here, nowhere else.
+"""Settings of the SDK and the command line; the only reader of the environment in the client.
 
-Without pydantic-settings, which a bare installation does not have.
+Plain pydantic: pydantic-settings is not a dependency of the client.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class ClientSettings(BaseModel):
-    """A variable that is set to nothing counts as not set."""
+    """Address and key. An empty variable counts as unset."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     base_url: str = DEFAULT_BASE_URL
-    """The server's API, with `/v1`."""
+    """Base URL of the API, ending in `/v1`."""
     api_key: SecretStr = SecretStr("")
-    """An API key; not set: the command line looks into `.tunesmith/api-key`."""
+    """API key. Default of the command line: the content of `./.tunesmith/api-key`."""
 
     @classmethod
     def from_environment(cls) -> Self:
-        given = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields}
-        return cls.model_validate({name: value for name, value in given.items() if value})
+        values = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields}
+        return cls.model_validate({name: value for name, value in values.items() if value})
 
 
 def unknown_variables() -> list[str]:
-    """What to say of TUNESMITH_* variables that nothing reads."""
+    """Warnings about TUNESMITH_* variables that no part of Tunesmith reads."""
     return misspelled(os.environ)
 
 
 def cache_folder() -> Path:
-    """The platform's place for what may be lost."""
+    """Tunesmith's folder in the platform's cache."""
     if sys.platform == "win32":
         cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":

@@ -1,6 +1,7 @@
-"""Server-sent events, the parsing half of https://html.spec.whatwg.org/#server-sent-events.
+"""Parser of server-sent events: https://html.spec.whatwg.org/#server-sent-events.
 
-Works on bytes: httpx's iter_lines() also splits at U+2028 and the like, which JSON may hold raw.
+Works on bytes: httpx's iter_lines() also splits at U+2028 and similar characters, which are legal
+inside JSON strings.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# A CR at the end of what has arrived may be half of a CRLF: it waits for the next chunk.
+# A CR at the end of a chunk may be the first half of a CRLF: the next chunk decides.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
@@ -21,7 +22,7 @@ class ServerSentEvent:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Complete lines without their ends; an unfinished last one is dropped, as the spec says."""
+    """Yield lines without line ends; drop an incomplete last line, as the standard says."""
     rest = b""
     first = True
     for chunk in chunks:
@@ -33,7 +34,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def events(source: Iterable[str]) -> Iterator[ServerSentEvent | None]:
-    """One item a line, None unless the line completes an event, so that heartbeats are seen."""
+    """Yield one item per line: an event when the line completes one, else None (heartbeats too)."""
     event, data, last_id = "", list[str](), ""
     for line in source:
         if line:

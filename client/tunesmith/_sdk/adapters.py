@@ -1,4 +1,4 @@
-"""`client.adapters`: what training produced, and how it comes down whole or not at all."""
+"""`client.adapters`: trained adapters, downloaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tunesmith_schema import Adapter
 
 
 class Adapters:
+    """Trained adapters; after full fine-tuning, whole models."""
+
     def __init__(self, http: Http) -> None:
         self._http = http
 
@@ -22,19 +24,19 @@ class Adapters:
         return self._http.get(Adapter, path_of("adapters", adapter_id))
 
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
-        """Puts an adapter's files (`adp-...`, or a job's, `ftjob-...`) into `dir`.
+        """Download the files of an adapter (`adp-...`, or the job's id, `ftjob-...`) into `dir`.
 
-        Every file is verified by sha256; `dir` is either complete or untouched. A `dir` that
-        has these files already is left as it is.
+        Every file is verified by sha256. `dir` ends complete or unchanged. A `dir` that already
+        has these files is left unchanged.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))
-        if _is_occupied(target):
-            if _holds(target, adapter):
+        if _exists(target):
+            if _has_files(target, adapter):
                 return target
             raise DownloadError(
-                f"{target} is in the way: it is not an empty directory, nor {adapter.id}",
-                hint="name another directory, or remove this one",
+                f"{target} exists and holds something other than {adapter.id}",
+                hint="pass a new or empty directory, or delete this one",
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
@@ -44,6 +46,7 @@ class Adapters:
                 fetch(
                     self._http,
                     path_of("adapters", adapter.id, "content", file.name),
+                    name=file.name,
                     size=file.bytes,
                     sha256=file.sha256,
                     to=partial / file.name,
@@ -62,19 +65,19 @@ class Adapters:
         job = self._http.get(wire.Job, path_of("fine_tuning", "jobs", id_or_job_id))
         if job.adapter_id is None:
             raise DownloadError(
-                f"job {job.id} has no adapter: it is {job.state}",
-                hint="nothing was kept of it"
+                f"job {job.id} is {job.state} and has no adapter",
+                hint="the job ended without a result"
                 if job.state in wire.TERMINAL
-                else f"wait for it first: tunesmith jobs watch {job.id}",
+                else f"wait for the job: client.fine_tuning.jobs.wait('{job.id}')",
             )
         return job.adapter_id
 
 
-def _is_occupied(target: Path) -> bool:
+def _exists(target: Path) -> bool:
     return target.exists() and (not target.is_dir() or any(target.iterdir()))
 
 
-def _holds(target: Path, adapter: Adapter) -> bool:
+def _has_files(target: Path, adapter: Adapter) -> bool:
     return target.is_dir() and all(
         (path := target / file.name).is_file()
         and path.stat().st_size == file.bytes

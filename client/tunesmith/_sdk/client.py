@@ -1,4 +1,4 @@
-"""The client: puts the resources together over one connection."""
+"""The client: all resources over one connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .uploads import Uploads
 class Client:
     """A connection to one Tunesmith server, with the methods of the `openai` client.
 
-    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY; `timeout` is
-    in seconds without a byte from the server, `max_retries` counts tries after the first.
+    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout`:
+    seconds without a byte from the server. `max_retries`: tries after the first.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ def _checked_url(text: str) -> httpx.URL:
         raise InvalidArgumentError(f"base_url {text!r} is not a URL: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidArgumentError(
-            f"base_url {text!r} is not an http(s) URL", hint=f"for example {DEFAULT_BASE_URL}"
+            f"base_url {text!r} is not an http or https URL", hint=f"for example {DEFAULT_BASE_URL}"
         )
     return url
 
@@ -81,10 +81,10 @@ def _checked_key(text: str) -> str:
         raise InvalidArgumentError(
             "no API key", hint="set TUNESMITH_API_KEY, or pass api_key= to Client"
         )
-    # The key itself stays out of the message.
+    # The message must not contain the key.
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InvalidArgumentError(
-            "the API key has a space, a line break or another character that no key has",
-            hint="copy it again as `tunesmith keys create` printed it",
+            "the API key contains a space, a line break or another invalid character",
+            hint="copy the key again, as `tunesmith keys create` printed it",
         )
     return key

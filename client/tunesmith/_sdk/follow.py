@@ -1,4 +1,4 @@
-"""A job's events over SSE, across dropped connections and server restarts, to the job's end."""
+"""Events of a job over SSE until its end, across broken connections and server restarts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing
 import httpx
 
 from tunesmith._http.backoff import backoff
-from tunesmith._http.connection import Http, connection_error, parse_json, path_of
+from tunesmith._http.connection import Http, connection_error, path_of
 from tunesmith._http.errors import (
     APIConnectionError,
     APIStatusError,
@@ -20,25 +20,25 @@ from tunesmith_schema import Event, EventKind, JobState
 
 from .job import Job
 
-_PATIENCE = 300.0
-"""Seconds without a sign of the server after which it counts as gone."""
-_SILENCE = 60.0
-"""Seconds without even a heartbeat after which a connection counts as dead."""
+_SERVER_TIMEOUT = 300.0
+"""Seconds without any answer of the server before following ends with an error."""
+_READ_TIMEOUT = 60.0
+"""Seconds without an event or a heartbeat before the connection is opened again."""
 
 
 def follow(
     http: Http, job_id: str, *, after_seq: int | None = None, timeout: float | None = None
 ) -> Generator[Event | Job, None, None]:
-    """Events in order, none twice, then the finished job.
+    """Yield the events in order, each once, then the finished job.
 
-    `timeout` is looked at whenever the server says something, at least with every heartbeat.
+    `timeout` is checked at every message of the server; heartbeats are messages too.
     """
     follower = _Follower(http, job_id, after_seq, timeout)
     attempt = 0
     while True:
         problem: TunesmithError | None = None
         try:
-            with closing(follower.connection()) as items:
+            with closing(follower.read()) as items:
                 for item in items:
                     attempt = 0
                     yield item
@@ -47,19 +47,21 @@ def follow(
         except APIConnectionError as error:
             problem = error
         except APIStatusError as error:
-            if not _may_pass(error):
+            if not _is_temporary(error):
                 raise
             problem = error
         follower.pause(attempt, problem)
         attempt += 1
 
 
-def _may_pass(error: APIStatusError) -> bool:
-    """What a server says, or a proxy for it, while it is being restarted."""
+def _is_temporary(error: APIStatusError) -> bool:
+    """True for the errors that a restarting server, or its proxy, returns."""
     return error.retryable or error.status_code in (408, 429) or error.status_code >= 500
 
 
 class _Follower:
+    """Position in a job's events, kept across connections."""
+
     def __init__(
         self, http: Http, job_id: str, after_seq: int | None, timeout: float | None
     ) -> None:
@@ -70,14 +72,15 @@ class _Follower:
         self._deadline = None if timeout is None else http.now() + timeout
         self._down_since: float | None = None
         self._state = ""
+        self._wait_call = f"client.fine_tuning.jobs.wait('{job_id}')"
 
-    def connection(self) -> Generator[Event | Job, None, None]:
-        """What one connection brings."""
+    def read(self) -> Generator[Event | Job, None, None]:
+        """Yield the events of one connection, and the job if it has ended."""
         response = self._open()
         try:
             for message in events(lines(response.iter_bytes())):
                 self._down_since = None
-                item = None if message is None else self._read(message, response)
+                item = None if message is None else self._parse(message, response)
                 if item is not None:
                     yield item
                 self._check_deadline()
@@ -87,23 +90,25 @@ class _Follower:
             response.close()
 
     def pause(self, attempt: int, problem: TunesmithError | None) -> None:
-        """Before the next connection; raises when there shall be none."""
+        """Sleep before the next connection. Raise when the time is up or the server is gone."""
         self._check_deadline()
         now = self._http.now()
         self._down_since = self._down_since or now
-        if now - self._down_since > _PATIENCE:
+        if now - self._down_since > _SERVER_TIMEOUT:
             raise APIConnectionError(
-                f"gave up on job {self._job_id}: no sign of the server for {_PATIENCE:.0f} s",
-                hint=f"the job may go on; look again with: tunesmith jobs watch {self._job_id}",
+                f"no answer from the server for {_SERVER_TIMEOUT:.0f} s while waiting for job "
+                f"{self._job_id}",
+                hint=f"the job may still be running: {self._wait_call} waits again",
             ) from problem
-        left = None if self._deadline is None else max(0.0, self._deadline - now)
         delay = backoff(attempt)
-        self._http.sleep(delay if left is None else min(delay, left))
+        if self._deadline is not None:
+            delay = min(delay, max(0.0, self._deadline - now))
+        self._http.sleep(delay)
 
     def _open(self) -> httpx.Response:
-        silence = _SILENCE
+        read_timeout = _READ_TIMEOUT
         if self._deadline is not None:
-            silence = min(silence, max(0.1, self._deadline - self._http.now()))
+            read_timeout = min(read_timeout, max(0.1, self._deadline - self._http.now()))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if self._seq is not None:
             headers["Last-Event-ID"] = str(self._seq)
@@ -112,17 +117,17 @@ class _Follower:
             path_of("fine_tuning", "jobs", self._job_id, "events"),
             params={"stream": "true"},
             headers=headers,
-            read_timeout=silence,
+            read_timeout=read_timeout,
             stream=True,
             retries=0,
         )
 
-    def _read(self, message: ServerSentEvent, response: httpx.Response) -> Event | Job | None:
+    def _parse(self, message: ServerSentEvent, response: httpx.Response) -> Event | Job | None:
         if message.event == "done":
-            return parse_json(Job, message.data, response)
+            return self._http.parse_json(Job, message.data, response)
         if message.event != "event":
             return None
-        event = parse_json(Event, message.data, response)
+        event = self._http.parse_json(Event, message.data, response)
         if self._seq is not None and event.seq <= self._seq:
             return None
         self._seq = event.seq
@@ -134,9 +139,9 @@ class _Follower:
         if self._deadline is not None and self._http.now() >= self._deadline:
             paused = self._state == JobState.PAUSED
             raise WaitTimeoutError(
-                f"job {self._job_id} was not over after {self._timeout:g} s"
-                + (": it is paused" if paused else ""),
-                hint=f"it goes on after: tunesmith jobs resume {self._job_id}"
+                f"job {self._job_id} did not end within {self._timeout:g} s"
+                + (" and is paused" if paused else ""),
+                hint=f"client.fine_tuning.jobs.resume('{self._job_id}') continues the job"
                 if paused
-                else f"it goes on; wait again, or look with: tunesmith jobs watch {self._job_id}",
+                else f"the job continues: {self._wait_call} waits again",
             )

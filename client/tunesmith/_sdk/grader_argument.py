@@ -1,4 +1,4 @@
-"""`grader=...`: the short way to say that a job is reinforcement."""
+"""The argument `grader=...` of a job: reinforcement with this grader."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from pydantic import BaseModel
 from tunesmith._http.errors import InvalidArgumentError
 
 
-def with_grader(given: dict[str, Any], grader: Any) -> dict[str, Any]:  # Any: JSON, or models of it
-    """The arguments of a create with the grader in its `method`. It takes the hyperparameters
-    along, as reinforcement has more of them than a request without `method` may hold."""
+def with_grader(
+    arguments: dict[str, Any],  # Any: JSON, or models of the schema
+    grader: Any,  # Any: JSON, or a model of the schema
+) -> dict[str, Any]:
+    """Move `grader` and the hyperparameters into `method`: reinforcement has hyperparameters that
+    a request without `method` refuses."""
     if grader is None:
-        return given
-    if given["method"] is not None:
+        return arguments
+    if arguments["method"] is not None:
         raise InvalidArgumentError(
-            "grader and method both say how to train: give one",
-            hint="grader=G is method={'type': 'reinforcement', 'reinforcement': {'grader': G}}",
+            "grader and method exclude each other",
+            hint="grader=G is short for "
+            "method={'type': 'reinforcement', 'reinforcement': {'grader': G}}",
         )
-    knobs = given["hyperparameters"]
-    if isinstance(knobs, BaseModel):
-        knobs = knobs.model_dump(mode="json", exclude_unset=True)
-    member = {"grader": grader, "hyperparameters": knobs}
-    method = {"type": "reinforcement", "reinforcement": {k: v for k, v in member.items() if v}}
-    return {**given, "method": method, "hyperparameters": None}
+    hyperparameters = arguments["hyperparameters"]
+    if isinstance(hyperparameters, BaseModel):
+        hyperparameters = hyperparameters.model_dump(mode="json", exclude_unset=True)
+    fields = {"grader": grader, "hyperparameters": hyperparameters}
+    method = {"type": "reinforcement", "reinforcement": {k: v for k, v in fields.items() if v}}
+    return {**arguments, "method": method, "hyperparameters": None}

@@ -1,10 +1,10 @@
-"""`client.fine_tuning.jobs`: create, follow, control, and read what came of it."""
+"""`client.fine_tuning.jobs`: create, list, wait for and control jobs."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,37 +15,26 @@ import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import InvalidArgumentError, invalid_argument
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import (
-    Checkpoint,
-    Event,
-    Grader,
-    Hyperparameters,
-    JobCreate,
-    JobFork,
-    JobReport,
-    Method,
-    MetricPoint,
-    Sample,
-)
+from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobFork, Method
 
 from .files import Files, Order
 from .follow import follow
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
+from .job_output import JobOutput
 
 DataFile = str | os.PathLike[str]
-"""A file id, or a local path that is uploaded first."""
-
-MetricPoints = list[MetricPoint]  # inside Jobs, `list` is its method
+"""A file id, or a local path."""
 
 _FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
 
 
-class Jobs:
+class Jobs(JobOutput):
+    """Fine-tuning jobs. Repeating a command such as `cancel` is safe."""
+
     def __init__(self, http: Http, files: Files) -> None:
-        self._http = http
+        super().__init__(http)
         self._files = files
-        self.checkpoints = Checkpoints(http)
 
     def create(
         self,
@@ -62,13 +51,13 @@ class Jobs:
         recipe: wire.Recipe | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Starts a job. Files are ids, or local paths, which are uploaded once all else is right.
-        `grader`: train by reinforcement, with this one; in place of `method`.
+        """Start a job. A local path is uploaded with `client.files.create`, after all other
+        arguments have been checked. `grader` selects reinforcement, in place of `method`.
 
-        A second call with the same `idempotency_key` gives the first call's job; give ids then,
-        since a path is uploaded again, as another file.
+        A second call with the same `idempotency_key` returns the first call's job. Pass file ids
+        with the key: a path may become a new file id in the second call.
         """
-        given = {
+        arguments = {
             "model": model,
             "training_file": os.fspath(training_file),
             "validation_file": validation_file and os.fspath(validation_file),
@@ -79,9 +68,9 @@ class Jobs:
             "method": method,
             "recipe": recipe,
         }
-        given = with_grader(given, grader)
+        arguments = with_grader(arguments, grader)
         try:
-            body = JobCreate.model_validate({k: v for k, v in given.items() if v is not None})
+            body = JobCreate.model_validate({k: v for k, v in arguments.items() if v is not None})
         except ValidationError as error:
             raise invalid_argument(error) from error
         body.training_file = self._file_id("training_file", training_file)
@@ -93,7 +82,7 @@ class Jobs:
             json=body.model_dump(mode="json", exclude_unset=True),
             idempotency_key=idempotency_key,
         )
-        return self._bound(job)
+        return self._bind(job)
 
     def list(
         self,
@@ -103,50 +92,51 @@ class Jobs:
         order: Order | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Page[Job]:
+        """Jobs, newest first. `metadata` keeps the jobs that have all of these pairs."""
         filters = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
 
-        def ask(cursor: str | None) -> wire.Page[Job]:
+        def fetch(cursor: str | None) -> wire.Page[Job]:
             params = {"limit": limit, "after": cursor, "order": order, **filters}
             page = self._http.get(wire.Page[Job], "fine_tuning/jobs", params)
             for job in page.data:
-                self._bound(job)
+                self._bind(job)
             return page
 
-        return first_page(ask, after)
+        return first_page(fetch, after)
 
     def retrieve(self, job_id: str) -> Job:
-        return self._bound(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
+        return self._bind(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
 
     def cancel(self, job_id: str) -> Job:
-        """Asks; the job may still be `running` in the answer and stops within seconds.
+        """End a job and keep only its checkpoints. A running job stops within seconds.
 
         Raises BadRequestError (`code` is `not_cancellable`) for a job that succeeded or failed.
         """
-        return self._ask(job_id, "cancel")
+        return self._send(job_id, "cancel")
 
     def pause(self, job_id: str) -> Job:
-        """Has a running job save a resume point and give its device back: its `state` is `pausing`
-        until it has, then `paused`. A queued one is paused at once.
+        """Pause a job. A running job saves a resume point and frees its GPU: its `state` is
+        `pausing`, then `paused`. A queued job is `paused` at once.
 
-        Raises BadRequestError (`not_pausable`) for a job that has ended or is about to, and for one
-        whose files are still being read.
+        Raises BadRequestError (`not_pausable`) for a job that has ended or is ending, and for a job
+        in `validating_files`.
         """
-        return self._ask(job_id, "pause")
+        return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queues a paused job again, to go on from where it was; calls off a pause under way.
+        """Queue a paused job, which continues from its resume point; revoke a pause in progress.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """
-        return self._ask(job_id, "resume")
+        return self._send(job_id, "resume")
 
     def stop(self, job_id: str) -> Job:
-        """Has a job end at its next step and keep what it has made: it succeeds early. A job that
-        waits is taken up from its resume point for that.
+        """End a job at its next step and keep its result: the job succeeds early. A queued or
+        paused job that has a resume point continues from there in order to end.
 
         Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
         """
-        return self._ask(job_id, "stop")
+        return self._send(job_id, "stop")
 
     def fork(
         self,
@@ -162,16 +152,16 @@ class Jobs:
         grader: Grader | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Starts another job from a resume point of this one: the newest, or the newest at or
-        before `step`, or before that of `checkpoint`. What is given changes, the rest is this
-        job's; of a Recipe or Hyperparameters only the fields that were set.
+        """Start a new job from a resume point of this job: the newest, or the newest at or before
+        `step` or the step of `checkpoint`. Arguments replace this job's values; a Recipe or
+        Hyperparameters object replaces only its fields that are set.
 
-        Raises BadRequestError: `not_forkable` where there is no resume point, and with `param` for
-        a change that does not fit what has been trained, such as `recipe.lora.r`.
+        Raises BadRequestError: `not_forkable` without a resume point; with `param` for a change
+        that contradicts the trained weights, such as `recipe.lora.r`.
         """
         if isinstance(recipe, wire.Recipe):
             recipe = recipe.model_dump(mode="json", exclude_unset=True)
-        given = {
+        arguments = {
             "checkpoint": checkpoint,
             "step": step,
             "recipe": recipe and dict(recipe),
@@ -182,10 +172,10 @@ class Jobs:
             "grader": grader,
         }
         try:
-            body = JobFork.model_validate({k: v for k, v in given.items() if v is not None})
+            body = JobFork.model_validate({k: v for k, v in arguments.items() if v is not None})
         except ValidationError as error:
             raise invalid_argument(error) from error
-        return self._bound(
+        return self._bind(
             self._http.post(
                 Job,
                 path_of("fine_tuning", "jobs", job_id, "fork"),
@@ -195,84 +185,26 @@ class Jobs:
         )
 
     def retry(self, job_id: str) -> Job:
-        """Takes up a job that failed or was cancelled: a new job with the same body, which goes on
-        from the newest resume point. A second call gives the same new job.
+        """Repeat a job that failed or was cancelled, as a new job from the newest resume point. A
+        second call returns the same new job.
 
         Raises BadRequestError (`not_retryable`) for any other job.
         """
-        return self._ask(job_id, "retry")
+        return self._send(job_id, "retry")
 
-    def _ask(self, job_id: str, verb: str) -> Job:
-        return self._bound(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, verb)))
-
-    def list_events(
-        self,
-        job_id: str,
-        *,
-        after: str | None = None,
-        limit: int | None = None,
-        order: Order | None = None,
-    ) -> Page[Event]:
-        path = path_of("fine_tuning", "jobs", job_id, "events")
-
-        def ask(cursor: str | None) -> wire.Page[Event]:
-            params = {"limit": limit, "after": cursor, "order": order}
-            return self._http.get(wire.Page[Event], path, params)
-
-        return first_page(ask, after)
-
-    def stream(self, job_id: str, after_seq: int | None = None) -> Generator[Event, None, None]:
-        """Every event after `after_seq`, past and coming, until the job is over."""
-        for item in follow(self._http, job_id, after_seq=after_seq):
-            if isinstance(item, Event):
-                yield item
-
-    def metrics(self, job_id: str) -> MetricPoints:
-        """All points, first step first."""
-        path = path_of("fine_tuning", "jobs", job_id, "metrics")
-
-        def ask(cursor: str | None) -> wire.Page[MetricPoint]:
-            return self._http.get(
-                wire.Page[MetricPoint], path, {"after": cursor, "order": "asc", "limit": 1000}
-            )
-
-        return [*first_page(ask, None)]
-
-    def samples(
-        self,
-        job_id: str,
-        *,
-        step: int | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-        order: Order | None = None,
-    ) -> Page[Sample]:
-        """What a reinforcement job drew and how it was graded, newest first: of all steps, or of
-        one. At most 100 a page; iterating goes on to the pages after it."""
-        path = path_of("fine_tuning", "jobs", job_id, "samples")
-
-        def ask(cursor: str | None) -> wire.Page[Sample]:
-            params = {"step": step, "limit": limit, "after": cursor, "order": order}
-            return self._http.get(wire.Page[Sample], path, params)
-
-        return first_page(ask, after)
-
-    def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
-        """Where the time went, what bounds the run, what would help; of the newest attempt, or of
-        the one given. Raises NotFoundError while there is none (`code` is `no_report`)."""
-        path = path_of("fine_tuning", "jobs", job_id, "report")
-        return self._http.get(JobReport, path, {"attempt": attempt})
+    def _send(self, job_id: str, command: str) -> Job:
+        return self._bind(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, command)))
 
     def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
-        """The job once it has succeeded; see `Job.wait`."""
+        """Wait until the job has succeeded and return the job; see `Job.wait`."""
         job = self.wait_until_over(job_id, timeout, progress)
         raise_unless_succeeded(job)
         return job
 
     def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
-        """The job once it is over, well or badly."""
+        """Wait until the job has ended in any way and return the job."""
         if progress:
-            from .progress import ProgressView  # rich takes a while to import
+            from .progress import ProgressView  # importing rich is slow
 
             view = ProgressView()
         else:
@@ -280,13 +212,13 @@ class Jobs:
         with view or nullcontext():
             for item in follow(self._http, job_id, timeout=timeout):
                 if isinstance(item, Job):
-                    return self._bound(item)
+                    return self._bind(item)
                 if view is not None:
                     view.show(item)
         raise AssertionError("follow() ends with the job")
 
-    def _bound(self, job: Job) -> Job:
-        job._jobs = self
+    def _bind(self, job: Job) -> Job:
+        job._requests = self
         return job
 
     def _file_id(self, argument: str, file: DataFile) -> str:
@@ -295,28 +227,14 @@ class Jobs:
         path = Path(file)
         if not path.is_file():
             raise InvalidArgumentError(
-                f"{argument} is neither a file id (file-...) nor a file here: {os.fspath(file)!r}",
+                f"{argument} {os.fspath(file)!r} is neither a file id (file-...) nor a local file",
                 hint=f"the current directory is {Path.cwd()}",
             )
         return self._files.create(file=path).id
 
 
-class Checkpoints:
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
-    def list(
-        self, job_id: str, *, after: str | None = None, limit: int | None = None
-    ) -> Page[Checkpoint]:
-        path = path_of("fine_tuning", "jobs", job_id, "checkpoints")
-
-        def ask(cursor: str | None) -> wire.Page[Checkpoint]:
-            params = {"limit": limit, "after": cursor}
-            return self._http.get(wire.Page[Checkpoint], path, params)
-
-        return first_page(ask, after)
-
-
 class FineTuning:
+    """`client.fine_tuning`."""
+
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs

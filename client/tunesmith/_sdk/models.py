@@ -1,4 +1,4 @@
-"""`client.models`: base models on the host, and those tuned there."""
+"""`client.models`: base models and tuned models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tunesmith_schema import Model, ModelDeleted
 
 
 class Models:
+    """Base models on the server's hosts, and tuned models."""
+
     def __init__(self, http: Http) -> None:
         self._http = http
 

@@ -1,4 +1,4 @@
-"""The live line of a job being waited for, drawn from its events. Knows nothing of HTTP."""
+"""Progress line of a job, drawn from the job's events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tunesmith_schema import TERMINAL, Event, EventKind, JobState
 
 
 class _Spinner(SpinnerColumn):
-    """Stands still once a job is over, however it ended."""
+    """A spinner that stops when the job has ended in any way."""
 
     def render(self, task: Task) -> RenderableType:
         return self.finished_text if task.fields["is_over"] else super().render(task)
 
 
 class ProgressView:
-    """Draws on stderr, so that what a program prints can still be piped."""
+    """Progress line on stderr: the output of the program stays free for pipes."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._progress = Progress(
@@ -34,7 +34,7 @@ class ProgressView:
         )
         self._task = self._progress.add_task("waiting", total=None, numbers="", is_over=False)
         self._started: tuple[int, int] | None = None  # step and time of the first metrics
-        self._known: dict[str, JsonValue] = {}
+        self._latest: dict[str, JsonValue] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -51,13 +51,12 @@ class ProgressView:
     def show(self, event: Event) -> None:
         if event.kind is EventKind.STATE:
             state = str(event.data.get("state", ""))
-            # A new attempt may begin at an earlier step, at another speed.
+            # A new attempt may start at an earlier step and at a different speed.
             self._started = None
-            waits = state == JobState.PAUSED
-            shown = "paused, until it is resumed" if waits else state
+            shown = "paused until resumed" if state == JobState.PAUSED else state
             self._progress.update(self._task, description=shown, is_over=state in TERMINAL)
             if state == JobState.QUEUED:
-                self._known.clear()
+                self._latest.clear()
                 self._progress.update(self._task, total=None, numbers="")
         elif event.kind is EventKind.METRICS:
             self._show_metrics(event)
@@ -67,9 +66,9 @@ class ProgressView:
         if step is None:
             return
         parts = [f"{step:.0f}" + (f"/{total:.0f}" if total else "")]
-        # An evaluation tells no training loss: what was last known stays on the line.
-        self._known |= {key: value for key, value in event.data.items() if value is not None}
-        parts += self._rewards() if "reward" in self._known else self._losses()
+        # The metrics of an evaluation have no training loss: the line keeps the last value.
+        self._latest |= {key: value for key, value in event.data.items() if value is not None}
+        parts += self._rewards() if "reward" in self._latest else self._losses()
         if total and (seconds := self._seconds_left(step, total, event.created_at)) is not None:
             parts.append(f"ETA {_clock(seconds)}")
         self._progress.update(
@@ -77,24 +76,24 @@ class ProgressView:
         )
 
     def _losses(self) -> Iterator[str]:
-        if (loss := _number(self._known.get("train_loss"))) is not None:
+        if (loss := _number(self._latest.get("train_loss"))) is not None:
             yield f"loss {loss:.4g}"
-        if (valid := _number(self._known.get("valid_loss"))) is not None:
+        if (valid := _number(self._latest.get("valid_loss"))) is not None:
             yield f"valid {valid:.4g}"
-        if (speed := _number(self._known.get("tokens_per_second"))) is not None:
+        if (speed := _number(self._latest.get("tokens_per_second"))) is not None:
             yield f"{_short(speed)} tok/s"
 
     def _rewards(self) -> Iterator[str]:
-        """Of a reinforcement job, whose loss says nothing of how well it does."""
-        reward, spread = _number(self._known["reward"]), _number(self._known.get("reward_std"))
+        """Fields of a reinforcement job, whose loss does not show progress."""
+        reward, spread = _number(self._latest["reward"]), _number(self._latest.get("reward_std"))
         yield f"reward {reward:.3g}" + ("" if spread is None else f" ± {spread:.2g}")
-        if (valid := _number(self._known.get("valid_reward"))) is not None:
+        if (valid := _number(self._latest.get("valid_reward"))) is not None:
             yield f"valid {valid:.3g}"
-        if (length := _number(self._known.get("completion_length"))) is not None:
+        if (length := _number(self._latest.get("completion_length"))) is not None:
             yield f"{length:.0f} tok"
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
-        """From the events' own times: those of the past arrive all at once."""
+        """Estimate from the events' times, because past events arrive all at once."""
         if self._started is None or self._started[0] > step:
             self._started = (int(step), at)
         first_step, first_time = self._started

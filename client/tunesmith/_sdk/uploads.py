@@ -1,4 +1,4 @@
-"""`client.uploads`: large files in parts, in the shape of the openai client's."""
+"""`client.uploads`: uploads in parts, with the methods of the openai client."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import IO, Any
 
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import InvalidArgumentError, UploadError
-from tunesmith._transfer.parts import Tell, send_in_parts
-from tunesmith._transfer.source import Slice, Source, opened
+from tunesmith._transfer.parts import send_in_parts
+from tunesmith._transfer.source import Report, Slice, Source, open_source
 from tunesmith_schema import FileObject, Upload, UploadPart
 
 _COMPLETE_TIMEOUT = 600.0
-"""The server reads and writes all of the file before it answers."""
+"""Seconds: the server reads and writes the whole file before it answers."""
 _PART_SIZE = 64 * 1024**2
 
 
 class Uploads:
+    """Uploads of large files. An upload expires one hour after its creation."""
+
     def __init__(self, http: Http) -> None:
         self._http = http
         self.parts = Parts(http)
@@ -32,20 +34,20 @@ class Uploads:
         purpose: str,
         expires_after: Mapping[str, Any] | None = None,  # Any: JSON
     ) -> Upload:
-        """Announces a file; parts are taken for one hour."""
+        """Start an upload, which accepts parts for one hour."""
         body = {"bytes": bytes, "filename": filename, "mime_type": mime_type, "purpose": purpose}
         if expires_after is not None:
             body["expires_after"] = dict(expires_after)
         return self._http.post(Upload, "uploads", json=body)
 
     def retrieve(self, upload_id: str) -> Upload:
-        """The upload with the `parts` that have arrived."""
+        """Fetch the upload with the `parts` that the server has."""
         return self._http.get(Upload, path_of("uploads", upload_id))
 
     def complete(
         self, upload_id: str, *, part_ids: Sequence[str], md5: str | None = None
     ) -> Upload:
-        """Makes the file of the parts, in this order; asking twice is harmless."""
+        """Create the file from the parts, in this order. Repeating the call is safe."""
         body = {"part_ids": [*part_ids]} | ({"md5": md5} if md5 is not None else {})
         return self._http.post(
             Upload,
@@ -68,17 +70,18 @@ class Uploads:
         part_size: int | None = None,
         md5: str | None = None,
     ) -> Upload:
-        """Create, all parts, complete. An interrupted call for a path is taken up by the next."""
+        """Upload a file in parts: create, send all parts, complete. A later call for the same path
+        resumes an interrupted upload."""
         if isinstance(file, builtins.bytes):
             if filename is None:
-                raise InvalidArgumentError("filename is needed for a file in memory")
-            given = opened((filename, file))
+                raise InvalidArgumentError("bytes need a file name", hint="pass filename=")
+            opened = open_source((filename, file))
         else:
-            given = opened(file)
-        with given as source:
+            opened = open_source(file)
+        with opened as source:
             size = source.size()
             if bytes is not None and bytes != size:
-                raise InvalidArgumentError(f"bytes is {bytes}, but the file has {size}")
+                raise InvalidArgumentError(f"bytes is {bytes}, but the file has {size} bytes")
             return send_in_parts(
                 self,
                 source,
@@ -91,9 +94,9 @@ class Uploads:
             )
 
     def send_file(
-        self, source: Source, *, purpose: str, part_size: int, tell: Tell | None
+        self, source: Source, *, purpose: str, part_size: int, report: Report | None
     ) -> FileObject:
-        """What `client.files.create` does with a large file."""
+        """Upload a large file for `client.files.create`."""
         upload = send_in_parts(
             self,
             source,
@@ -101,20 +104,22 @@ class Uploads:
             mime_type="application/octet-stream",
             purpose=purpose,
             part_size=part_size,
-            tell=tell,
+            report=report,
             server=self._http.base_url,
         )
         if upload.file is None:
-            raise UploadError(f"{upload.id} was completed, and its file deleted meanwhile")
+            raise UploadError(f"the file of {upload.id} was deleted right after the upload")
         return upload.file
 
 
 class Parts:
+    """`client.uploads.parts`."""
+
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def create(self, upload_id: str, *, data: bytes | IO[bytes] | Slice) -> UploadPart:
-        """Sends at most 64 MiB."""
+        """Send one part of at most 64 MiB."""
         return self._http.post(
             UploadPart,
             path_of("uploads", upload_id, "parts"),

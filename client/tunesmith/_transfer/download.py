@@ -1,4 +1,4 @@
-"""One file, fetched to disk: taken up with Range where it broke, checked by size and hash."""
+"""Download of one file: resumed with Range after a break, checked by size and sha256."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunesmith._http.errors import DownloadError
 
 
 class _Transfer:
-    """The part of one file that has arrived."""
+    """Bytes of one file received so far."""
 
     def __init__(self, out: BinaryIO, size: int) -> None:
         self._out = out
@@ -42,40 +42,44 @@ class _Transfer:
         return self._digest.hexdigest()
 
 
-def fetch(http: Http, path: str, *, size: int, sha256: str | None, to: Path) -> None:
-    """Writes and fsyncs `to`. Gives up after `max_retries` breaks without a byte between them."""
+def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
+    """Write and fsync `to`. Raise after more than `max_retries` breaks without progress.
+
+    `name` is the file's name in errors.
+    """
     with to.open("wb") as out:
         transfer = _Transfer(out, size)
         breaks = 0
         while not transfer.complete():
             before = transfer.done
-            broken = _go_on(http, path, transfer)
+            error = _receive(http, path, transfer)
             if transfer.complete():
                 break
             breaks = 0 if transfer.done > before else breaks + 1
             if breaks > http.max_retries:
                 raise DownloadError(
-                    f"{path} broke off after {transfer.done} of {size} bytes", hint="try again"
-                ) from (broken and connection_error(broken))
+                    f"the download of {name} broke off after {transfer.done} of {size} bytes",
+                    hint="try again",
+                ) from (error and connection_error(error))
             http.sleep(backoff(breaks))
         if sha256 is not None and transfer.sha256() != sha256:
             raise DownloadError(
-                f"{path} has sha256 {transfer.sha256()}, and should have {sha256}",
-                hint="nothing was kept; if it happens again, the copy on the server is damaged",
+                f"{name} has sha256 {transfer.sha256()}, expected {sha256}",
+                hint="nothing was kept; a second failure means that the server's copy is damaged",
             )
         out.flush()
         os.fsync(out.fileno())
 
 
-def _go_on(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
-    """Reads until the end, or until the connection breaks: that error is returned."""
-    # Compressed, the bytes on the wire would not be those that Range counts.
+def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
+    """Read until the end of the file. Return the error when the connection breaks."""
+    # Range counts uncompressed bytes.
     headers = {"Accept-Encoding": "identity"}
     if transfer.done:
         headers["Range"] = f"bytes={transfer.done}-"
     response = http.send("GET", path, headers=headers, stream=True)
     try:
-        if transfer.done and not _continues(response, transfer.done):
+        if transfer.done and not _starts_at(response, transfer.done):
             transfer.restart()
         for chunk in response.iter_bytes():
             transfer.add(chunk)
@@ -86,10 +90,10 @@ def _go_on(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | N
     return None
 
 
-def _continues(response: httpx.Response, offset: int) -> bool:
-    """Whether the server understood Range, which it may ignore."""
-    begins = response.headers.get("content-range", "").startswith(f"bytes {offset}-")
-    return response.status_code == 206 and begins
+def _starts_at(response: httpx.Response, offset: int) -> bool:
+    """True when the server honoured Range, which is optional."""
+    content_range = response.headers.get("content-range", "")
+    return response.status_code == 206 and content_range.startswith(f"bytes {offset}-")
 
 
 def file_sha256(path: Path) -> str:

@@ -1,39 +1,59 @@
-"""How one file travels in parts: hashed, sent, taken up where it broke off, compared at the end.
+"""Upload of one file in parts: hashed, sent, resumed after a break, compared at the end.
 
-A part that the server has already is recognised by its sha256, computed here anew each time: a
-wrong memory can cost time, never put wrong bytes into a file.
+A part that the server already has is recognised by its sha256, which is computed from the file in
+every call. A stale record costs time and cannot put wrong bytes into a file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from tunesmith._http.errors import BadRequestError, InvalidArgumentError, NotFoundError, UploadError
+from tunesmith._http.errors import (
+    BadRequestError,
+    InvalidArgumentError,
+    NotFoundError,
+    UploadError,
+)
 from tunesmith_schema import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
     MAX_UPLOAD_PARTS,
     Upload,
+    UploadPart,
     UploadStatus,
 )
 
-from .source import Slice, Source
-from .upload_memory import UploadMemory
-
-if TYPE_CHECKING:
-    from tunesmith._sdk.uploads import Uploads
-
-Tell = Callable[[int], None]
+from .source import Report, Slice, Source
+from .upload_record import UploadRecord
 
 _TRIES = 3
-"""For a part that arrives damaged; connections and refusals have retries of their own."""
+"""Tries for a part that arrives damaged. Connection errors and refusals have their own retries."""
+
+
+class PartRequests(Protocol):
+    """`client.uploads.parts`, as far as this module calls it."""
+
+    def create(self, upload_id: str, *, data: Slice) -> UploadPart: ...
+
+
+class UploadRequests(Protocol):
+    """`client.uploads`, as far as this module calls it."""
+
+    @property
+    def parts(self) -> PartRequests: ...
+
+    def create(self, *, bytes: int, filename: str, mime_type: str, purpose: str) -> Upload: ...
+
+    def retrieve(self, upload_id: str) -> Upload: ...
+
+    def complete(self, upload_id: str, *, part_ids: Sequence[str], md5: str | None) -> Upload: ...
 
 
 def send_in_parts(
-    uploads: Uploads,
+    uploads: UploadRequests,
     source: Source,
     *,
     filename: str,
@@ -42,121 +62,120 @@ def send_in_parts(
     part_size: int,
     server: str,
     md5: str | None = None,
-    tell: Tell | None = None,
+    report: Report | None = None,
 ) -> Upload:
-    """The completed upload, begun anew or by an earlier call that was interrupted."""
+    """Upload a file in parts, or resume an interrupted upload; return the completed upload."""
     size = source.size()
     if size is None or not 0 < size <= MAX_UPLOAD_BYTES:
         raise InvalidArgumentError(
-            f"{filename} cannot be sent in parts: it has "
-            + ("no size that can be known" if size is None else f"{size:,} bytes"),
-            hint=f"1 to {MAX_UPLOAD_BYTES:,} bytes can; split a larger data set",
+            f"{filename} cannot be uploaded in parts: "
+            + ("its size is unknown" if size is None else f"it has {size:,} bytes"),
+            hint=f"a file may have 1 to {MAX_UPLOAD_BYTES:,} bytes; split a larger data set",
         )
     if not 0 < part_size <= MAX_PART_BYTES:
-        raise InvalidArgumentError(f"part_size must be 1-{MAX_PART_BYTES}, got {part_size}")
+        raise InvalidArgumentError(f"part_size must be 1 to {MAX_PART_BYTES}, got {part_size}")
     if size > MAX_UPLOAD_PARTS * part_size:
         raise InvalidArgumentError(
-            f"part_size {part_size} makes more than {MAX_UPLOAD_PARTS:,} parts of {size:,} bytes"
+            f"part_size {part_size} splits {size:,} bytes into more than {MAX_UPLOAD_PARTS:,} parts"
         )
-    memory = source.path and UploadMemory(
+    record = source.path and UploadRecord(
         source.path, server, filename, mime_type, purpose, part_size
     )
-    trip = _Trip(uploads=uploads, source=source, size=size, part_size=part_size, md5=md5, tell=tell)
-    begun = _recalled(uploads, memory) if memory else None
-    done = begun and _resume(trip, begun)
-    if done is None:
+    transfer = _Transfer(
+        uploads=uploads, source=source, size=size, part_size=part_size, md5=md5, report=report
+    )
+    interrupted = _interrupted(uploads, record) if record else None
+    completed = interrupted and _resume(transfer, interrupted)
+    if completed is None:
         upload = uploads.create(bytes=size, filename=filename, mime_type=mime_type, purpose=purpose)
-        if memory:
-            memory.remember(upload.id, upload.expires_at)
+        if record:
+            record.save(upload.id, upload.expires_at)
         try:
-            done = trip.go(upload)
+            completed = transfer.run(upload)
         except (BadRequestError, UploadError):
-            if memory:
-                memory.forget()  # no other try can mend it
+            if record:
+                record.delete()  # a second try would fail as well
             raise
-    if memory:
-        memory.forget()
-    return done
+    if record:
+        record.delete()
+    return completed
 
 
-def _recalled(uploads: Uploads, memory: UploadMemory) -> Upload | None:
-    upload_id = memory.recall()
+def _interrupted(uploads: UploadRequests, record: UploadRecord) -> Upload | None:
+    upload_id = record.load()
     try:
         return uploads.retrieve(upload_id) if upload_id else None
     except NotFoundError:
         return None
 
 
-def _resume(trip: _Trip, begun: Upload) -> Upload | None:
-    """None when it is better to begin anew."""
-    if begun.status is UploadStatus.COMPLETED and begun.file:
-        # The last reply of the earlier call was lost.
-        return begun if begun.file.sha256 == trip.sha256() else None
-    if begun.status is not UploadStatus.PENDING or begun.bytes != trip.size:
+def _resume(transfer: _Transfer, upload: Upload) -> Upload | None:
+    """Complete an interrupted upload; None when a new upload must start."""
+    if upload.status is UploadStatus.COMPLETED and upload.file:
+        # The earlier call completed the upload and lost the reply.
+        return upload if upload.file.sha256 == transfer.source.sha256() else None
+    if upload.status is not UploadStatus.PENDING or upload.bytes != transfer.size:
         return None
     try:
-        return trip.go(begun)
+        return transfer.run(upload)
     except (BadRequestError, UploadError):
-        return None  # expired under way, full, or damaged
+        return None  # expired meanwhile, full, or damaged
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trip:
-    """One file on its way."""
+class _Transfer:
+    """Transfer of one file to the server."""
 
-    uploads: Uploads
+    uploads: UploadRequests
     source: Source
     size: int
     part_size: int
     md5: str | None
-    tell: Tell | None
+    report: Report | None
 
-    def go(self, upload: Upload) -> Upload:
-        """Send what has not arrived, then complete."""
+    def run(self, upload: Upload) -> Upload:
+        """Send the missing parts, then complete the upload."""
         arrived = {part.sha256: part.id for part in upload.parts or ()}
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         part_ids = []
         for start in range(0, self.size, self.part_size):
-            piece = Slice(
-                self.source.content, start, min(self.part_size, self.size - start), self.tell
+            part = Slice(
+                self.source.content, start, min(self.part_size, self.size - start), self.report
             )
-            digest = self._hash(start, piece.size, sha256, md5)
+            digest = self._hash(start, part.size, sha256, md5)
             if digest not in arrived:
-                arrived[digest] = self._send(upload.id, piece, digest)
-            elif self.tell:
-                self.tell(start + piece.size)
+                arrived[digest] = self._send(upload.id, part, digest)
+            elif self.report:
+                self.report(start + part.size)
             part_ids.append(arrived[digest])
-        done = self.uploads.complete(upload.id, part_ids=part_ids, md5=self.md5 or md5.hexdigest())
-        if done.file and done.file.sha256 not in (None, sha256.hexdigest()):
+        completed = self.uploads.complete(
+            upload.id, part_ids=part_ids, md5=self.md5 or md5.hexdigest()
+        )
+        if completed.file and completed.file.sha256 not in (None, sha256.hexdigest()):
             raise UploadError(
-                f"{done.file.id} has the sha256 {done.file.sha256} on the server, "
-                f"and {sha256.hexdigest()} here",
-                hint="do not use that file: delete it, and upload it again",
+                f"{completed.file.id} has sha256 {completed.file.sha256} on the server and "
+                f"{sha256.hexdigest()} here",
+                hint="delete the file on the server and upload it again",
             )
-        return done
+        return completed
 
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        self._hash(0, self.size, digest)
-        return digest.hexdigest()
-
-    def _hash(self, start: int, size: int, *wholes: hashlib._Hash) -> str:
-        """sha256 of a piece, which is added to `wholes` too."""
-        piece, own, read = Slice(self.source.content, start, size), hashlib.sha256(), 0
-        while chunk := piece.read(1024 * 1024):
+    def _hash(self, start: int, size: int, *file_hashes: hashlib._Hash) -> str:
+        """sha256 of one part. Its bytes update `file_hashes` too."""
+        part, part_hash, read = Slice(self.source.content, start, size), hashlib.sha256(), 0
+        while chunk := part.read(1024 * 1024):
             read += len(chunk)
-            for digest in (own, *wholes):
+            for digest in (part_hash, *file_hashes):
                 digest.update(chunk)
         if read != size:
-            raise UploadError(f"{self.source.filename} became shorter while it was being sent")
-        return own.hexdigest()
+            raise UploadError(f"{self.source.filename} became shorter during the upload")
+        return part_hash.hexdigest()
 
-    def _send(self, upload_id: str, piece: Slice, sha256: str) -> str:
+    def _send(self, upload_id: str, content: Slice, sha256: str) -> str:
         for _ in range(_TRIES):
-            part = self.uploads.parts.create(upload_id, data=piece)
+            part = self.uploads.parts.create(upload_id, data=content)
             if part.sha256 == sha256:
                 return part.id
         raise UploadError(
-            f"a part of {self.source.filename} arrived {_TRIES} times as something else",
-            hint="was the file written to meanwhile?",
+            f"a part of {self.source.filename} arrived {_TRIES} times with a wrong sha256",
+            hint="check that no program writes to the file during the upload",
         )

@@ -1,7 +1,8 @@
-"""What `file=` may be, made into something httpx streams. Knows nothing of the API."""
+"""Sources of an upload: a path, bytes or an open file, in a form that httpx streams."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -13,10 +14,14 @@ from typing import IO, cast
 from tunesmith._http.errors import InvalidArgumentError
 
 FileSource = str | os.PathLike[str] | tuple[str, bytes] | IO[bytes]
+Report = Callable[[int], None]
+"""Receiver of the number of bytes read so far."""
+
+_CHUNK_BYTES = 1024 * 1024
 
 
 class _OneShot:
-    """A pipe or the like. Only `read`: httpx would believe the size 0 that fstat gives for it."""
+    """A stream without seek, such as a pipe. Only `read`: fstat reports size 0 for a pipe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -28,62 +33,74 @@ class _OneShot:
 
 
 class Slice:
-    """`size` bytes of a stream from `start` on, as a stream of its own for httpx.
+    """View of `size` bytes of a stream from `start`, as a stream for httpx.
 
-    `tell` hears where in the whole stream reading has got to; it goes back when a try is repeated.
+    `report` receives the position in the whole stream after each read; a retry starts lower again.
     """
 
     def __init__(
-        self, stream: IO[bytes], start: int, size: int, tell: Callable[[int], None] | None = None
+        self, stream: IO[bytes], start: int, size: int, report: Report | None = None
     ) -> None:
         self._stream, self._start, self.size = stream, start, size
-        self._tell = tell
-        self._at = 0
+        self._report = report
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        left = self.size - self._at
-        self._stream.seek(self._start + self._at)
-        piece = self._stream.read(left if size < 0 else min(size, left))
-        self._at += len(piece)
-        if self._tell is not None:
-            self._tell(self._start + self._at)
-        return piece
+        remaining = self.size - self._position
+        self._stream.seek(self._start + self._position)
+        chunk = self._stream.read(remaining if size < 0 else min(size, remaining))
+        self._position += len(chunk)
+        if self._report is not None:
+            self._report(self._start + self._position)
+        return chunk
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
-        self._at = origin + offset
-        return self._at
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        self._position = origin + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
+    """Content to upload, with its file name."""
+
     filename: str
     content: IO[bytes]
     path: Path | None = None
-    """Where it lies, when that is known and nobody else reads from `content`."""
+    """Path of a file that this module opened; None for the caller's bytes or stream."""
 
     def size(self) -> int | None:
-        """All of it, in bytes; None for what can be read only once."""
+        """Total bytes; None for a stream without seek."""
         return None if isinstance(self.content, _OneShot) else self.content.seek(0, os.SEEK_END)
 
-    def told(self, tell: Callable[[int], None] | None) -> IO[bytes]:
-        """The whole content; `tell` hears how much of it has been read."""
+    def sha256(self) -> str | None:
+        """Hexadecimal sha256 of the content, read in chunks; None for a stream without seek."""
+        if isinstance(self.content, _OneShot):
+            return None
+        digest = hashlib.sha256()
+        self.content.seek(0)
+        while chunk := self.content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def reporting(self, report: Report | None) -> IO[bytes]:
+        """The whole content; `report` receives the number of bytes read."""
         size = self.size()
-        if tell is None or size is None:
+        if report is None or size is None:
             return self.content
-        return cast(IO[bytes], Slice(self.content, 0, size, tell))
+        return cast(IO[bytes], Slice(self.content, 0, size, report))
 
     def can_repeat(self) -> bool:
-        """Whether all of it can still be sent (again)."""
+        """True while the whole content can still be sent."""
         return not (isinstance(self.content, _OneShot) and self.content.started)
 
 
 @contextmanager
-def opened(source: FileSource) -> Iterator[Source]:
-    """Closes what it opened itself, never the caller's stream."""
+def open_source(source: FileSource) -> Iterator[Source]:
+    """Open a source. A stream of the caller stays open afterwards."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         with path.open("rb") as stream:
@@ -92,22 +109,22 @@ def opened(source: FileSource) -> Iterator[Source]:
         name, content = source
         yield Source(filename=name, content=io.BytesIO(content))
     else:
-        yield _of_stream(source)
+        yield _stream_source(source)
 
 
-def _of_stream(stream: IO[bytes]) -> Source:
+def _stream_source(stream: IO[bytes]) -> Source:
     if isinstance(stream, io.TextIOBase):
         raise InvalidArgumentError(
             "file is open in text mode", hint="open it in binary mode: open(path, 'rb')"
         )
     if not hasattr(stream, "read"):
         raise InvalidArgumentError(
-            f"file is a {type(stream).__name__}, which cannot be read",
+            f"file has the type {type(stream).__name__} and no read()",
             hint="give a path, a (name, bytes) pair, or a file open in binary mode",
         )
     name = getattr(stream, "name", None)
     filename = os.path.basename(name) if isinstance(name, str) and name else "upload"
     seekable = hasattr(stream, "seekable") and stream.seekable()
-    # httpx asks no more of a file than `read`, but its types name all of IO.
+    # httpx calls `read` only, but its types demand all of IO.
     content = stream if seekable else cast(IO[bytes], _OneShot(stream))
     return Source(filename=filename, content=content)

@@ -1,4 +1,4 @@
-"""The bar of one upload. Knows nothing of HTTP."""
+"""Progress bar of one upload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import (
 
 
 class UploadBar:
-    """Draws on stderr, and only where somebody looks: a terminal or a notebook."""
+    """Bar on stderr, drawn only in a terminal or a notebook."""
 
     def __init__(self, filename: str, size: int, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
@@ -46,5 +46,5 @@ class UploadBar:
         self._progress.stop()
 
     def show(self, done: int) -> None:
-        """Bytes sent so far; fewer than before when a part is sent again."""
+        """Show the bytes sent so far; a repeated part lowers the number."""
         self._progress.update(self._task, completed=done)
