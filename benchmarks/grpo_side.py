@@ -189,7 +189,7 @@ def run_directory(task: Task, folder: Path) -> Path:
     (root / "data").mkdir(parents=True)
     rows = "".join(json.dumps({"prompt": text(ids)}) + "\n" for ids in task.prompts())
     (root / "data/train.jsonl").write_text(rows)
-    half = "bf16" if task.tuning == "lora" else "bf16_error_word"
+    half = "bf16" if task.tuning == "lora" else "bf16_split_master"
     recipe = Recipe(
         tuning=task.tuning,
         lora=LoraRecipe(r=RANK, lora_alpha=ALPHA) if task.tuning == "lora" else None,

@@ -39,7 +39,7 @@ RESULT = Path(__file__).parent / "results" / "nan_guard.json"
 RECIPES: dict[str, dict[str, Any]] = {  # Any: JSON
     "lora": {},
     "full fp32": {"tuning": "full", "precision": "fp32"},
-    "full bf16_error_word": {"tuning": "full", "precision": "bf16_error_word"},
+    "full bf16_error_word": {"tuning": "full", "precision": "bf16_split_master"},
     "full bf16_sr8": {"tuning": "full", "precision": "bf16_sr8"},
 }
 ROUNDS = 25

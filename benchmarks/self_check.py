@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "12.4 M, LoRA bf16": ("llama-12m", {"precision": "bf16"}),
     "12.4 M, full bf16_error_word": (
         "llama-12m",
-        {"tuning": "full", "precision": "bf16_error_word"},
+        {"tuning": "full", "precision": "bf16_split_master"},
     ),
 }
 

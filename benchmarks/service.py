@@ -1,7 +1,7 @@
 """How the service bears load: `python -m benchmarks.service [--only PART ...]`.
 
 Starts the real processes on SQLite and the embedded broker in a temporary folder, measures, prints
-one JSON line; what it is doing goes to standard error. docs/benchmarks.md says what each figure is.
+one JSON line; progress goes to standard error. docs/reference/benchmarks.md explains each figure.
 """
 
 from __future__ import annotations

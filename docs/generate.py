@@ -1,5 +1,6 @@
-"""Writes docs/recipe.md from the schema, and the table in docs/settings.md from the settings
-classes: python docs/generate.py. Tests hold them together.
+"""Write docs/reference/recipe.md and the table of docs/reference/settings.md from the code.
+
+Run `python docs/generate.py`; a test compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from tunesmith._settings import ClientSettings
+from tunesmith._http.settings import ClientSettings
 from tunesmith_schema import (
     EarlyStoppingRecipe,
     GRPORecipe,
@@ -21,10 +22,10 @@ from tunesmith_schema import (
     ReinforcementHyperparameters,
     RolloutRecipe,
 )
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
-DOCS = Path(__file__).parent
+REFERENCE = Path(__file__).parent / "reference"
 
 INTRO = """# The recipe
 
@@ -121,8 +122,10 @@ def settings_page() -> str:
             rows.setdefault(variable(name, field), []).append((process, field, value))
     head = "| variable | process | default | value | meaning |\n|---|---|---|---|---|\n"
     made = head + "".join(f"{settings_row(name, uses)}\n" for name, uses in sorted(rows.items()))
-    page, count = TABLE.subn(lambda _: made, DOCS.joinpath("settings.md").read_text())
-    assert count == 1, "docs/settings.md must have one table whose first column is `variable`"
+    page, count = TABLE.subn(lambda _: made, REFERENCE.joinpath("settings.md").read_text())
+    assert count == 1, (
+        "docs/reference/settings.md must have one table whose first column is `variable`"
+    )
     return page
 
 
@@ -168,5 +171,5 @@ def settings_default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    DOCS.joinpath("recipe.md").write_text(recipe_page())
-    DOCS.joinpath("settings.md").write_text(settings_page())
+    REFERENCE.joinpath("recipe.md").write_text(recipe_page())
+    REFERENCE.joinpath("settings.md").write_text(settings_page())

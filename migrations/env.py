@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from alembic import context
 
-from tunesmith_server.database import Base, Database
+from tunesmith_server.core.database import Base, Database
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow
-from tunesmith_server.settings import Settings
 
 assert JobRow.metadata is Base.metadata  # importing the tables fills the metadata
 

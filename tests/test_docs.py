@@ -13,20 +13,21 @@ from tunesmith_worker.rundir.process import SpawnSettings
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
+REFERENCE = DOCS / "reference"
 
 
 def test_the_recipe_page_is_what_the_schema_gives() -> None:
     page = runpy.run_path(str(DOCS / "generate.py"))["recipe_page"]()
-    assert (DOCS / "recipe.md").read_text() == page, "run: python docs/generate.py"
+    assert (REFERENCE / "recipe.md").read_text() == page, "run: python docs/generate.py"
 
 
 def test_the_settings_page_is_what_the_classes_give() -> None:
     page = runpy.run_path(str(DOCS / "generate.py"))["settings_page"]()
-    assert (DOCS / "settings.md").read_text() == page, "run: python docs/generate.py"
+    assert (REFERENCE / "settings.md").read_text() == page, "run: python docs/generate.py"
 
 
 def test_the_names_that_misspellings_are_held_against_are_all_there_are() -> None:
-    rows = (DOCS / "settings.md").read_text().splitlines()
+    rows = (REFERENCE / "settings.md").read_text().splitlines()
     documented = {
         row.split("`")[1] for row in rows if re.match(r"\| `\w+` \| (server|worker|cl)", row)
     }
@@ -35,7 +36,7 @@ def test_the_names_that_misspellings_are_held_against_are_all_there_are() -> Non
 
 
 def test_the_table_of_bad_input_names_tests_that_exist_and_codes_that_are_used() -> None:
-    page = (DOCS / "bad-input.md").read_text()
+    page = (REFERENCE / "bad-input.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and "::" in line]
     assert len(rows) > 50
     for row in rows:

@@ -49,10 +49,10 @@ def test_every_file_opens_with_what_it_is_for() -> None:
 def test_the_environment_is_read_in_settings_only() -> None:
     """One place for each kind of process; elsewhere an environment is only handed on, whole."""
     readers = {
-        "server/tunesmith_server/settings.py",
+        "server/tunesmith_server/core/settings.py",
         "worker/tunesmith_worker/supervisor/settings.py",
         "worker/tunesmith_worker/rundir/process.py",  # a trainer's: standard library only
-        "client/tunesmith/_settings.py",
+        "client/tunesmith/_http/settings.py",
     }
     parts = ("client/", "kernels/", "migrations/", "schema/", "server/", "worker/")
     found = {

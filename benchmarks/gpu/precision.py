@@ -34,8 +34,15 @@ with quick_imports():
 Untyped = Any  # Any: transformers is not typed
 Result = dict[str, Any]  # Any: JSON
 
-BYTES: tuple[Precision, ...] = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
-LOSSES: tuple[Precision, ...] = ("fp32", "bf16_error_word", "bf16")
+PRECISIONS: dict[str, Precision] = {
+    "bf16_error_word": "bf16_split_master",
+    "bf16_sr8": "bf16_sr8",
+    "bf16": "bf16",
+    "fp32": "fp32",
+}
+"""Keys of the result, which keep the first name of a precision, and the precisions."""
+BYTES = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
+LOSSES = ("fp32", "bf16_error_word", "bf16")
 RATE = 1e-4
 HELD_OUT = 8
 
@@ -68,11 +75,11 @@ class Trained:
 
 def bytes_a_parameter(name: str, device: torch.device) -> Result:
     found: Result = {}
-    for precision in BYTES:
-        one = Trained(name, precision, device)
+    for key in BYTES:
+        one = Trained(name, PRECISIONS[key], device)
         make_state(one.optimizer)
         held = storage_bytes(list(one.model.parameters())) + state_bytes(one.optimizer)
-        found[precision] = held / sum(p.numel() for p in one.model.parameters())
+        found[key] = held / sum(p.numel() for p in one.model.parameters())
         del one
         _clean()
     return found
@@ -80,7 +87,7 @@ def bytes_a_parameter(name: str, device: torch.device) -> Result:
 
 def step_time(name: str, device: torch.device) -> Result:
     lengths = (4096,) if device.type == "cuda" else (48, 16)
-    both = {one: Trained(name, one, device) for one in ("bf16_error_word", "bf16")}
+    both = {key: Trained(name, PRECISIONS[key], device) for key in ("bf16_error_word", "bf16")}
     vocabulary = both["bf16"].model.config.vocab_size
     batch = _batch(packed_batch(lengths, vocabulary, device), sum(lengths))
     runs = {one: partial(trained.step, batch) for one, trained in both.items()}
@@ -92,13 +99,13 @@ def final_loss(name: str, device: torch.device) -> Result:
     on_gpu = device.type == "cuda"
     steps, lengths = (500, (512,) * 8) if on_gpu else (4, (24, 24))
     losses = {}
-    for precision in LOSSES:
-        trained = Trained(name, precision, device)
+    for key in LOSSES:
+        trained = Trained(name, PRECISIONS[key], device)
         for step in range(steps):
             trained.step(_chain(step, trained, lengths, device))
         with torch.no_grad():
             held_out = [_chain(-1 - i, trained, lengths, device) for i in range(HELD_OUT)]
-            losses[precision] = sum(float(trained.loss(one)) for one in held_out) / HELD_OUT
+            losses[key] = sum(float(trained.loss(one)) for one in held_out) / HELD_OUT
         del trained
         _clean()
     exact = losses["fp32"]

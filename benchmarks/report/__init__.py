@@ -1,1 +1,1 @@
-"""docs/performance.md and its plots from benchmarks/results/: `python -m benchmarks.report`."""
+"""docs/reference/performance.md and its plots, made by `python -m benchmarks.report`."""

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plots from benchmarks/results/: no arguments."""
+"""Writes docs/reference/performance.md and its plots from benchmarks/results/: no arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .rollouts import rollouts
 from .tables import Result
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "reference"
 
 INTRO = """# How fast it is
 

@@ -14,7 +14,7 @@ import httpx
 from sqlalchemy import insert, inspect, select
 from sqlalchemy.orm import Mapper
 
-from tunesmith_server.database import Base, Database
+from tunesmith_server.core.database import Base, Database
 from tunesmith_server.models import EventRow, JobRow
 
 from .installation import Installation, installation

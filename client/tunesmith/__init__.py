@@ -1,4 +1,4 @@
-"""Tunesmith's Python SDK: `Client`, what it returns and what it raises. All else is private."""
+"""Python SDK of Tunesmith: `Client`, the objects that it returns and the errors that it raises."""
 
 from tunesmith_schema import (
     Adapter,
@@ -17,8 +17,7 @@ from tunesmith_schema import (
     UploadPart,
 )
 
-from ._client import Client
-from ._errors import (
+from ._http.errors import (
     APIConnectionError,
     APIResponseError,
     APIStatusError,
@@ -29,9 +28,6 @@ from ._errors import (
     DownloadError,
     InternalServerError,
     InvalidArgumentError,
-    JobCancelledError,
-    JobFailedError,
-    JobNotSucceededError,
     NotFoundError,
     PermissionDeniedError,
     RateLimitError,
@@ -40,9 +36,11 @@ from ._errors import (
     UploadError,
     WaitTimeoutError,
 )
-from ._job import Job
-from ._pages import Page
-from ._version import __version__
+from ._http.pages import Page
+from ._http.version import __version__
+from ._sdk.client import Client
+from ._sdk.files import File
+from ._sdk.job import Job, JobCancelledError, JobFailedError, JobNotSucceededError
 
 __all__ = [
     "APIConnectionError",
@@ -57,6 +55,7 @@ __all__ = [
     "ConflictError",
     "DownloadError",
     "Event",
+    "File",
     "FileObject",
     "Hyperparameters",
     "InternalServerError",

@@ -1,4 +1,4 @@
-"""The `tunesmith` command: API verbs here, and the other parts' verbs, which it execs."""
+"""The `tunesmith` command: client commands, and the commands of server and worker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from . import _cli_adapters, _cli_control, _cli_exec, _cli_files, _cli_jobs, _cli_samples
-from ._cli_session import Connection
+from ._cli import adapters, control, files, jobs, samples, server_and_worker
+from ._cli.session import Connection
 
 app = typer.Typer(
     name="tunesmith",
@@ -25,26 +25,27 @@ def _connection(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="The server's API, by default TUNESMITH_BASE_URL, else http://127.0.0.1:8000/v1.",
+            help="API of the server, ending in /v1. Default: TUNESMITH_BASE_URL, else "
+            "http://127.0.0.1:8000/v1.",
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="By default TUNESMITH_API_KEY, else what ./.tunesmith/api-key holds.",
+            help="Default: TUNESMITH_API_KEY, else the content of ./.tunesmith/api-key.",
         ),
     ] = None,
 ) -> None:
     ctx.obj = Connection(base_url=base_url, api_key=api_key)
 
 
-_cli_control.add_to(_cli_jobs.app)
-_cli_samples.add_to(_cli_jobs.app)
-app.add_typer(_cli_jobs.app, name="jobs")
-app.add_typer(_cli_files.app, name="files")
-app.add_typer(_cli_adapters.adapters, name="adapters")
-app.add_typer(_cli_adapters.models, name="models")
-_cli_exec.add_to(app)
+control.add_to(jobs.app)
+samples.add_to(jobs.app)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(files.app, name="files")
+app.add_typer(adapters.adapters, name="adapters")
+app.add_typer(adapters.models, name="models")
+server_and_worker.add_to(app)
 
 
 def main() -> None:

@@ -225,7 +225,7 @@ class _Tile:
 
 
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
-    block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/log.md, 2026-11-20
+    block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
     if qkv.is_cuda:
         block = 512  # not measured: few launches, and scores of some 100 MB
     for row in segments.segments():

@@ -33,7 +33,7 @@ from .tiles import wide
 
 __all__ = ["LogitTransform", "RowStatistics", "read_rows"]
 
-# Row tiles of this size stay in a core's caches (docs/log.md); smaller ones pay more for calls.
+# Row tiles of this size fit a core's caches (docs/contributing/log); smaller tiles cost more calls.
 _SCRATCH_BYTES = 2 << 20
 _MASKED = -1e30  # a logit of no probability that still multiplies without overflow
 

@@ -37,7 +37,7 @@ from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
-# Measured (docs/log.md): a core's GEMMs gain nothing above 512 rows; a GPU's want thousands.
+# Measured (docs/contributing/log): a core's GEMMs gain nothing above 512 rows; a GPU's need more.
 _MOST_ROWS = {"cpu": 512}
 _MOST_ROWS_ELSEWHERE = 4096
 _BYTES = {"cpu": 128 << 20}

@@ -12,8 +12,8 @@ import torch
 
 __all__ = ["block_shape", "num_warps", "row_tiles", "rows_per_tile", "wide"]
 
-# Elements of one temporary. Measured (docs/log.md): smaller tiles pay more for calls than they gain
-# in the cache, larger ones fault pages in.
+# Elements of one temporary. Measured (docs/contributing/log): smaller tiles cost more in calls than
+# they gain in the cache; larger tiles cause page faults.
 TILE_ELEMENTS = 1 << 18
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .job_fit import DOES_NOT_FIT
+from .pydantic_texts import joined, plain_text
 
 _MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
 
@@ -41,13 +42,13 @@ def complaints(errors: Iterable[Mapping[str, Any]]) -> list[Complaint]:  # Any: 
         path, inner = _split(tuple(error["loc"]))
         if error["type"] == DOES_NOT_FIT:  # found where the whole recipe is looked at
             path += tuple(error["ctx"]["field"].split("."))
-        message = error["msg"].removeprefix("Value error, ")
+        message = plain_text(error)
         if inner:  # of one item of a list that is a member of the union
             message = f"item {'.'.join(str(part) for part in inner)}: {message}"
         known = found.get(path)
         found[path] = Complaint(
             path=path,
-            message=f"{known.message}, or: {message}" if known else message,
+            message=joined(known.message, message) if known else message,
             first=known.first if known else error,
         )
     return list(found.values())

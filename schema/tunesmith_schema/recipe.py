@@ -12,10 +12,11 @@ from pydantic_core import PydanticCustomError
 from .base import Request, Text
 from .early_stopping import EarlyStoppingRecipe
 from .grpo import GRPORecipe, RolloutRecipe
+from .renames import check_current
 
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
-Precision = Literal["fp32", "bf16", "bf16_error_word", "bf16_sr8"]
+Precision = Literal["fp32", "bf16", "bf16_split_master", "bf16_sr8"]
 NewToken = Annotated[Text, Field(min_length=1, max_length=256)]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -97,12 +98,13 @@ class Recipe(Request):
     of them; `"offload"`: all, and on a GPU their inputs wait in the host's memory; `false`: none.
     """
     precision: Precision | Auto = "auto"
-    """What weights are kept and computed in. LoRA: its frozen base model in fp32 or bf16, the
-    adapter always in fp32. Full tuning, with bytes a parameter for weights and AdamW's state: fp32
-    (12); bf16_error_word (12, and a gradient of 2 instead of 4): bf16 with what fp32 has beyond it
-    kept beside, fp32's trajectory; bf16_sr8 (4): rounded stochastically, moments in 8 bits; bf16
-    (6): plain, which rounds small updates away, and warns. `"auto"`: on a GPU that has bf16, bf16
-    for LoRA and bf16_error_word for full tuning, else fp32."""
+    """Number format of weights and computation. LoRA: `"fp32"` or `"bf16"` for the frozen base
+    model; the adapter is always fp32. Full tuning, with the bytes per parameter of weights and
+    AdamW state: `"fp32"` (12); `"bf16_split_master"` (12): bf16 weights plus the low 16 bits of
+    their fp32 masters, which follows the fp32 trajectory with bf16 gradients; `"bf16_sr8"` (4):
+    bf16 weights with stochastic rounding and 8-bit moments; `"bf16"` (6): plain bf16, which rounds
+    small updates away and warns. `"auto"`: on a GPU with bf16, `"bf16"` for LoRA and
+    `"bf16_split_master"` for full tuning; otherwise `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Keep the frozen base model of a LoRA in 4 bits (NF4, its scales quantised as well) or 8, by
     bitsandbytes: less memory, slower, a slightly different model. Reinforcement: not in 8."""
@@ -146,16 +148,18 @@ class Recipe(Request):
     """How its completions come about; only with that method."""
 
     self_check: bool = True
-    """Prove before the first step that the run learns what it should (docs/self-check.md), and
-    refuse to start, naming the cause, where it would not; look again at steps 1, 10 and 50."""
+    """Prove before the first step that the run learns what it should
+    (docs/explanation/self-check.md), and refuse to start, naming the cause, where it would not;
+    look again at steps 1, 10 and 50."""
 
     @field_validator("precision", mode="before")
     @classmethod
     def _no_fp16(cls, value: object) -> object:
+        check_current("precision", value)
         if value == "fp16":
             raise ValueError(
                 "fp16 is not offered, as its gradients overflow: use 'bf16' (LoRA) or "
-                "'bf16_error_word' (full tuning), or 'fp32' where the hardware has no bf16"
+                "'bf16_split_master' (full tuning), or 'fp32' where the hardware has no bf16"
             )
         return value
 
@@ -185,7 +189,7 @@ class Recipe(Request):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.tuning == "lora" and self.precision in ("bf16_error_word", "bf16_sr8"):
+        if self.tuning == "lora" and self.precision in ("bf16_split_master", "bf16_sr8"):
             raise ValueError(
                 f"precision={self.precision!r} is for tuning='full': LoRA's adapter is in fp32 and "
                 "its base model frozen, so use precision='bf16'"

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic_core import to_json
 
 from .base import Request
 from .early_stopping import MethodName
@@ -22,6 +23,7 @@ from .job_fit import check_reinforcement, fits_job
 from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
+from .renames import former_names
 
 EXIT_STOPPED = 75
 """Exit status of a trainer that was asked to stop and left cleanly (EX_TEMPFAIL)."""
@@ -65,8 +67,10 @@ class RunSpec(Request):
 
     def sha256(self) -> str:
         """Of what decides how the run goes; another attempt at it has the same."""
-        named = self.model_dump_json(exclude={"job_id", "attempt", "model_path", "forked"})
-        return hashlib.sha256(named.encode()).hexdigest()
+        document = self.model_dump(
+            mode="json", exclude={"job_id", "attempt", "model_path", "forked"}
+        )
+        return hashlib.sha256(to_json(former_names(document))).hexdigest()
 
 
 class Choice(Request):

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, unquote
 
 from pydantic import ValidationError
 
+from .pydantic_texts import plain_text
+
 SHORTEST_TOKEN = 16
 """Characters."""
 _FEWEST_DIFFERENT = 4
@@ -109,8 +111,8 @@ def _is_placeholder(secret: str) -> bool:
 def first_error(error: ValidationError) -> str:
     """The first thing wrong with a settings object, in one line, with the variable's name."""
     first = error.errors(include_url=False)[0]
-    said = str(first["msg"]).removeprefix("Value error, ")
+    text = plain_text(first)
     if not first["loc"]:  # several variables together: the sentence names them
-        return said
+        return text
     variable = f"TUNESMITH_{'_'.join(str(part) for part in first['loc'])}".upper()
-    return f"{variable}={first['input']!r}: {said}"
+    return f"{variable}={first['input']!r}: {text}"

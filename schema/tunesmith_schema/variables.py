@@ -1,7 +1,7 @@
 """Every TUNESMITH_* variable that some process reads, and what to say of one that none does.
 
 The processes of one tree share an environment, and none may import another's settings: so the names
-stand here, and a test holds them to the settings classes and to docs/settings.md.
+stand here, and a test holds them to the settings classes and to docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def misspelled(names: Iterable[str]) -> list[str]:
         if not upper.startswith(PREFIX) or upper.startswith(TESTS) or upper in VARIABLES:
             continue
         near = get_close_matches(upper.removeprefix(PREFIX), _NAMES, n=1)
-        advice = f"did you mean {PREFIX}{near[0]}?" if near else "docs/settings.md has all that are"
+        hint = "docs/reference/settings.md lists every variable"
+        advice = f"did you mean {PREFIX}{near[0]}?" if near else hint
         said.append(f"{name} is not a setting and has no effect: {advice}")
     return said

@@ -17,13 +17,13 @@ from pydantic import ValidationError
 
 from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.unsafe import first_error
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.errors import ServiceError
+from tunesmith_server.core.settings import Settings, unknown_variables
+from tunesmith_server.services import keys
 
 from . import migrate
-from .database import Database
 from .embedded import StartError, check_parts, check_tls, serve
-from .errors import ServiceError
-from .services import keys
-from .settings import Settings, unknown_variables
 
 log = logging.getLogger(__name__)
 

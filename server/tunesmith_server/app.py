@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
 
-from .api import adapters, events, files, health, internal, jobs, models, uploads
-from .database import Database
-from .deps import State
-from .errors import REFUSALS, install_error_handlers
+from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
+from tunesmith_server.api.deps import State
+from tunesmith_server.api.stream import EventHub
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.errors import REFUSALS, install_error_handlers
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
+
 from .janitor import Janitor
 from .middleware import RequestEnvelope
-from .queue import WakeUps
-from .settings import Settings
-from .storage import Storage
-from .stream import EventHub
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -27,16 +27,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.tls import trusting
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.security import new_key
+from tunesmith_server.core.settings import Settings, read_or_write_secret
+from tunesmith_server.core.storage import Storage, StorageUnavailable
+from tunesmith_server.services import keys
 
 from . import migrate
 from .broker import embedded_broker, find_server
 from .certificate import check_certificate
 from .children import Child, stop_all
-from .database import Database
-from .security import new_key
-from .services import keys
-from .settings import Settings, read_or_write_secret
-from .storage import Storage, StorageUnavailable
 
 log = logging.getLogger(__name__)
 

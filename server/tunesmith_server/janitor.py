@@ -16,9 +16,11 @@ from sqlalchemy import delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
-
-from .database import Database, epoch_now
-from .models import (
+from tunesmith_server.core.database import Database, epoch_now
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import BLOB_GRACE, Storage
+from tunesmith_server.models import (
     AdapterRow,
     FileRow,
     IdempotencyRow,
@@ -28,10 +30,7 @@ from .models import (
     UploadPartRow,
     WorkerRow,
 )
-from .queue import WakeUps
-from .services import leases, resume_points, upload_completion, waiting, workers
-from .settings import Settings
-from .storage import BLOB_GRACE, Storage
+from tunesmith_server.services import leases, resume_points, upload_completion, waiting, workers
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from .settings import Settings
-from .stream import EventHub
+from tunesmith_server.api.stream import EventHub
+from tunesmith_server.core.settings import Settings
 
 
 class Listener(uvicorn.Server):

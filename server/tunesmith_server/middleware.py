@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import MAX_PART_BYTES, ErrorCode
-
-from .errors import TooLarge, service_error_response, unforeseen_response
+from tunesmith_server.core.errors import TooLarge, service_error_response, unforeseen_response
 
 log = logging.getLogger("tunesmith.access")
 

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import func, select
 
-from .database import Database
+from tunesmith_server.core.database import Database
 
 _LOCK = 0x74756E65
 """Several hosts may start at once: one migrates, the others wait and find it done."""

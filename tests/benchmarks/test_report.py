@@ -1,4 +1,4 @@
-"""docs/performance.md says what the committed results say, and says it of a GPU's too."""
+"""docs/reference/performance.md says what the committed results say, and says it of a GPU's too."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_asking_for_help_writes_nothing() -> None:
     page_file = DOCS / "performance.md"
     before = page_file.stat().st_mtime_ns
     asked = [sys.executable, "-m", "benchmarks.report", "--help"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parent)
-    assert "Writes docs/performance.md" in done.stdout
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parents[1])
+    assert "Writes docs/reference/performance.md" in done.stdout
     assert page_file.stat().st_mtime_ns == before
 
 

@@ -55,13 +55,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lora stock": _COMMON | {"packing": False, "patches": "off", "lora": {"r": 4}},
     "full fp32": _FULL | {"precision": "fp32"},
     "full bf16": _FULL | {"precision": "bf16"},
-    "full bf16_error_word": _FULL | {"precision": "bf16_error_word"},
+    "full bf16_split_master": _FULL | {"precision": "bf16_split_master"},
     "full bf16_sr8": _FULL | {"precision": "bf16_sr8"},
     "full packed": _FULL | {"packing": True, "max_seq_length": 128},
     "grpo lora": _GRPO | {"grpo": _DRAWN},
     "grpo thrice": _GRPO | {"grpo": _DRAWN | {"num_iterations": 3, "beta": 0.1}},
-    "grpo bf16_error_word": _GRPO
-    | {"grpo": _DRAWN, "tuning": "full", "lora": None, "precision": "bf16_error_word"},
+    "grpo bf16_split_master": _GRPO
+    | {"grpo": _DRAWN, "tuning": "full", "lora": None, "precision": "bf16_split_master"},
 }
 SEED = 11
 IN_TRAINING = 0.8

@@ -1,4 +1,4 @@
-"""Fixtures: a local server and the command run against it; a fake /v1/uploads and its client."""
+"""Fixtures: a local server with the command, and a fake of /v1/uploads with its client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tunesmith import Client, _files
+from tunesmith import Client
+from tunesmith._sdk import files
 from tunesmith.cli import app
 
 from .fake_uploads import CONTENT, FakeUploads
@@ -19,7 +20,7 @@ Tunesmith = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -31,17 +32,19 @@ def server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunesmith:
-    """Runs the command in an empty directory, with the address and a key in the environment."""
+    """The command in an empty directory, with address and key in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TUNESMITH_BASE_URL", server.url)
     monkeypatch.setenv("TUNESMITH_API_KEY", "sk-env")
-    return lambda *arguments: CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return lambda *arguments, input=None: CliRunner().invoke(
+        app, list(arguments), input=input, catch_exceptions=False
+    )
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeUploads:
-    monkeypatch.setattr(_files, "_PARTS_ABOVE", 200)
-    monkeypatch.setattr(_files, "_PART_SIZE", 100)
+    monkeypatch.setattr(files, "_PARTS_ABOVE", 200)
+    monkeypatch.setattr(files, "_PART_SIZE", 100)
     return FakeUploads()
 
 

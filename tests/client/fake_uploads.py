@@ -1,4 +1,4 @@
-"""A server's /v1/uploads in memory, with faults to order. Knows the wire format alone."""
+"""/v1/uploads in memory, with faults on request. It knows the wire format only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from typing import Any
 
 import httpx
 
-from .fakes import refusal
+from .fakes import page, refusal
 
 Json = dict[str, Any]  # Any: JSON
 CONTENT = bytes(range(256)) * 5 + b"end"
 PARTS = 13
-"""What `CONTENT` has, at the 100 bytes a part that the fixtures set."""
+"""Parts of `CONTENT` at 100 bytes per part, which the fixtures set."""
 
 
 class FakeUploads:
-    """`before(name, number)` is called for each request of a kind and may answer in its place."""
+    """`before(name, number)` may answer instead; `listed`: the files on the server."""
 
     def __init__(self) -> None:
         self.uploads: dict[str, Json] = {}
         self.contents: dict[str, bytes] = {}
+        self.listed: list[Json] = []
         self.asked: list[str] = []
         self.md5s: list[str] = []
         self.before: Callable[[str, int], httpx.Response | None] = lambda name, number: None
         self.damage: Callable[[bytes], bytes] = lambda content: content
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if (request.method, request.url.path) == ("GET", "/v1/files"):
+            return httpx.Response(200, json=page(*self.listed))
         _, _, _, *rest = request.url.path.split("/")
         name = rest[1] if len(rest) == 2 else {"GET": "retrieve"}.get(request.method, "create")
         body = request.read()
@@ -53,7 +56,7 @@ class FakeUploads:
         return httpx.Response(200, json=self._complete(upload, json.loads(body)))
 
     def break_at(self, number: int, name: str = "parts") -> None:
-        """The network goes away for good at this request."""
+        """Break the network for good at this request."""
 
         def refuse(asked: str, count: int) -> None:
             if asked == name and count >= number:
@@ -89,12 +92,12 @@ class FakeUploads:
 
 
 def memories(tmp_path: Path) -> list[Path]:
-    """What the SDK remembers, in the tests' own cache."""
+    """Records of interrupted uploads in the tests' cache."""
     return list((tmp_path / "cache").rglob("*.json"))
 
 
 def _field(content_type: str, body: bytes) -> bytes:
-    """The one field of a multipart body."""
+    """The only field of a multipart body."""
     whole = message_from_bytes(b"content-type: " + content_type.encode() + b"\r\n\r\n" + body)
     fields = whole.get_payload()
     assert isinstance(fields, list)

@@ -1,4 +1,4 @@
-"""What stands in for a server and for time. Knows the wire format, not the SDK's insides."""
+"""Fakes of the server and of time. They know the wire format, not the SDK's internals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = httpx.Response | Exception
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Script:
-    """Gives its answers in turn, the last one for ever, and keeps what it was asked."""
+    """Returns its answers in turn, the last one for ever, and records the requests."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -43,6 +43,15 @@ class Script:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class EmptyServer(Script):
+    """A script for a server without files: a list of files is empty and uses up no answer."""
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if (request.method, request.url.path) == ("GET", "/v1/files"):
+            return httpx.Response(200, json=page())
+        return super().__call__(request)
 
 
 def client_of(

@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread, with canned answers: what the CLI is run against."""
+"""An HTTP server in a thread with fixed answers, for tests of the CLI."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class Seen:
 
 @dataclass
 class LocalServer:
-    """`answers` maps "GET /v1/models", or that with its query, to JSON, to bytes, or to
-    (status, JSON)."""
+    """`answers` maps "GET /v1/models", with or without query, to JSON, bytes or (status, JSON).
+
+    Without other answers the list of files is empty.
+    """
 
     url: str
     answers: dict[str, Any] = field(default_factory=dict)  # Any: JSON
@@ -55,6 +57,7 @@ def serving() -> Iterator[LocalServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     local = LocalServer(f"http://127.0.0.1:{server.server_address[1]}/v1")
+    local.answers["GET /v1/files"] = {"object": "list", "data": [], "has_more": False}
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

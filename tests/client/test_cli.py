@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith import _cli_exec
+from tunesmith._cli import server_and_worker
 
 from .conftest import Tunesmith
 from .fakes import page
@@ -103,11 +103,11 @@ def test_files_are_uploaded_and_shown(
     (tmp_path / "rows.jsonl").write_text("rows")
     server.answers["POST /v1/files"] = {**FILE, "status": "uploaded"}
     server.answers["GET /v1/files/file-1"] = FILE
-    server.answers["GET /v1/files"] = page(FILE)
     done = tunesmith("files", "upload", "rows.jsonl", "--wait", "--json")
     assert json.loads(done.stdout) == FILE
-    assert b'filename="rows.jsonl"' in server.seen[0].body
+    assert b'filename="rows.jsonl"' in server.seen[1].body
     assert "12" in tunesmith("files", "show", "file-1").stdout
+    server.answers["GET /v1/files"] = page(FILE)
     assert "rows.jsonl" in tunesmith("files", "list").stdout
 
 
@@ -119,13 +119,13 @@ def test_an_upload_that_turns_out_useless_fails(
     server.answers["POST /v1/files"] = server.answers["GET /v1/files/file-1"] = bad
     done = tunesmith("files", "upload", "rows.jsonl", "--wait")
     assert done.exit_code == 1
-    assert "error: rows.jsonl cannot be used: row 3: no JSON" in done.stderr
+    assert "error: rows.jsonl is not usable: row 3: no JSON" in done.stderr
 
 
 def test_a_missing_file_is_told_without_traceback(tunesmith: Tunesmith) -> None:
     done = tunesmith("files", "upload", "missing.jsonl")
     assert done.exit_code == 1
-    assert "missing.jsonl" in done.stderr
+    assert done.stderr == "error: file not found: missing.jsonl\n"
 
 
 def test_a_file_is_downloaded_under_a_plain_name(
@@ -181,7 +181,7 @@ def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
 ) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, argv: started.append([program, *argv]))
-    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: object())
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: object())
     arguments = ["dir", "--port", "80", "--help", "-v", "--name=x", "list"]
     assert tunesmith(verb, *arguments).exit_code == 0
     assert started == [[sys.executable, sys.executable, "-m", *module, *arguments]]
@@ -191,7 +191,7 @@ def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
 def test_a_part_that_is_not_installed_is_named_with_its_extra(
     verb: str, extra: str, tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cli_exec, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: None)
     done = tunesmith(verb)
     assert done.exit_code == 2
     assert f"pip install 'tunesmith[{extra}]'" in done.stderr

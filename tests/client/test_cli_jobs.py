@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith import Job
-from tunesmith._cli_recipe import build_recipe
+from tunesmith._cli.recipe import build_recipe
 
 from .conftest import Tunesmith
 from .fakes import event, job, page, sse
@@ -72,11 +72,31 @@ def test_create_takes_the_recipe_from_a_file(
     assert json.loads(server.seen[0].body)["recipe"] == {"tuning": "lora", "lora": {"r": 8}}
 
 
+def test_metadata_is_sent_and_shown(tunesmith: Tunesmith, server: LocalServer) -> None:
+    labels = {"team": "support", "note": "a=b"}
+    server.answers[f"POST {JOBS}"] = job(metadata=labels)
+    done = tunesmith(*CREATE, "--metadata", "team=support", "--metadata", "note=a=b")
+    assert json.loads(server.seen[0].body)["metadata"] == labels
+    assert "team=support, note=a=b" in done.stdout
+    server.answers[f"GET {JOBS}/ftjob-1"] = job(metadata=labels)
+    assert "team=support, note=a=b" in tunesmith("jobs", "show", "ftjob-1").stdout
+
+
+@pytest.mark.parametrize("pairs", [["team"], ["=support"], ["team=a", "team=b"]])
+def test_malformed_metadata_is_a_usage_error(
+    tunesmith: Tunesmith, server: LocalServer, pairs: list[str]
+) -> None:
+    done = tunesmith(*CREATE, *(word for pair in pairs for word in ("--metadata", pair)))
+    assert done.exit_code == 2
+    assert "--metadata" in done.stderr
+    assert not server.seen
+
+
 @pytest.mark.parametrize("pair", ["lora.r", "=3", "lora..r=1"])
 def test_a_malformed_recipe_is_a_usage_error(tunesmith: Tunesmith, pair: str) -> None:
     done = tunesmith(*CREATE, "--recipe", pair)
     assert done.exit_code == 2
-    assert "key=value" in done.stderr
+    assert "KEY=VALUE" in done.stderr
 
 
 def test_recipe_values_are_json_or_words() -> None:
@@ -125,10 +145,10 @@ def test_a_grader_makes_it_reinforcement(
     ("options", "said"),
     [
         (("--method", "reinforcement"), "reinforcement needs --grader"),
-        (("--method", "supervised", "--grader", "{}"), "a supervised job has no grader"),
-        (("--grader", "{]"), "it is not JSON"),
-        (("--grader", "nowhere.json"), "No such file"),
-        (("--grader", '{"type": "math_answer"}'), "reference: Field required"),
+        (("--method", "supervised", "--grader", "{}"), "supervised training takes no grader"),
+        (("--grader", "{]"), "the value is not JSON"),
+        (("--grader", "nowhere.json"), "file not found: nowhere.json"),
+        (("--grader", '{"type": "math_answer"}'), "reference: is required"),
     ],
 )
 def test_a_grader_that_cannot_be_is_refused_before_anything_is_sent(
@@ -160,7 +180,7 @@ def test_watching_a_failed_job_tells_why(tunesmith: Tunesmith, server: LocalServ
     assert "Traceback" not in done.output
 
 
-def test_ctrl_c_while_watching_says_that_the_job_goes_on(
+def test_ctrl_c_while_watching_says_that_the_job_continues(
     tunesmith: Tunesmith, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -170,7 +190,7 @@ def test_ctrl_c_while_watching_says_that_the_job_goes_on(
     server.answers[f"GET {JOBS}/ftjob-1"] = job("running")
     done = tunesmith("jobs", "watch", "ftjob-1")
     assert done.exit_code == 130
-    assert "ftjob-1 goes on" in done.stderr
+    assert "ftjob-1 continues" in done.stderr
 
 
 def test_the_list_fits_80_columns_with_whole_ids(tunesmith: Tunesmith, server: LocalServer) -> None:

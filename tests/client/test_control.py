@@ -1,4 +1,4 @@
-"""Pause, resume, stop, cancel, fork and retry: what the SDK sends and what the CLI says."""
+"""Pause, resume, stop, cancel, fork and retry in the SDK and the CLI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tunesmith import Hyperparameters, InvalidArgumentError, Job, LoraRecipe, Recipe
+from tunesmith._cli import control
 
 from .conftest import Tunesmith
 from .fakes import Script, client_of, job
@@ -75,39 +76,65 @@ def test_a_fork_from_two_places_is_refused_before_anything_is_sent() -> None:
         (
             "cancel",
             job("running", cancel_requested=True),
-            "asked ftjob-1 to end and keep nothing; it is still running",
+            "cancellation of ftjob-1 requested; the job is still running",
         ),
         ("cancel", job("cancelled"), "cancelled ftjob-1"),
         ("pause", job("paused", status="queued"), "paused ftjob-1"),
         (
             "pause",
             job("pausing", status="running"),
-            "asked ftjob-1 to pause; it saves what it needs to go on, then it is paused",
+            "pause of ftjob-1 requested; the job saves a resume point first",
         ),
-        ("resume", job("queued"), "ftjob-1 is queued and goes on"),
+        ("resume", job("queued"), "queued ftjob-1 again"),
         ("resume", job("running"), "ftjob-1 is running"),
         (
             "stop",
             job("running", stop_requested=True),
-            "asked ftjob-1 to stop: it ends at its next step and keeps what it has made",
+            "stop of ftjob-1 requested; the job ends at its next step and keeps its result",
         ),
-        ("fork", FORK, "ftjob-2 goes on from step 300 of ftjob-1"),
-        ("retry", job(id="ftjob-2"), "ftjob-2 takes up ftjob-1 from the beginning"),
-        ("retry", FORK, "ftjob-2 takes up ftjob-1 from step 300"),
+        ("fork", FORK, "created ftjob-2 from step 300 of ftjob-1"),
+        ("retry", job(id="ftjob-2"), "created ftjob-2, a retry of ftjob-1 from the beginning"),
+        ("retry", FORK, "created ftjob-2, a retry of ftjob-1 from step 300"),
         (
             "retry",
             FORK | {"forked_from": "ftjob-0"},
-            "ftjob-2 takes up ftjob-1 from step 300 of ftjob-0",
+            "created ftjob-2, a retry of ftjob-1 from step 300 of ftjob-0",
         ),
     ],
 )
-def test_the_command_says_in_one_line_what_came_of_it(
+def test_each_command_prints_its_outcome_in_one_line(
     tunesmith: Tunesmith, server: LocalServer, verb: str, answer: dict[str, object], said: str
 ) -> None:
     server.answers[f"POST {JOBS}/ftjob-1/{verb}"] = answer
     done = tunesmith("jobs", verb, "ftjob-1")
     assert (done.exit_code, done.stdout) == (0, f"{said}\n")
     assert json.loads(tunesmith("jobs", verb, "ftjob-1", "--json").stdout) == answer
+
+
+@pytest.mark.parametrize(
+    ("terminal", "options", "answer", "cancelled"),
+    [
+        (True, (), "n\n", False),
+        (True, (), "y\n", True),
+        (True, ("--yes",), "", True),
+        (False, (), "", True),
+    ],
+)
+def test_cancel_asks_once_on_a_terminal(
+    server: LocalServer,
+    tunesmith: Tunesmith,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    options: tuple[str, ...],
+    answer: str,
+    cancelled: bool,
+) -> None:
+    server.answers[f"POST {JOBS}/ftjob-1/cancel"] = job("cancelled")
+    monkeypatch.setattr(control, "_stdin_is_terminal", lambda: terminal)
+    done = tunesmith("jobs", "cancel", "ftjob-1", *options, input=answer)
+    assert done.stderr.count("Cancel ftjob-1?") == bool(answer)
+    assert done.exit_code == (0 if cancelled else 1)
+    assert [seen.method for seen in server.seen] == ["POST"] * cancelled
 
 
 def test_a_fork_takes_its_recipe_as_create_does(tunesmith: Tunesmith, server: LocalServer) -> None:

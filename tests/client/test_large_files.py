@@ -14,10 +14,10 @@ from tunesmith import (
     Client,
     InvalidArgumentError,
     UploadError,
-    _files,
-    _parts,
 )
-from tunesmith._upload_bar import UploadBar
+from tunesmith._sdk import files
+from tunesmith._transfer import parts
+from tunesmith._transfer.upload_bar import UploadBar
 
 from .fake_uploads import CONTENT, PARTS, FakeUploads, memories
 from .fakes import refusal
@@ -97,7 +97,7 @@ def test_a_file_that_the_server_has_otherwise_is_an_error(
 def test_a_file_that_shrinks_meanwhile_is_an_error(
     client: Client, fake: FakeUploads, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_files, "_PART_SIZE", 20_000)  # beyond what a reader buffers
+    monkeypatch.setattr(files, "_PART_SIZE", 20_000)  # beyond what a reader buffers
     path.write_bytes(os.urandom(100_000))
 
     def shrink(name: str, number: int) -> None:
@@ -112,8 +112,8 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(
 def test_what_no_server_takes_is_refused_before_the_network(
     client: Client, fake: FakeUploads, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_parts, "MAX_UPLOAD_BYTES", 1200)
-    monkeypatch.setattr(_parts, "MAX_UPLOAD_PARTS", 10)
+    monkeypatch.setattr(parts, "MAX_UPLOAD_BYTES", 1200)
+    monkeypatch.setattr(parts, "MAX_UPLOAD_PARTS", 10)
     with pytest.raises(InvalidArgumentError, match="1,283 bytes"):
         client.files.create(file=path)
     with pytest.raises(InvalidArgumentError, match="part_size"):

@@ -21,21 +21,21 @@ def test_the_public_surface_is_exactly_all() -> None:
 
 def test_every_module_but_the_command_is_private() -> None:
     folder = Path(tunesmith.__file__).parent
-    public = {path.name for path in folder.glob("*.py") if not path.name.startswith("_")}
-    assert public == {"cli.py"}
+    public = {path.name for path in folder.glob("*") if not path.name.startswith("_")}
+    assert public == {"cli.py", "py.typed"}
 
 
 def test_every_error_is_exported_and_has_the_common_base() -> None:
-    from tunesmith import _errors
+    from tunesmith._http import errors
 
     classes = {
         name
-        for name, value in vars(_errors).items()
+        for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, Exception) and name.endswith("Error")
-        if value.__module__ == _errors.__name__
+        if value.__module__ == errors.__name__
     }
     assert classes <= set(tunesmith.__all__)
-    assert all(issubclass(vars(_errors)[name], tunesmith.TunesmithError) for name in classes)
+    assert all(issubclass(vars(errors)[name], tunesmith.TunesmithError) for name in classes)
 
 
 def test_importing_the_sdk_imports_neither_torch_nor_servers_nor_rich() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tunesmith import APIStatusError
 
-from .fakes import Script, client_of
+from .fakes import EmptyServer, Script, client_of
 
 
 def moved(to: str) -> httpx.Response:
@@ -23,7 +23,7 @@ def test_a_download_follows_to_another_host_without_the_key() -> None:
 
 
 def test_nothing_is_uploaded_to_where_a_redirect_points() -> None:
-    script = Script(moved("http://thief.test/v1/files"))
+    script = EmptyServer(moved("http://thief.test/v1/files"))
     with pytest.raises(APIStatusError, match=r"was redirected to http://thief\.test"):
         client_of(script).files.create(file=("a.jsonl", b"secret"))
     assert [request.url.host for request in script.requests] == ["server.test"]

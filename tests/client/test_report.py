@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tunesmith import NotFoundError
-from tunesmith._cli_report import render
+from tunesmith._cli.report import render
 from tunesmith_schema import JobReport, LayerMemory
 
 from .conftest import Tunesmith
@@ -74,15 +74,21 @@ def test_a_reinforcement_run_shows_what_it_drew() -> None:
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 45
     text = " ".join(" ".join(lines).split())
-    assert "completions 12,800, 320 tokens each, 512 the longest; 8.0% cut at their limit" in text
-    assert "groups 19.0% with equal rewards, which teach nothing" in text
-    assert "drawn 16,650 tokens/s while generating, 10,827 over all" in text
+    assert "completions 12,800, mean length 320 tokens, longest 512; 8.0% truncated" in text
+    assert "groups 19.0% with equal rewards (advantage 0)" in text
+    assert "generation 16,650 tokens/s while generating, 10,827 overall" in text
     assert "; 51,200 decode steps (50,300 by CUDA graphs)" in text
     assert "idle 1.1% of a step neither generated nor trained" in text
     assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 
-def test_small_phases_stand_in_one_line() -> None:
+def test_the_report_shows_how_long_the_job_was_queued() -> None:
+    report = JobReport.model_validate(EXAMPLE | {"queued_seconds": 417.2})
+    [line] = [line for line in shown(report) if line.startswith("queued")]
+    assert line.split(maxsplit=1)[1] == "417 s"
+
+
+def test_small_phases_share_one_line() -> None:
     phases = {"claim": 0.001, "download": 0.002, "forward": 9.997}
     report = JobReport.model_validate(EXAMPLE | {"phases": phases, "wall_seconds": 10.0})
     lines = shown(report)

@@ -13,8 +13,8 @@ from tunesmith import (
     APIConnectionError,
     BadRequestError,
     Client,
-    _files,
 )
+from tunesmith._sdk import files
 
 from .fake_uploads import CONTENT, PARTS, FakeUploads, memories
 from .fakes import refusal
@@ -59,7 +59,7 @@ def test_a_part_of_the_file_that_changed_unseen_is_sent_anew(
     """Same path, size, time, begin and end: only the parts' hashes tell."""
     path = tmp_path / "large"
     path.write_bytes(os.urandom(300_000))
-    monkeypatch.setattr(_files, "_PART_SIZE", 100_000)
+    monkeypatch.setattr(files, "_PART_SIZE", 100_000)
     told = path.stat()
     fake.break_at(1, "complete")
     with pytest.raises(APIConnectionError):

@@ -10,7 +10,7 @@ import httpx
 from rich.console import Console
 
 from tunesmith import Sample
-from tunesmith._cli_samples import SHOWN, render
+from tunesmith._cli.samples import MAX_CHARACTERS, render
 
 from .conftest import Tunesmith
 from .fakes import Script, client_of, job, page
@@ -85,7 +85,7 @@ def test_long_texts_show_their_beginning_and_their_end() -> None:
     text = shown(sample(1, 0, completion=long))
     assert "first" in text
     assert "last" in text
-    assert f"[... {len(long) - SHOWN:,} characters ...]" in text
+    assert f"[... {len(long) - MAX_CHARACTERS:,} characters ...]" in text
 
 
 def test_a_completion_cannot_steer_the_terminal_nor_is_it_markup() -> None:
@@ -107,7 +107,7 @@ def test_the_command_shows_a_step_or_the_api_s_json(
     assert json.loads(done.stdout) == answer
     server.answers[f"GET {PATH}"] = page()
     done = tunesmith("jobs", "samples", "ftjob-1", "--step", "9")
-    assert done.stdout == "no samples of ftjob-1 at step 9\n"
+    assert done.stdout == "ftjob-1 has no samples at step 9\n"
 
 
 def test_a_step_without_samples_names_the_newest_that_has_some(
@@ -117,7 +117,7 @@ def test_a_step_without_samples_names_the_newest_that_has_some(
     server.answers[f"GET {PATH}?step=4&limit=20"] = page()
     server.answers[f"GET {PATH}?limit=1"] = page(sample(3, 1), has_more=True)
     done = tunesmith("jobs", "samples", "ftjob-1", "--step", "4")
-    assert done.stdout == "no samples of ftjob-1 at step 4; its newest are of step 3\n"
+    assert done.stdout == "ftjob-1 has no samples at step 4; the newest are at step 3\n"
     assert json.loads(tunesmith("jobs", "samples", "ftjob-1", "--step", "4", "--json").stdout) == (
         page()
     )

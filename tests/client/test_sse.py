@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith._sse import ServerSentEvent, events, lines
+from tunesmith._http.sse import ServerSentEvent, events, lines
 
 
 def parsed(*chunks: bytes) -> list[ServerSentEvent]:

@@ -65,7 +65,7 @@ def test_a_job_that_does_not_exist_is_told_at_once() -> None:
 
 def test_a_server_that_stays_away_is_given_up_after_five_minutes() -> None:
     clock = Clock()
-    with pytest.raises(APIConnectionError, match="no sign of the server for 300 s"):
+    with pytest.raises(APIConnectionError, match="no answer from the server for 300 s"):
         seqs(Script(httpx.ConnectError("refused")), clock)
     assert 300 < sum(clock.naps) < 320
 

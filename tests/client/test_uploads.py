@@ -18,7 +18,7 @@ from tunesmith import (
     WaitTimeoutError,
 )
 
-from .fakes import Clock, Script, client_of, job, refusal
+from .fakes import Clock, EmptyServer, client_of, job, page, refusal
 
 
 def file(status: str = "processed", **fields: object) -> httpx.Response:
@@ -29,7 +29,7 @@ def file(status: str = "processed", **fields: object) -> httpx.Response:
 def test_a_path_a_pair_and_an_open_file_are_all_sent(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "x"}\n')
-    script = Script(file())
+    script = EmptyServer(file())
     files = client_of(script).files
     files.create(file=path)
     files.create(file=str(path))
@@ -46,7 +46,7 @@ def test_a_path_a_pair_and_an_open_file_are_all_sent(tmp_path: Path) -> None:
 def test_a_retried_upload_sends_the_whole_file_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"rows")
-    script = Script(refusal(503), file())
+    script = EmptyServer(refusal(503), file())
     client_of(script).files.create(file=path)
     parts = [body.split(b"\r\n\r\n")[2][:4] for body in script.bodies]
     assert parts == [b"rows", b"rows"]
@@ -60,6 +60,8 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
 
     class Counting(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method == "GET":
+                return httpx.Response(200, json=page())
             assert int(request.headers["content-length"]) > 50_000_000
             assert isinstance(request.stream, httpx.SyncByteStream)
             sizes.extend(len(chunk) for chunk in request.stream)
@@ -74,7 +76,7 @@ def test_a_pipe_is_sent_and_not_sent_twice() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"piped")
     os.close(writing)
-    script = Script(refusal(500), file())
+    script = EmptyServer(refusal(500), file())
     with open(reading, "rb") as stream, pytest.raises(InternalServerError):
         client_of(script).files.create(file=stream)
     assert len(script.requests) == 1
@@ -116,11 +118,11 @@ class Lazy(httpx.BaseTransport):
 
 
 def test_text_mode_and_unknown_purposes_are_refused_before_the_network(tmp_path: Path) -> None:
-    script = Script(APIConnectionError("must not be asked"))
+    script = EmptyServer(APIConnectionError("must not be asked"))
     files = client_of(script).files
     with pytest.raises(InvalidArgumentError, match="text mode"):
         files.create(file=io.StringIO("x"))  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+    with pytest.raises(InvalidArgumentError, match="no read"):
         files.create(file=7)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgumentError, match="'finetune' is not one of"):
         files.create(file=("a", b""), purpose="finetune")
@@ -132,7 +134,7 @@ def test_text_mode_and_unknown_purposes_are_refused_before_the_network(tmp_path:
 def test_a_job_uploads_a_local_path_first(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"rows")
-    script = Script(file(id="file-7"), httpx.Response(200, json=job()))
+    script = EmptyServer(file(id="file-7"), httpx.Response(200, json=job()))
     client_of(script).fine_tuning.jobs.create(
         model="tiny", training_file=str(path), validation_file="file-2", recipe={"lora": {"r": 8}}
     )
@@ -149,7 +151,7 @@ def test_a_job_uploads_a_local_path_first(tmp_path: Path) -> None:
 def test_nothing_is_uploaded_for_a_job_that_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"rows")
-    script = Script(file())
+    script = EmptyServer(file())
     with pytest.raises(InvalidArgumentError):
         client_of(script).fine_tuning.jobs.create(model="tiny", training_file=path, seed=-1)
     assert script.requests == []
@@ -157,8 +159,10 @@ def test_nothing_is_uploaded_for_a_job_that_is_wrong(tmp_path: Path) -> None:
 
 def test_waiting_for_a_file_ends_when_it_is_read_or_time_is_up() -> None:
     clock = Clock()
-    read = client_of(Script(file("uploaded"), file("error", status_details="bad")), clock)
+    read = client_of(EmptyServer(file("uploaded"), file("error", status_details="bad")), clock)
     assert read.files.wait_for_processing("file-1").status_details == "bad"
     with pytest.raises(WaitTimeoutError, match="within 60 s"):
-        client_of(Script(file("uploaded")), clock).files.wait_for_processing("file-1", timeout=60)
+        client_of(EmptyServer(file("uploaded")), clock).files.wait_for_processing(
+            "file-1", timeout=60
+        )
     assert sum(clock.naps) <= 61

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tunesmith import Job, JobCancelledError, JobFailedError, WaitTimeoutError
-from tunesmith._progress import ProgressView
+from tunesmith._sdk.progress import ProgressView
 from tunesmith_schema import Event
 
 from .fakes import Clock, Script, client_of, event, job, sse
@@ -69,7 +69,7 @@ def test_waiting_by_id_does_the_same() -> None:
 
 def test_a_wait_ends_in_time_though_the_job_goes_on() -> None:
     clock = Clock()
-    with pytest.raises(WaitTimeoutError, match="not over after 30 s") as caught:
+    with pytest.raises(WaitTimeoutError, match="did not end within 30 s") as caught:
         waiting(stream(1), clock=clock).wait(timeout=30)
     assert isinstance(caught.value, TimeoutError)
     assert clock.time == 1030
@@ -78,9 +78,9 @@ def test_a_wait_ends_in_time_though_the_job_goes_on() -> None:
 def test_a_wait_for_a_paused_job_says_what_it_waits_for() -> None:
     paused = json.dumps(event(1, kind="state", data={"state": "paused"}))
     content = f"event: event\ndata: {paused}\n\n".encode()
-    with pytest.raises(WaitTimeoutError, match="after 30 s: it is paused") as caught:
+    with pytest.raises(WaitTimeoutError, match="within 30 s and is paused") as caught:
         waiting(httpx.Response(200, content=content)).wait(timeout=30)
-    assert "tunesmith jobs resume ftjob-1" in str(caught.value)
+    assert "client.fine_tuning.jobs.resume('ftjob-1')" in str(caught.value)
 
 
 def test_heartbeats_alone_do_not_hold_a_wait_past_its_time() -> None:
@@ -147,7 +147,7 @@ def test_the_bar_says_that_a_job_is_paused() -> None:
     view = ProgressView(Console(file=out, width=80))
     with view:
         view.show(event_of(1, kind="state", data={"state": "paused"}))
-    assert "paused, until it is resumed" in out.getvalue()
+    assert "paused until resumed" in out.getvalue()
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])

@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Host]:
-    """What docs/deploy.md says, up to `docker compose up`."""
+    """What docs/how-to/deploy.md says, up to `docker compose up`."""
     docker = tmp_path_factory.mktemp("checkout") / "docker"
     shutil.copytree(ROOT / "docker", docker, ignore=shutil.ignore_patterns(".env"))
     path = {"PATH": "/usr/bin:/bin"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 from tunesmith_worker.supervisor.job_session import REPORT_TIMEOUT_SECONDS
 from tunesmith_worker.supervisor.settings import WorkerSettings
 

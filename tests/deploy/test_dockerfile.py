@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith._cli_exec import VERBS
+from tunesmith._cli.server_and_worker import COMMANDS
 from tunesmith_worker.__main__ import main as worker_main
 
 from .dockerfile import DOCKERFILE, ROOT, argv, last, lineage, read_stages
@@ -62,7 +62,7 @@ def test_signals_reach_the_program_and_the_program_exists(image: str) -> None:
     program, verb, *arguments = argv(STAGES, image, "CMD")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert program in project["scripts"]
-    assert verb in VERBS
+    assert verb in COMMANDS
     if verb == "worker":
         with pytest.raises(SystemExit) as asked:  # it knows these arguments: --help is reached
             worker_main([verb, *arguments, "--help"])

@@ -116,7 +116,7 @@ def test_everything_has_a_default() -> None:
         ({"add_tokens": ["<a>", "  "]}, "'  ' is only white space"),
         ({"add_tokens": ["<a>", "<b>", "<a>"]}, "'<a>' more than once"),
         ({"from_scratch": True, "tuning": "lora"}, "set tuning='full'"),
-        ({"precision": "bf16_error_word"}, "is for tuning='full'.*use precision='bf16'"),
+        ({"precision": "bf16_split_master"}, "is for tuning='full'.*use precision='bf16'"),
         ({"precision": "bf16_sr8"}, "precision='bf16_sr8' is for tuning='full'"),
         ({"precision": "fp16"}, "its gradients overflow: use 'bf16'"),
         ({"tuning": "full", "quantization": "nf4"}, "quantised weights cannot be trained"),
@@ -127,7 +127,7 @@ def test_fields_that_contradict_each_other_are_refused(recipe: dict[str, Any], s
         Recipe.model_validate(recipe)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_error_word", "bf16_sr8", "auto"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_split_master", "bf16_sr8", "auto"])
 def test_full_tuning_has_every_precision(precision: str) -> None:
     assert Recipe.model_validate({"tuning": "full", "precision": precision}).precision == precision
 

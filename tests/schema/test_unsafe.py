@@ -146,4 +146,4 @@ def test_a_misspelled_variable_is_told_the_nearest_one() -> None:
         "TUNESMITH_DATABSE_URL is not a setting and has no effect: "
         "did you mean TUNESMITH_DATABASE_URL?"
     ]
-    assert "docs/settings.md" in misspelled(["TUNESMITH_Q"])[0]
+    assert "docs/reference/settings.md" in misspelled(["TUNESMITH_Q"])[0]

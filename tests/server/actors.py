@@ -14,13 +14,13 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from tunesmith_server.app import create_app
-from tunesmith_server.database import Database
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
 from tunesmith_server.janitor import Janitor
 from tunesmith_server.models import JobRow, ResumePointRow
-from tunesmith_server.queue import WakeUps
 from tunesmith_server.services import keys, leases
-from tunesmith_server.settings import Settings
-from tunesmith_server.storage import Storage
 
 from .callers import Caller, TrainWorker
 

@@ -15,7 +15,7 @@ import pytest
 
 from tunesmith_schema import JobState
 from tunesmith_server import migrate
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 
 from ..stacks import S3, PostgreSQL
 from .actors import FakeWakeUps, Server, serving

@@ -9,8 +9,8 @@ from threading import Thread
 
 from fastapi import FastAPI
 
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.listener import make_listener
-from tunesmith_server.settings import Settings
 
 
 @contextmanager

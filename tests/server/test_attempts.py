@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select
 
 from tunesmith_schema import ErrorCategory, ErrorCode
-from tunesmith_server.database import epoch_now
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow, WorkerRow
 from tunesmith_server.services import attempts, waiting
-from tunesmith_server.settings import Settings
 
 from .actors import Server
 

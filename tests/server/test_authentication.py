@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from tunesmith_server.security import KEY_PREFIX
+from tunesmith_server.core.security import KEY_PREFIX
 from tunesmith_server.services import keys
 
 from .actors import Server, new_key

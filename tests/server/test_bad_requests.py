@@ -93,11 +93,11 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "rank 0": (
         recipe(lora={"r": 0}), 400, "invalid_request", "recipe.lora.r",
-        "greater than or equal to 1 (got '0')", "docs/recipe.md",
+        "must be at least 1 (got '0')", "docs/reference/recipe.md",
     ),
     "neither yes, no nor auto": (
         recipe(packing="maybe"), 400, "invalid_request", "recipe.packing",
-        "interpret input, or: Input should be 'auto' (got 'maybe')", "docs/recipe.md",
+        "must be true or false, or 'auto' (got 'maybe')", "docs/reference/recipe.md",
     ),
     "two fields of which each is a union": (
         recipe(packing="maybe", max_steps=0), 400, "invalid_request", "recipe.max_steps",
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "no target module": (
         recipe(lora={"target_modules": []}), 400, "invalid_request", "recipe.lora",
-        "at least one layer", "docs/recipe.md",
+        "at least one layer", "docs/reference/recipe.md",
     ),
     "recipe against hyperparameters": (
         create(hyperparameters={"n_epochs": 3}, recipe={"num_train_epochs": 2}), 400,
@@ -113,11 +113,11 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "early stopping without a validation file": (
         recipe(early_stopping={"patience": 2}), 400, "invalid_request", "recipe.early_stopping",
-        "there is no validation_file", "docs/recipe.md",
+        "there is no validation_file", "docs/reference/recipe.md",
     ),
     "the best weights without a validation file": (
         recipe(keep="best"), 400, "invalid_request", "recipe.keep",
-        "leave recipe.keep out", "docs/recipe.md",
+        "leave recipe.keep out", "docs/reference/recipe.md",
     ),
     "a wrong key": (
         lambda server: Caller(server.client, "ts-wrong").get("/v1/files"), 401,

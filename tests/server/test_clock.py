@@ -8,7 +8,7 @@ import time
 import pytest
 from sqlalchemy import event
 
-from tunesmith_server.database import Database
+from tunesmith_server.core.database import Database
 
 from .actors import Server
 

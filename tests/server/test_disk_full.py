@@ -14,9 +14,9 @@ from sqlalchemy.exc import OperationalError
 from starlette.datastructures import UploadFile
 
 from tunesmith_schema import ErrorEnvelope
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import files
-from tunesmith_server.settings import Settings
-from tunesmith_server.storage import Storage
 
 from .actors import ROWS, FakeWakeUps, Server, serving
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tunesmith_server.__main__ import main
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.embedded import StartError, _admin_key, _free_port, _lock, serve
-from tunesmith_server.settings import Settings
 
 from ..certificates import issue
 from .actors import FakeWakeUps, serving

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Event
-from tunesmith_server import stream
+from tunesmith_server.api import stream
+from tunesmith_server.api.stream import EventHub
 from tunesmith_server.services import events
-from tunesmith_server.stream import EventHub
 
 from .actors import Server
 from .callers import event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 
 from ..stacks import S3
 from .actors import Server

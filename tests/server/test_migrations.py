@@ -12,9 +12,9 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import create_engine, inspect, select, text
 
 from tunesmith_server import migrate
-from tunesmith_server.database import Base, Database
+from tunesmith_server.core.database import Base, Database
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import ApiKeyRow
-from tunesmith_server.settings import Settings
 
 from .actors import FakeWakeUps, serving
 from .test_uploads import filled

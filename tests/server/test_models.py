@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_server.__main__ import main
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.settings import Settings
 
 from .actors import Server
 

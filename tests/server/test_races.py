@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from tunesmith_schema import JobCreate
-from tunesmith_server.database import Database
+from tunesmith_server.core.database import Database
 from tunesmith_server.services import job_create
 
 from ..stacks import PostgreSQL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunesmith_schema import ErrorEnvelope
-from tunesmith_server.storage import StorageUnavailable
+from tunesmith_server.core.storage import StorageUnavailable
 
 from .actors import Server
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith_server.database import Database
-from tunesmith_server.settings import Settings
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.settings import Settings
 
 from .actors import FakeWakeUps, Server, new_key, serving
 from .live import listening

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tunesmith import APIConnectionError, Client, _files
+from tunesmith import APIConnectionError, Client
+from tunesmith._sdk import files
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 
 from .actors import ROWS, Server
@@ -38,8 +39,8 @@ def network() -> Breaking:
 def client(
     server: Server, network: Breaking, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Client]:
-    monkeypatch.setattr(_files, "_PARTS_ABOVE", 100_000)
-    monkeypatch.setattr(_files, "_PART_SIZE", 30_000)
+    monkeypatch.setattr(files, "_PARTS_ABOVE", 100_000)
+    monkeypatch.setattr(files, "_PART_SIZE", 30_000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     key = server.user.headers["authorization"].removeprefix("Bearer ")
     with (

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from tunesmith_server.__main__ import main
-from tunesmith_server.database import Database
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.security import KEY_PREFIX
+from tunesmith_server.core.settings import Settings, read_or_write_secret
 from tunesmith_server.models import ApiKeyRow
-from tunesmith_server.security import KEY_PREFIX
-from tunesmith_server.settings import Settings, read_or_write_secret
 
 
 def mode(path: Path) -> int:

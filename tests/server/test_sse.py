@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tunesmith_server.stream import EventHub, _News
+from tunesmith_server.api.stream import EventHub, _News
 
 from .actors import Server
 from .callers import event

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.embedded import StartError, check_parts
-from tunesmith_server.settings import Settings
-from tunesmith_server.storage import Storage, StorageUnavailable
 
 from ..stacks import S3
 from .actors import FakeWakeUps, serving

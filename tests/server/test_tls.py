@@ -23,8 +23,8 @@ from tunesmith_schema.tls import trusting
 from tunesmith_server import migrate
 from tunesmith_server.app import create_app
 from tunesmith_server.certificate import check_certificate
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.embedded import _free_port
-from tunesmith_server.settings import Settings
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerRefused, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 

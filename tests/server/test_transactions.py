@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from sqlalchemy import text
 
 from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
-from tunesmith_server.deps import TransactionRoute, get_reader, get_session
+from tunesmith_server.api.deps import TransactionRoute, get_reader, get_session
 
 from .actors import Server
 from .live import listening

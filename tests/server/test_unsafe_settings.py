@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_server.__main__ import main
-from tunesmith_server.settings import Settings, read_or_write_secret
+from tunesmith_server.core.settings import Settings, read_or_write_secret
 
 from ..certificates import issue
 
@@ -145,7 +145,7 @@ def test_one_half_of_tls_is_refused(tmp_path: Path) -> None:
             f"s3://ann:{SECRET}@bucket/prefix",
             "the password in TUNESMITH_STORAGE_URL is a placeholder",
         ),
-        ("TUNESMITH_PORT", "80000", "TUNESMITH_PORT='80000': Input should be less than"),
+        ("TUNESMITH_PORT", "80000", "TUNESMITH_PORT='80000': must be at most 65535"),
     ],
 )
 def test_the_command_says_which_variable_and_never_its_secret(

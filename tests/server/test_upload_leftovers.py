@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
+from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import UploadPartRow, UploadRow
 from tunesmith_server.services import upload_completion
-from tunesmith_server.storage import Storage
 
 from .actors import Server
 from .test_uploads import begin, blobs, complete, filled, refused, send

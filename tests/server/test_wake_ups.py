@@ -17,8 +17,8 @@ from tunesmith_schema.queue import (
     VALIDATE_FILE_TASK,
     broker_transport,
 )
-from tunesmith_server.database import Database
-from tunesmith_server.queue import WakeUps
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.queue import WakeUps
 
 from .actors import FakeWakeUps, Server
 

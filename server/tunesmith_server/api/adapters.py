@@ -8,9 +8,9 @@ from fastapi import APIRouter, Header
 from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import Adapter
+from tunesmith_server.services import adapters
 
-from ..deps import CallerDep, KeyRoute, ReaderDep, StateDep
-from ..services import adapters
+from .deps import CallerDep, KeyRoute, ReaderDep, StateDep
 from .files import BINARY, hand_out_blob
 
 router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)

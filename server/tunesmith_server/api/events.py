@@ -8,12 +8,12 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import MAX_SAMPLES_PAGE, Checkpoint, Event, MetricPoint, Page, Sample
+from tunesmith_server.services import events, jobs
+from tunesmith_server.services import samples as sample_files
+from tunesmith_server.services.paging import Order
 
-from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
-from ..services import events, jobs
-from ..services import samples as sample_files
-from ..services.paging import Order
-from ..stream import parse_last_event_id
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
+from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
 

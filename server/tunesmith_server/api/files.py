@@ -9,12 +9,12 @@ from fastapi import APIRouter, File, Form, Header, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
+from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.services import files
+from tunesmith_server.services.paging import Order
 
-from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
-from ..errors import BadRequest, RangeNotSatisfiable
-from ..services import files
-from ..services.paging import Order
-from ..storage import Storage
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
 
 router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Response
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.queue import TRAIN_QUEUE
+from tunesmith_server.core.errors import Unavailable
+from tunesmith_server.services import workers
 
-from ..deps import ReaderDep, TransactionRoute
-from ..errors import Unavailable
-from ..services import workers
+from .deps import ReaderDep, TransactionRoute
 
 router = APIRouter(tags=["health"], route_class=TransactionRoute)
 

@@ -20,11 +20,11 @@ from tunesmith_schema import (
     WorkerHello,
     WorkerWelcome,
 )
+from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.core.storage import BLOB_GRACE, hash_of
+from tunesmith_server.services import adapters, files, jobs, leases, resume_points, workers
 
-from ..deps import ReaderDep, SessionDep, StateDep, WorkerRoute
-from ..errors import BadRequest
-from ..services import adapters, files, jobs, leases, resume_points, workers
-from ..storage import BLOB_GRACE, hash_of
+from .deps import ReaderDep, SessionDep, StateDep, WorkerRoute
 from .files import send_blob
 
 router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)

@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from tunesmith_schema import Job, JobCreate, JobFork, JobReport, Page
+from tunesmith_server.services import job_control, job_create, job_fork, jobs, reports
 
-from ..deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
-from ..services import job_control, job_create, job_fork, jobs, reports
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 

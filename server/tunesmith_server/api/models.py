@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from tunesmith_schema import Model, ModelDeleted, Page
+from tunesmith_server.services import adapters, base_models
 
-from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
-from ..services import adapters, base_models
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
 

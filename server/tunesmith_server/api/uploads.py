@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, File, UploadFile
 
 from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
+from tunesmith_server.core.storage import hash_of
+from tunesmith_server.services import upload_completion, uploads
 
-from ..deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
-from ..services import upload_completion, uploads
-from ..storage import hash_of
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=KeyRoute)
 

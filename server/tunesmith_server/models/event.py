@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..database import Base
+from tunesmith_server.core.database import Base
 
 
 class EventRow(Base):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, Double, ForeignKey, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..database import Base
+from tunesmith_server.core.database import Base
 
 
 class ResumePointRow(Base):

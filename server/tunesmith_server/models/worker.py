@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import JSON, Double, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..database import Base
+from tunesmith_server.core.database import Base
 
 
 class WorkerRow(Base):

@@ -10,11 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import Adapter, ErrorCode, StoredFile
-
-from ..database import new_id
-from ..errors import BadRequest, NotFound
-from ..models import AdapterRow, CheckpointRow, JobRow
-from ..storage import Storage
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 _BLOCK = 512
 

@@ -16,10 +16,10 @@ from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, JobState
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import JobRow
 
-from ..database import epoch_now
-from ..models import JobRow
-from ..settings import Settings
 from . import job_control, jobs
 
 ANOTHER_MAY_DO_BETTER: Mapping[ErrorCategory, bool] = MappingProxyType(

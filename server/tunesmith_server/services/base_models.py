@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import ErrorCode, Model
 from tunesmith_schema.model_dirs import why_no_models
 from tunesmith_schema.queue import TRAIN_QUEUE
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import AdapterRow, WorkerRow
 
-from ..database import epoch_now
-from ..errors import BadRequest, NotFound
-from ..models import AdapterRow, WorkerRow
-from ..settings import Settings
 from .workers import READY_SECONDS
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -6,9 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Recipe
+from tunesmith_schema.renames import current_names
 from tunesmith_schema.retention import badness, checkpoints_to_drop
-
-from ..models import AdapterRow, CheckpointRow, JobRow
+from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
@@ -18,7 +18,7 @@ def drop_beyond_limit(session: Session, job: JobRow) -> None:
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))
     }
     values = {step: badness(row.metrics) for step, row in rows.items()}
-    for step in checkpoints_to_drop(values, Recipe.model_validate(job.recipe)):
+    for step in checkpoints_to_drop(values, Recipe.model_validate(current_names(job.recipe))):
         adapter_id = rows[step].adapter_id
         user = select(JobRow.id).where(
             JobRow.base_adapter_id == adapter_id, JobRow.state.not_in(TERMINAL)

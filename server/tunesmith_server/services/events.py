@@ -19,8 +19,8 @@ from tunesmith_schema import (
     Page,
     RunEvent,
 )
+from tunesmith_server.models import CheckpointRow, EventRow, JobRow, MetricRow
 
-from ..models import CheckpointRow, EventRow, JobRow, MetricRow
 from .paging import Order, fetch_page, number_in, unknown_cursor
 
 _NOT_METRICS = frozenset({"step", "total_steps"})

@@ -20,12 +20,12 @@ from tunesmith_schema import (
     RowProblem,
 )
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import BadRequest, Conflict, NotFound
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.storage import Storage, hash_of
+from tunesmith_server.models import FileRow, JobRow
 
-from ..database import new_id
-from ..errors import BadRequest, Conflict, NotFound
-from ..models import FileRow, JobRow
-from ..queue import WakeUps
-from ..storage import Storage, hash_of
 from .paging import Order, fetch_page, unknown_cursor
 
 USE: dict[MethodName, str] = {

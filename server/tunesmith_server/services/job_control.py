@@ -1,7 +1,7 @@
 """What users ask of a job that exists: pause, resume, cancel, stop. And what its worker is told.
 
 Each locks the job's row first, so that two wishes, or a wish and a worker's report, come one after
-the other. Saying one twice is saying it once. docs/decisions/0015 has the table.
+the other. Saying one twice is saying it once. docs/contributing/decisions/0015 has the table.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Control, ErrorCode, Job, JobState
+from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.models import JobRow, ResumePointRow
 
-from ..errors import BadRequest
-from ..models import JobRow, ResumePointRow
-from ..queue import WakeUps
 from . import events, jobs
 from .jobs import HELD
 

@@ -13,12 +13,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Job, JobCreate, JobState, MethodName
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import BadRequest, Conflict, Unavailable
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
 
-from ..database import new_id
-from ..errors import BadRequest, Conflict, Unavailable
-from ..models import FileRow, IdempotencyRow, JobRow
-from ..queue import WakeUps
-from ..settings import Settings
 from . import base_models, events, files, jobs
 
 REPLAY_SECONDS = 300.0

@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Job, JobCreate, JobFork, JobState, Recipe
 from tunesmith_schema.forks import first_fixed_change, merged
+from tunesmith_schema.renames import current_names
+from tunesmith_server.core.errors import BadRequest, validation_body
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import CheckpointRow, JobRow, ResumePointRow
 
-from ..errors import BadRequest, validation_body
-from ..models import CheckpointRow, JobRow, ResumePointRow
-from ..queue import WakeUps
-from ..settings import Settings
 from . import events, job_create, jobs
 from .job_create import Caller, Origin
 
@@ -73,7 +74,7 @@ def has_changed(session: Session, job: JobRow) -> bool:
     origin = session.get(JobRow, job.forked_from) if job.forked_from else None
     shaping = ("model", "training_file", "validation_file", "seed", "recipe", "hyperparameters")
     return origin is not None and (
-        any(getattr(origin, n) != getattr(job, n) for n in shaping)
+        any(current_names(getattr(origin, n)) != current_names(getattr(job, n)) for n in shaping)
         or _reinforcement(origin) != _reinforcement(job)
     )
 
@@ -131,7 +132,7 @@ def _resume_step(session: Session, parent: JobRow, asked: int | None) -> int:
 
 
 def _changed(parent: JobRow, body: JobFork, step: int) -> JobCreate:
-    old = Recipe.model_validate(parent.recipe)
+    old = Recipe.model_validate(current_names(parent.recipe))
     changes: dict[str, Any] = {
         name: value
         for name in ("suffix", "seed", "metadata")
@@ -195,7 +196,7 @@ def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
         "metadata": job.labels,
         "hyperparameters": None if _reinforcement(job) else job.hyperparameters,
         "method": job.method,
-        "recipe": job.recipe,
+        "recipe": current_names(job.recipe),
     }
 
 

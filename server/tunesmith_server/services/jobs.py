@@ -31,10 +31,11 @@ from tunesmith_schema import (
     wire_status,
 )
 from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_schema.renames import current_names
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.models import FileRow, JobRow
 
-from ..errors import NotFound
-from ..models import FileRow, JobRow
-from ..queue import WakeUps
 from . import events, files
 from .paging import Order, fetch_page, unknown_cursor
 
@@ -262,7 +263,7 @@ def to_wire(row: JobRow) -> Job:
         suffix=row.suffix,
         state=state,
         phase=row.phase,
-        recipe=Recipe.model_validate(row.recipe),
+        recipe=Recipe.model_validate(current_names(row.recipe)),
         adapter_id=row.adapter_id,
         attempt=row.attempt or 0,
         step=row.step or 0,

@@ -8,11 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode
-
-from ..database import new_id
-from ..errors import NotFound, Unauthorized
-from ..models import ApiKeyRow
-from ..security import key_hash, new_key
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import NotFound, Unauthorized
+from tunesmith_server.core.security import key_hash, new_key
+from tunesmith_server.models import ApiKeyRow
 
 
 def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:

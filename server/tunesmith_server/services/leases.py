@@ -29,13 +29,14 @@ from tunesmith_schema import (
     RunEvent,
     StoredFile,
 )
+from tunesmith_schema.renames import current_names
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import BadRequest, Conflict
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import AdapterRow, FileRow, JobRow
 
-from ..database import epoch_now
-from ..errors import BadRequest, Conflict
-from ..models import AdapterRow, FileRow, JobRow
-from ..queue import WakeUps
-from ..settings import Settings
-from ..storage import Storage
 from . import (
     adapters,
     attempts,
@@ -98,7 +99,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         base_files=[StoredFile.model_validate(file) for file in base.files] if base else None,
         training_file=_claimed(training),
         validation_file=_claimed(validation) if validation else None,
-        recipe=Recipe.model_validate(job.recipe),
+        recipe=Recipe.model_validate(current_names(job.recipe)),
         method=method,
         grader=(job.method or {})["reinforcement"]["grader"] if reinforced else None,
         hyperparameters=knobs.model_validate(job.hyperparameters),

@@ -9,8 +9,7 @@ from sqlalchemy import ColumnElement, Select, tuple_
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode
-
-from ..errors import BadRequest
+from tunesmith_server.core.errors import BadRequest
 
 Order = Literal["asc", "desc"]
 Row = TypeVar("Row")

@@ -8,9 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, RunReport
+from tunesmith_schema.renames import current_names
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.models import JobRow, ReportRow
 
-from ..errors import NotFound
-from ..models import JobRow, ReportRow
 from .jobs import HELD
 
 
@@ -38,7 +39,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
     row = chosen[-1]
     return JobReport.model_validate(
         {
-            **row.content,
+            **current_names(row.content),
             "job_id": job.id,
             "live": job.state in HELD and row.attempt == job.attempt,
             "updated_at": int(row.updated_at),

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, JobState, ResumePoint, RunEvent, StoredFile
 from tunesmith_schema.retention import resume_points_to_keep, stays
+from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.models import JobRow, ResumePointRow
 
-from ..errors import BadRequest
-from ..models import JobRow, ResumePointRow
 from . import events, job_fork, samples
 
 

@@ -11,9 +11,9 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import Page, RunEvent, Sample
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import JobRow, SamplesRow
 
-from ..models import JobRow, SamplesRow
-from ..storage import Storage
 from .paging import Order, fetch_page, number_in, unknown_cursor
 
 

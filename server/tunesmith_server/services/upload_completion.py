@@ -14,11 +14,11 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, FilePurpose, Upload, UploadComplete, UploadStatus
+from tunesmith_server.core.errors import BadRequest, Unavailable
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import UploadPartRow, UploadRow
 
-from ..errors import BadRequest, Unavailable
-from ..models import UploadPartRow, UploadRow
-from ..queue import WakeUps
-from ..storage import Storage
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0

@@ -22,11 +22,11 @@ from tunesmith_schema import (
     UploadPart,
     UploadStatus,
 )
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import FileRow, UploadPartRow, UploadRow
 
-from ..database import new_id
-from ..errors import BadRequest, NotFound
-from ..models import FileRow, UploadPartRow, UploadRow
-from ..storage import Storage
 from . import files
 
 

@@ -7,7 +7,8 @@ import time
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from ..models import EventRow, JobRow
+from tunesmith_server.models import EventRow, JobRow
+
 from . import base_models, events, workers
 
 PATIENCE_SECONDS = 60.0

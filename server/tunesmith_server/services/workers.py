@@ -6,9 +6,8 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
-
-from ..database import epoch_now
-from ..models import JobRow, WorkerRow
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.models import JobRow, WorkerRow
 
 READY_SECONDS = 35.0
 """A worker says hello every 10 s; three misses and it does not count."""

@@ -165,7 +165,7 @@ def test_before_the_first_step_there_is_nothing_to_say() -> None:
 
 
 def test_the_page_names_every_rule_with_its_threshold_and_every_phase() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "report.md").read_text()
     for rule in RULES:
         (line,) = (line for line in page.splitlines() if line.startswith(f"| `{rule.name}` |"))
         assert f"{rule.above:.0%}".replace("%", " %") in line or "half" in line, line

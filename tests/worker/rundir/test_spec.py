@@ -48,14 +48,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no spec.json": (without_spec, "has no spec.json"),
     "a folder": (spec_is_a_folder, "spec.json cannot be read: Is a directory"),
     "no JSON": (spec_is_no_json, "spec.json: Invalid JSON: key must be a string at line 1"),
-    "a list": (spec_is_a_list, "spec.json: Input should be an object"),
+    "a list": (spec_is_a_list, "spec.json: must be an object"),
     "an unknown field": (
         lambda run: change(run, modle="m"),
         "unknown field 'modle': did you mean 'model'?",
     ),
     "a field's value": (
         lambda run: change(run, recipe={"lora": {"r": 0}}),
-        "spec.json: recipe.lora.r: Input should be greater than or equal to 1",
+        "spec.json: recipe.lora.r: must be at least 1",
     ),
     "no validation file": (
         lambda run: change(run, recipe={"keep": "best"}),
@@ -63,8 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a field of several types": (
         lambda run: change(run, recipe={"packing": "maybe"}),
-        "spec.json: recipe.packing: Input should be a valid boolean, unable to interpret "
-        "input, or: Input should be 'auto'",
+        "spec.json: recipe.packing: must be true or false, or 'auto'",
     ),
     "several": (
         lambda run: change(run, recipe={"max_steps": 0}, seed=-1),

@@ -42,7 +42,7 @@ def test_bf16_with_error_words_or_stochastic_rounding_ends_where_fp32_does(
 ) -> None:
     """And plain bf16 does not. The long form is benchmarks/precision.py."""
     exact = valid_loss(make_run, "fp32")
-    assert valid_loss(make_run, "bf16_error_word") == pytest.approx(exact, rel=0.005)
+    assert valid_loss(make_run, "bf16_split_master") == pytest.approx(exact, rel=0.005)
     assert valid_loss(make_run, "bf16_sr8") == pytest.approx(exact, rel=0.01)
     assert valid_loss(make_run, "bf16") > 1.01 * exact
 
@@ -61,10 +61,10 @@ def test_c5_updates_that_plain_bf16_loses_are_told_and_alarmed(make_run: MakeRun
     assert len(warnings) == 2
     assert warnings[0].startswith("Full tuning in bf16: weights and AdamW take 6 bytes")
     assert "updates are rounded away" in warnings[1]
-    assert "bf16_error_word" in warnings[1]
+    assert "bf16_split_master" in warnings[1]
 
 
-@pytest.mark.parametrize("precision", ["bf16_error_word", "bf16_sr8"])
+@pytest.mark.parametrize("precision", ["bf16_split_master", "bf16_sr8"])
 def test_c5_ours_lose_none_at_the_same_rate(make_run: MakeRun, precision: str) -> None:
     recipe = {**FULL, "precision": precision, "learning_rate": 1e-5, "max_steps": 3}
     run = make_run(QUESTIONS, recipe=recipe)
@@ -87,7 +87,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
         return stock(optimizer)
 
     monkeypatch.setattr("tunesmith_worker.trainer.outputs.rounded_weights", watched)
-    run = make_run(QUESTIONS, recipe={**FULL, "precision": "bf16_error_word", "max_steps": 5})
+    run = make_run(QUESTIONS, recipe={**FULL, "precision": "bf16_split_master", "max_steps": 5})
     assert main(run) == 0
     saved = list(load_file(run / "adapter" / "model.safetensors").values())
     assert len(saved) == len(masters) > 10
@@ -99,7 +99,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
         left.pop(found[0])
 
 
-@pytest.mark.parametrize("precision", ["bf16_error_word", "bf16_sr8", "bf16"])
+@pytest.mark.parametrize("precision", ["bf16_split_master", "bf16_sr8", "bf16"])
 def test_a_bf16_run_leaves_a_model_that_stock_transformers_loads(
     make_run: MakeRun, precision: str
 ) -> None:

@@ -10,6 +10,7 @@ import hashlib
 from pydantic import ValidationError
 
 from tunesmith_schema import Choice, EventKind, Plan, RunSpec
+from tunesmith_schema.renames import read_stored
 
 from .events import EventLog
 from .paths import RunDirectory, file_hash, write_json
@@ -37,7 +38,7 @@ class PlanFile:
         if not self._path.exists():
             return None
         try:
-            plan = Plan.model_validate_json(self._path.read_bytes())
+            plan = read_stored(Plan, self._path.read_bytes())
         except ValidationError:
             self._events.message(
                 "plan.json is another version's: what it settled is settled anew", level="warn"

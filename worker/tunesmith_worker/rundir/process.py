@@ -120,8 +120,8 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed for the next tensor, instead of giving it back to the kernel.
 
-    Page faults on fresh memory cost a trainer on a CPU 7-18 % of its time (docs/log.md). Without
-    glibc this does nothing.
+    Page faults on fresh memory cost a trainer on a CPU 7-18 % of its time
+    (docs/contributing/log). Without glibc this does nothing.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, RunSpec
 from tunesmith_schema.complaints import complaints
+from tunesmith_schema.renames import read_stored
 
 from .errors import RunError
 
@@ -28,7 +29,7 @@ def read_spec(root: Path) -> RunSpec:
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
             f"there is no folder {root}",
-            hint="RUN_DIR holds spec.json and data/: docs/how-it-works.md shows the least there is",
+            hint="RUN_DIR holds spec.json and data/ (docs/reference/run-directory.md)",
         )
     spec = _parsed(root / "spec.json")
     for field, name in (
@@ -47,19 +48,20 @@ def check_scored(spec: RunSpec, rewards: Sequence[str]) -> None:
         raise UnusableRunDirectory(
             ErrorCode.GRADER_INVALID,
             "spec.json: grader: nothing scores the completions",
-            hint="give spec.json a grader (docs/graders.md), or the command --reward FILE.py:NAME",
+            hint="add a grader to spec.json (docs/reference/graders.md), or pass --reward "
+            "FILE.py:NAME",
             param="grader",
         )
 
 
 def _parsed(path: Path) -> RunSpec:
     try:
-        return RunSpec.model_validate_json(path.read_bytes())
+        return read_stored(RunSpec, path.read_bytes())
     except FileNotFoundError as error:
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
             f"{path.parent} has no spec.json",
-            hint="docs/how-it-works.md shows the least there is",
+            hint="docs/reference/run-directory.md has an example",
         ) from error
     except OSError as error:
         raise UnusableRunDirectory(
@@ -72,7 +74,8 @@ def _parsed(path: Path) -> RunSpec:
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
             f"{path}: {f'{field}: ' if field else ''}{found[0].message}{more}",
-            hint="docs/how-it-works.md shows the least there is, docs/recipe.md every recipe field",
+            hint="docs/reference/run-directory.md has an example, docs/reference/recipe.md every "
+            "recipe field",
             param=field or None,
         ) from error
 

@@ -24,6 +24,7 @@ from tunesmith_schema import (
     RunResult,
     RunSpec,
 )
+from tunesmith_schema.renames import read_stored
 from tunesmith_worker.rundir.errors import say
 from tunesmith_worker.rundir.spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 
@@ -161,7 +162,7 @@ def _read(run: Path) -> Side:
     points = [e.data for e in events if e.kind == EventKind.METRICS and "train_loss" in e.data]
     speeds = sorted(_number(p["tokens_per_second"]) for p in points[1:])
     settled = {e.data["name"]: e.data["value"] for e in events if e.kind == EventKind.CHOICE}
-    given = RunSpec.model_validate_json((run / "spec.json").read_bytes()).recipe.precision
+    given = read_stored(RunSpec, (run / "spec.json").read_bytes()).recipe.precision
     measured = all(point.get("grad_norm") is not None for point in points)
     return Side(
         curves=Curves(

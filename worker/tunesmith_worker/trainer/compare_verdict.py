@@ -23,7 +23,7 @@ NORM_LIMIT = 1e-5
 """Measured: 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""bf16 rounding on little data, where stock may lie closer to the truth by luck: docs/log.md."""
+"""bf16 rounding on little data, where stock may be near fp32 by luck: docs/contributing/log."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Adam divides by the gradient's own size: an element whose first gradient is smaller than its
 rounding error takes a whole step to whichever side the rounding points, in stock as in ours
-(docs/log.md, 2026-11-20). Where a tensor has such elements, ours may differ by what stock's own
+(docs/contributing/log). Where a tensor has such elements, ours may differ by what stock's own
 rounding does.
 """
 

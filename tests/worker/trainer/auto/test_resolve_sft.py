@@ -42,7 +42,7 @@ def test_full_tuning_on_a_gpu_keeps_error_words() -> None:
     full = Recipe(tuning="full")
     without = Device(name="T4", is_gpu=True, has_bf16=False)
     found = [plan_load(full, device, Choices()).precision for device in (CPU, GPU, without)]
-    assert found == ["fp32", "bf16_error_word", "fp32"]
+    assert found == ["fp32", "bf16_split_master", "fp32"]
 
 
 @pytest.mark.parametrize(("context", "length"), [(512, 512), (8192, 2048), (None, 2048)])

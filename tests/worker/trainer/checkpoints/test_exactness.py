@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "token rows": LORA | {"add_tokens": ["plus", "How much"]},
     "full fp32": FULL | {"precision": "fp32", "from_scratch": True},
     "full bf16": FULL | {"precision": "bf16"},
-    "full bf16_error_word": FULL | {"precision": "bf16_error_word"},
+    "full bf16_split_master": FULL | {"precision": "bf16_split_master"},
     "full bf16_sr8": FULL | {"precision": "bf16_sr8"},
     "sums and cosine": LORA | {"logging_steps": 3, "lr_scheduler_type": "cosine"},
 }

@@ -192,3 +192,20 @@ def _flip_a_bit_of_the_base(model: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
+
+
+def test_a_run_of_a_former_name_goes_on_under_the_current_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = {"tuning": "full", "lora": None, "precision": "bf16_split_master"}
+    run = make_run(QUESTIONS, recipe=RECIPE | full)
+    assert interrupt(run, monkeypatch, stop=2) == 75
+    made_for = json.loads((run / "plan.json").read_text())["made_for"]
+    for path in (run / "spec.json", run / "checkpoints" / "resume-2" / "manifest.json"):
+        text = path.read_text()
+        assert "bf16_split_master" in text
+        path.write_text(text.replace("bf16_split_master", "bf16_error_word"))
+    assert main(run) == 0
+    assert [data["step"] for data in event_data(run, EventKind.RESUMED)] == [2]
+    assert not warnings_of(run)
+    assert json.loads((run / "plan.json").read_text())["made_for"] == made_for

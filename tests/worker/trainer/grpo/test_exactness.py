@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the same completions thrice, and a reference": {
         "grpo": GRPO | {"num_iterations": 3, "beta": 0.1}
     },
-    "full bf16_error_word": {"tuning": "full", "lora": None, "precision": "bf16_error_word"},
+    "full bf16_split_master": {"tuning": "full", "lora": None, "precision": "bf16_split_master"},
 }
 
 

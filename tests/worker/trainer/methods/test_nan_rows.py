@@ -25,7 +25,7 @@ STEPS: dict[str, Any] = {  # Any: JSON
     "packing": False,
 }
 FULL: dict[str, Any] = {"tuning": "full", "lora": None}
-PRECISIONS = ("fp32", "bf16", "bf16_error_word", "bf16_sr8")
+PRECISIONS = ("fp32", "bf16", "bf16_split_master", "bf16_sr8")
 
 
 def odd_embedding(value: float) -> Callable[[Untyped], None]:
@@ -62,7 +62,7 @@ def odd_gradient(trainer: Untyped) -> None:
         {"packing": True},
         {"patches": "off"},
         {"lora": {"lora_dropout": 0.2}},
-        {**FULL, "precision": "bf16_error_word"},
+        {**FULL, "precision": "bf16_split_master"},
         {**FULL, "precision": "bf16_sr8", "max_grad_norm": 0},
     ],
     ids=["lora", "rarely-logged", "packed", "stock", "dropout", "error-word", "sr8"],

@@ -1,4 +1,4 @@
-"""The examples of docs/graders.md are graders, and score as the page says."""
+"""The examples of docs/reference/graders.md are graders, and score as the page says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunesmith_worker.trainer.rewards import Grading, LocalReward, missing_field
 
 from .rows import Row, grader, sample
 
-PAGE = (Path(__file__).parents[4] / "docs" / "graders.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "graders.md").read_text()
 EXAMPLES = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 ITEM = {"answer": "5", "summary": "the cat sat", "city": "Bern"}
 GOOD = {

@@ -30,7 +30,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [  # Any: JSON
     ("llama-gelu", FULL),
     ("llama-3-rope", {"packing": True}),
     ("mistral", {"lora": {"lora_dropout": 0.2, "use_rslora": True}}),
-    ("qwen2", FULL | {"precision": "bf16_error_word"}),
+    ("qwen2", FULL | {"precision": "bf16_split_master"}),
     ("qwen2-sliding", BF16),
     ("qwen3", {"lora": {"target_modules": "all-linear"}}),
     ("gemma2", BF16),

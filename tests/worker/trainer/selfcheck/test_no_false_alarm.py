@@ -39,7 +39,7 @@ GOOD: dict[str, dict[str, Any]] = {  # Any: JSON
     "biases": {**TEN, "lora": {"bias": "all"}},
     "full-fp32": {**FULL, "precision": "fp32", "warmup_steps": 5},
     "full-bf16": {**FULL, "precision": "bf16", "learning_rate": 1e-6},
-    "full-error-word": {**FULL, "precision": "bf16_error_word", "learning_rate": 1e-7},
+    "full-error-word": {**FULL, "precision": "bf16_split_master", "learning_rate": 1e-7},
     "full-sr8": {**FULL, "precision": "bf16_sr8", "learning_rate": 1e-6, "packing": True},
 }
 

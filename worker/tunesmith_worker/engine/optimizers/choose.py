@@ -18,7 +18,7 @@ OptimizerAndArguments = tuple[type[torch.optim.Optimizer], dict[str, Any]]  # An
 _BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's own
 BYTES: dict[Precision, tuple[int, int]] = {
     "fp32": (12, 4),
-    "bf16_error_word": (12, 2),
+    "bf16_split_master": (12, 2),
     "bf16_sr8": (4, 2),
     "bf16": (6, 2),
 }
@@ -31,7 +31,7 @@ def optimizer_for(
     """For the Trainer's `optimizer_cls_and_kwargs`; None where its own AdamW is right."""
     if not full or precision in ("fp32", "bf16"):
         return None
-    if precision == "bf16_error_word":
+    if precision == "bf16_split_master":
         return ErrorWordAdamW, {"lr": learning_rate, **_BETAS_EPS}
     return StochasticAdamW, {"lr": learning_rate, "seed": seed, **_BETAS_EPS}
 
@@ -43,7 +43,7 @@ def described(precision: Precision) -> str:
     line += f"the gradient {gradient}"
     if precision == "bf16":
         line += (
-            "; plain bf16 rounds small updates away and ends at a higher loss: 'bf16_error_word' "
+            "; plain bf16 rounds small updates away and ends at a higher loss: 'bf16_split_master' "
             "does not"
         )
     return line

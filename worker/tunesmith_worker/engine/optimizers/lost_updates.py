@@ -145,7 +145,7 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
             self._warned = True
             self._events.message(
                 f"Step {state.global_step}: {fraction:.0%} of the weights' updates are rounded "
-                "away, because they are too small for bf16. recipe.precision='bf16_error_word' "
+                "away, because they are too small for bf16. recipe.precision='bf16_split_master' "
                 "loses none, for 12 bytes a parameter instead of 6; 'bf16_sr8' none in the mean, "
                 "for 4.",
                 level="warn",

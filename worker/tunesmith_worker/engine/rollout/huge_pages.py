@@ -1,7 +1,7 @@
 """Linux's huge pages under memory that is read from end to end again and again.
 
 A decode step reads every weight once. In pages of 4 KiB, finding them is a fifth of the step's
-products (docs/log.md). Without effect where the kernel (before 6.1) or the machine has none.
+products (docs/contributing/log). No effect where the kernel (before 6.1) or the machine has none.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tunesmith_worker.rundir.plan import Choices, DataPlan, Device, LoadPlan, Tr
 
 def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
     bf16 = device.is_gpu and device.has_bf16
-    in_bf16: Precision = "bf16_error_word" if recipe.tuning == "full" else "bf16"
+    in_bf16: Precision = "bf16_split_master" if recipe.tuning == "full" else "bf16"
     return LoadPlan(
         precision=choices.settle(
             "precision",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import Hyperparameters, Recipe, RunSpec
+from tunesmith_schema.renames import current_names
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.resume_point import MadeFor
 
@@ -84,7 +85,7 @@ def differences(then: MadeFor, now: MadeFor) -> list[tuple[str, str]]:
 def _today(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
     """As this version writes it: a field that is new since has its default."""
     try:
-        return model.model_validate(saved).model_dump(mode="json")
+        return model.model_validate(current_names(saved)).model_dump(mode="json")
     except ValidationError:  # it has one that is gone: compared as it is, and named
         return saved
 

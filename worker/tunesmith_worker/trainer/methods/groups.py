@@ -28,7 +28,7 @@ GroupLayout = Literal["shared", "plain"]
 own."""
 
 SHARING_PAYS = 1.05
-"""From this token ratio on (docs/log.md); below it, both take the same time."""
+"""From this token ratio on (docs/contributing/log); below it, both take the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ def rollout_failures() -> Iterator[None]:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
             f"The rollout engine cannot generate with this model: {error}.",
-            hint="Reinforcement needs a family that docs/engine.md lists; supervised tuning trains "
-            "others too.",
+            hint="Reinforcement needs a family listed in docs/explanation/kernels.md; supervised "
+            "tuning trains other families too.",
             param="model",
         ) from error
     except NotFinite as error:

@@ -16,7 +16,7 @@ from tunesmith_worker.rundir.events import EventLog
 @dataclass(frozen=True)
 class Finding:
     check: str
-    """Stable name of the check, as docs/self-check.md has it."""
+    """Stable name of the check, as docs/explanation/self-check.md has it."""
     message: str
     """What is wrong, with the number and the tolerance."""
     hint: str

@@ -1,6 +1,6 @@
 """Whether rows that share a batch are as if alone, and whether our kernels compute what stock does.
 
-What is compared, and how near it has to be, stands in docs/self-check.md. With 16-bit weights both
+docs/explanation/self-check.md has the comparisons and their tolerances. With 16-bit weights both
 are proven in fp32, where rounding hides nothing; and in 16 bits our gradient may be no farther from
 fp32's than some times what stock's own is.
 """
@@ -41,7 +41,7 @@ SMALL = 1e-6
 cancel all but that."""
 FACTOR = 2.0
 """16 bits: how many times stock's own distance from fp32's gradient. verdict.py's 1.5 is for the
-mean of many steps; of one piece of data 1.3 was seen (docs/log.md)."""
+mean of many steps; of one piece of data 1.3 was seen (docs/contributing/log)."""
 FLOOR = 1e-2
 """The least distance that is allowed, as stock may lie close to fp32 by luck."""
 

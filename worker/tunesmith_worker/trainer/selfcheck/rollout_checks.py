@@ -1,7 +1,7 @@
 """The checks of a reinforcement run, and the passes that its rollouts are held to.
 
-Where the weights are 16-bit, what is drawn and what is trained are compared in fp32 (docs/
-self-check.md), and besides held to stock's own distance from fp32.
+Where the weights are 16-bit, what is drawn and what is trained are compared in fp32
+(docs/explanation/self-check.md), and besides held to stock's own distance from fp32.
 """
 
 from __future__ import annotations

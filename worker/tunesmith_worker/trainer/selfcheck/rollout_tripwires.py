@@ -1,7 +1,7 @@
 """What a reinforcement run's own figures say of its health, step by step: alarms, each told once.
 
 The bounds of the gap, of equal rewards and of truncated completions are those that practice has
-(docs/self-check.md); those of entropy, KL and clipping are ours. Knows plain numbers only.
+(docs/explanation/self-check.md); those of entropy, KL and clipping are ours. Plain numbers only.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_good_steps_and_figures_that_are_not_measured_alarm_of_nothing() -> None
 
 def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
     off = replace(GOOD, rollout_gap=0.05)
-    assert not RolloutTripwires("bf16_error_word").step(off)
+    assert not RolloutTripwires("bf16_split_master").step(off)
     (text,) = RolloutTripwires("fp32").step(off)
     assert "0.05 apart on average (healthy: up to 0.01)" in text
     (text,) = RolloutTripwires("bf16").step(replace(GOOD, rollout_gap=float("nan")))

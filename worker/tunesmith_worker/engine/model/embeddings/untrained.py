@@ -7,8 +7,8 @@ than `NEAR` times the usual spread of rows to 0, to the mean of all rows or to a
 spread is the median distance from the mean. Rows that were drawn at random one by one and never
 trained look like any other and are not found.
 
-Measured (docs/log.md): in stories260K, which is trained on children's stories, the 169 rows of byte
-tokens that those never hold lie within 4e-4 spreads of one another, the next nearest at 1.3e-2.
+Measured (docs/contributing/log): in stories260K, trained on children's stories, the 169 rows of
+byte tokens that those never hold lie within 4e-4 spreads of one another, the next at 1.3e-2.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""`tunesmith adapters` and `tunesmith models`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import (
+    AsJson,
+    age,
+    moment,
+    show_fields,
+    show_json,
+    show_page_json,
+    show_table,
+    size,
+)
+from .session import connected
+
+adapters = typer.Typer(
+    help="Results of training: adapters, or whole models after full fine-tuning.",
+    no_args_is_help=True,
+)
+models = typer.Typer(help="Base models and tuned models.", no_args_is_help=True)
+
+
+@adapters.command("show")
+def show(
+    ctx: typer.Context,
+    adapter_id: Annotated[str, typer.Argument(metavar="ID", help="adp-...")],
+    as_json: AsJson = False,
+) -> None:
+    """Show an adapter and its files."""
+    with connected(ctx) as client:
+        adapter = client.adapters.retrieve(adapter_id)
+        if as_json:
+            show_json(adapter)
+            return
+        files = [f"{file.name}  {size(file.bytes)}" for file in adapter.files]
+        show_fields(
+            [
+                ("id", adapter.id),
+                ("model", adapter.model),
+                ("base model", adapter.base_model),
+                ("kind", adapter.kind),
+                ("job", adapter.job_id),
+                ("step", adapter.step),
+                ("created", moment(adapter.created_at)),
+                ("size", size(adapter.bytes)),
+                ("files", "\n".join(files)),
+            ]
+        )
+
+
+@adapters.command("download")
+def download(
+    ctx: typer.Context,
+    id_or_job: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="adp-..., or ftjob-... for the adapter of a job.",
+        ),
+    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
+    as_json: AsJson = False,
+) -> None:
+    """Download an adapter. Every file is verified by sha256."""
+    with connected(ctx) as client:
+        path = client.adapters.download(id_or_job, directory)
+        if as_json:
+            typer.echo(json.dumps({"path": str(path)}))
+        else:
+            typer.echo(str(path))
+
+
+@models.command("list")
+def list_models(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List base models and tuned models."""
+    with connected(ctx) as client:
+        available = list(client.models.list())
+        if as_json:
+            show_page_json(available, has_more=False)
+            return
+        show_table(
+            ("MODEL", "AGE", "TUNED FROM"),
+            ((model.id, age(model.created), model.base_model or "") for model in available),
+        )

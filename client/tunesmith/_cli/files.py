@@ -1,0 +1,146 @@
+"""`tunesmith files`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tunesmith_schema import FileObject, FileValidation
+
+from .output import (
+    AsJson,
+    Limit,
+    age,
+    moment,
+    show_fields,
+    show_json,
+    show_page_json,
+    show_table,
+    size,
+)
+from .session import connected, fail
+
+app = typer.Typer(help="Data sets on the server.", no_args_is_help=True)
+
+FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
+
+
+@app.command("upload")
+def upload(
+    ctx: typer.Context,
+    path: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet.")],
+    purpose: Annotated[str, typer.Option(help="fine-tune for a data set.")] = "fine-tune",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the file is validated.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a file. A file that the server already has is reused."""
+    with connected(ctx) as client:
+        uploaded = client.files.create(file=path, purpose=purpose, progress=True)
+        if uploaded.reused:
+            typer.echo(f"already uploaded as {uploaded.id}; reused", err=True)
+        file: FileObject = uploaded
+        if wait:
+            file = client.files.wait_for_processing(file.id)
+        _show(file, as_json)
+        if file.status == "error":
+            fail(f"{path} is not usable: {file.status_details or 'the server gave no reason'}")
+
+
+@app.command("list")
+def list_files(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List files, newest first."""
+    with connected(ctx) as client:
+        page = client.files.list(limit=limit)
+        if as_json:
+            show_page_json(page.data, page.has_more)
+            return
+        show_table(
+            ("ID", "NAME", "SIZE", "ROWS", "STATUS", "AGE"),
+            (
+                (
+                    file.id,
+                    file.filename,
+                    size(file.bytes),
+                    str(file.validation.rows) if file.validation else "",
+                    file.status,
+                    age(file.created_at),
+                )
+                for file in page.data
+            ),
+        )
+
+
+@app.command("show")
+def show(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
+    """Show a file and the result of its validation."""
+    with connected(ctx) as client:
+        _show(client.files.retrieve(file_id), as_json)
+
+
+@app.command("delete")
+def delete(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
+    """Delete a file."""
+    with connected(ctx) as client:
+        deleted = client.files.delete(file_id)
+        if as_json:
+            show_json(deleted)
+        else:
+            typer.echo(f"deleted {deleted.id}")
+
+
+@app.command("download")
+def download(
+    ctx: typer.Context,
+    file_id: FileId,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Default: the file's own name.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a file."""
+    with connected(ctx) as client:
+        file = client.files.retrieve(file_id)
+        # The last part of the name only: the uploader chose the name.
+        path = output or Path(Path(file.filename).name or file.id)
+        if output is None and path.exists():
+            fail(f"{path} exists already", hint="choose another name with -o")
+        client.files.download(file_id, path)
+        if as_json:
+            show_json(file)
+        else:
+            typer.echo(f"{path}  {size(file.bytes)}")
+
+
+def _show(file: FileObject, as_json: bool) -> None:
+    if as_json:
+        show_json(file)
+        return
+    validation = file.validation or FileValidation(ok=False)
+    problems = [f"row {problem.row}: {problem.message}" for problem in validation.problems[:5]]
+    refused = [f"{method}: {rows.summary()}" for method, rows in validation.refused.items()]
+    show_fields(
+        [
+            ("id", file.id),
+            ("name", file.filename),
+            ("size", size(file.bytes)),
+            ("purpose", file.purpose),
+            ("created", moment(file.created_at)),
+            ("status", file.status),
+            ("reason", file.status_details),
+            ("format", validation.format or validation.prompt_format),
+            ("usable for", ", ".join(validation.usable_for)),
+            ("not for", "\n".join(refused) if validation.ok else None),
+            ("rows", validation.rows if file.validation else None),
+            ("bad rows", validation.num_problems or None),
+            ("problems", "\n".join(problems)),
+            ("sha256", file.sha256),
+        ]
+    )

@@ -1,0 +1,83 @@
+"""Output of the CLI: wire JSON for programs, tables of 80 columns for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the API.")]
+Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
+
+
+def wire_json(model: BaseModel) -> str:
+    """JSON as the server sent it, without defaults for missing keys."""
+    return model.model_dump_json(exclude_unset=True)
+
+
+def show_json(model: BaseModel) -> None:
+    typer.echo(wire_json(model))
+
+
+def show_page_json(data: Sequence[BaseModel], has_more: bool) -> None:
+    items = [json.loads(wire_json(item)) for item in data]
+    typer.echo(json.dumps({"object": "list", "data": items, "has_more": has_more}))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. The first column never wraps: ids stay whole for copying."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        table.add_column(name, no_wrap=index == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def show_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Print one field per line. Fields without a value are omitted."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        if value not in (None, "", {}, []):
+            table.add_row(name, str(value))
+    _console().print(table)
+
+
+def moment(seconds: int | None) -> str:
+    """Local date and time; empty for None."""
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def age(seconds: int) -> str:
+    """Time since a moment in its largest unit, such as `3h`."""
+    elapsed = max(0, int(time.time() - seconds))
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if elapsed >= length:
+            return f"{elapsed // length}{unit}"
+    return f"{elapsed}s"
+
+
+def size(num_bytes: int) -> str:
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    value = num_bytes / 1024
+    for unit in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _console() -> Console:
+    # Square brackets in names and messages are text, not markup.
+    return Console(markup=False, highlight=False)

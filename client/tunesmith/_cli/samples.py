@@ -1,0 +1,111 @@
+"""`tunesmith jobs samples`: generated completions of a reinforcement job, by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from tunesmith_schema import Sample
+
+from .jobs import JobId
+from .output import AsJson, Limit, show_page_json
+from .session import connected
+
+MAX_CHARACTERS = 1200
+"""Characters shown of one text; a longer text loses its middle."""
+
+
+def samples(
+    ctx: typer.Context,
+    job_id: JobId,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step; default: the newest steps.")
+    ] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show generated completions of a reinforcement job with their rewards. Long texts are
+    shortened; --json prints them in full."""
+    with connected(ctx) as client:
+        jobs = client.fine_tuning.jobs
+        page = jobs.samples(job_id, step=step, limit=limit)
+        empty_step = step is not None and not page.data and not as_json
+        newest = jobs.samples(job_id, limit=1).data if empty_step else []
+    if as_json:
+        show_page_json(page.data, page.has_more)
+    elif page.data:
+        # Square brackets in texts are not markup.
+        Console(markup=False, highlight=False).print(render(page.data))
+    else:
+        at_step = "" if step is None else f" at step {step}"
+        typer.echo(f"{job_id} has no samples{at_step}" + _newest_step(newest))
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("samples")(samples)
+
+
+def _newest_step(newest: list[Sample]) -> str:
+    """Name the newest step with samples: only the first step on a set of completions has them."""
+    return f"; the newest are at step {newest[0].step}" if newest else ""
+
+
+def render(newest_first: Iterable[Sample]) -> RenderableType:
+    """Newest step first; in a step, prompts and completions in the order of generation."""
+    parts: list[RenderableType] = []
+    for _, step_samples in groupby(newest_first, key=lambda sample: sample.step):
+        in_order = list(step_samples)[::-1]
+        for _, group in groupby(in_order, key=lambda sample: sample.group):
+            parts.extend(_group(list(group)))
+    return Group(*parts)
+
+
+def _group(samples: list[Sample]) -> Iterator[RenderableType]:
+    first = samples[0]
+    title = f"step {first.step}, row {first.row}, prompt of {first.prompt_tokens} tokens"
+    yield Rule(Text(title, style="bold"), align="left", style="dim")
+    yield Padding(Text(_shortened(first.prompt), style="cyan"), (0, 0, 1, 0))
+    for sample in samples:
+        yield _verdict(sample)
+        yield Padding(Text(_shortened(sample.completion)), (0, 0, 1, 2))
+
+
+def _verdict(sample: Sample) -> Text:
+    advantage = sample.advantage or 0.0
+    style = "green" if advantage > 0 else "red" if advantage < 0 else "yellow"
+    text = Text(overflow="fold")
+    reward = "not graded" if sample.reward is None else f"reward {sample.reward:.4g}"
+    text.append(reward, style=f"bold {style}")
+    if sample.advantage is not None:
+        text.append(f"  advantage {sample.advantage:+.3g}", style=style)
+    cut = sample.finish_reason == "length"
+    text.append(f"  {sample.completion_tokens} tokens", style="dim")
+    text.append(", cut" if cut else "", style="red")
+    if len(sample.scores) > 1 or None in sample.scores.values():
+        scores = ", ".join(f"{name} {_number(score)}" for name, score in sample.scores.items())
+        text.append(f"  {_visible(scores)}")
+    return text
+
+
+def _number(score: float | None) -> str:
+    return "failed" if score is None else f"{score:.4g}"
+
+
+def _shortened(text: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        omission = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
+        text = text[:half] + omission + text[-half:]
+    return _visible(text).strip("\n") or "(empty)"
+
+
+def _visible(text: str) -> str:
+    """Escape control characters: a completion must not control the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

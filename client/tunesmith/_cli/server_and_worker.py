@@ -1,0 +1,79 @@
+"""Commands of the server and the worker: this process execs their program, arguments unchanged.
+
+This module imports neither. It checks that the libraries of the part are installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import typer
+
+from .session import fail
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Command:
+    """One command of another part."""
+
+    help: str
+    module: tuple[str, ...]
+    """Arguments of `python -m`."""
+    extra: str
+    libraries: tuple[str, ...]
+
+
+def _server(name: str, help: str) -> _Command:
+    return _Command(
+        help=help,
+        module=("tunesmith_server", name),
+        extra="server",
+        libraries=("fastapi", "sqlalchemy"),
+    )
+
+
+def _worker(help: str, *module: str) -> _Command:
+    return _Command(help=help, module=module, extra="worker", libraries=("torch", "celery"))
+
+
+COMMANDS = {
+    "serve": _server("serve", "Start the whole service on this machine."),
+    "api": _server("api", "Start the API alone."),
+    "migrate": _server("migrate", "Create or upgrade the database."),
+    "keys": _server("keys", "Create, list and revoke API keys."),
+    "worker": _worker("Start a worker, which trains jobs.", "tunesmith_worker", "worker"),
+    "demo": _worker("Train a small model from start to end.", "tunesmith_worker", "demo"),
+    "run": _worker("Train one run directory, without a service.", "tunesmith_worker.trainer"),
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    for name, command in COMMANDS.items():
+        app.command(
+            name,
+            help=command.help,
+            rich_help_panel="On this machine",
+            # The other program answers --help.
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_exec(name))
+
+
+def _exec(name: str) -> Callable[[typer.Context], None]:
+    def exec_program(ctx: typer.Context) -> None:
+        command = COMMANDS[name]
+        missing = [library for library in command.libraries if find_spec(library) is None]
+        if missing:
+            fail(
+                f"`tunesmith {name}` needs {' and '.join(missing)}, which are not installed",
+                hint=f"pip install 'tunesmith[{command.extra}]'",
+                status=2,
+            )
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", *command.module, *ctx.args])
+
+    return exec_program

@@ -1,0 +1,1 @@
+"""The HTTP connection: settings, retries, errors, pages, server-sent events."""

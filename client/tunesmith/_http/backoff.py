@@ -1,0 +1,59 @@
+"""Retry rules: which responses to retry, and after how many seconds."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+_FIRST_DELAY = 0.5
+_LONGEST_DELAY = 8.0
+_LONGEST_RETRY_AFTER = 120.0
+"""Longest `Retry-After` that the client waits for; a longer one is raised as an error."""
+
+
+def backoff(attempt: int) -> float:
+    """Seconds between try `attempt` (from 0) and the next: exponential, with full jitter.
+
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    """
+    return random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(attempt, 16)))
+
+
+def retry_delay(response: httpx.Response, attempt: int) -> float | None:
+    """Seconds before the next try; None when the response must not be retried."""
+    if not _is_retryable(response):
+        return None
+    seconds = _retry_after(response.headers)
+    if seconds is None:
+        return backoff(attempt)
+    return seconds if seconds <= _LONGEST_RETRY_AFTER else None
+
+
+def _is_retryable(response: httpx.Response) -> bool:
+    instruction = response.headers.get("x-should-retry")
+    if instruction in ("true", "false"):
+        return bool(instruction == "true")
+    return response.status_code in (408, 409, 429) or response.status_code >= 500
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds in `retry-after-ms` or `Retry-After`, which holds seconds or a date."""
+    try:
+        return max(0.0, float(headers["retry-after-ms"]) / 1000)
+    except (KeyError, ValueError):
+        pass
+    after = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(after))
+    except ValueError:
+        pass
+    try:
+        moment = parsedate_to_datetime(after)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:  # "-0000": UTC by RFC 5322
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,49 @@
+"""Pages of a list; iterating over a page fetches the following pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import tunesmith_schema as wire
+
+
+class Identified(Protocol):
+    """An item of a list. Its id is the cursor of the next page."""
+
+    id: str
+
+
+T = TypeVar("T", bound=Identified)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page(Generic[T]):
+    """One page in `data`. Iterating yields the items of this page and of all following pages."""
+
+    data: list[T]
+    has_more: bool
+    _fetch: Callable[[str], Page[T]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[T]:
+        page: Page[T] | None = self
+        while page is not None:
+            yield from page.data
+            page = page.next_page()
+
+    def next_page(self) -> Page[T] | None:
+        """Fetch the following page; None after the last."""
+        if not (self.has_more and self.data):
+            return None
+        return self._fetch(self.data[-1].id)
+
+
+def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
+    """Fetch the page after the id `after`. `fetch` maps such an id to the wire page."""
+    answer = fetch(after)
+    return Page(
+        data=answer.data,
+        has_more=answer.has_more,
+        _fetch=lambda last: first_page(fetch, last),
+    )

@@ -1,0 +1,1 @@
+"""The SDK: the client, its resources, and the objects that they return."""

@@ -1,0 +1,94 @@
+"""`client.adapters`: trained adapters, downloaded completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import DownloadError
+from tunesmith._transfer.download import fetch, file_sha256
+from tunesmith_schema import Adapter
+
+
+class Adapters:
+    """Trained adapters; after full fine-tuning, whole models."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def retrieve(self, adapter_id: str) -> Adapter:
+        return self._http.get(Adapter, path_of("adapters", adapter_id))
+
+    def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
+        """Download the files of an adapter (`adp-...`, or the job's id, `ftjob-...`) into `dir`.
+
+        Every file is verified by sha256. `dir` ends complete or unchanged. A `dir` that already
+        has these files is left unchanged.
+        """
+        target = Path(dir)
+        adapter = self.retrieve(self._adapter_id(id_or_job_id))
+        if _exists(target):
+            if _has_files(target, adapter):
+                return target
+            raise DownloadError(
+                f"{target} exists and holds something other than {adapter.id}",
+                hint="pass a new or empty directory, or delete this one",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        partial.mkdir()
+        try:
+            for file in adapter.files:
+                fetch(
+                    self._http,
+                    path_of("adapters", adapter.id, "content", file.name),
+                    name=file.name,
+                    size=file.bytes,
+                    sha256=file.sha256,
+                    to=partial / file.name,
+                )
+            _fsync(partial)
+            partial.rename(target)
+            _fsync(target.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return target
+
+    def _adapter_id(self, id_or_job_id: str) -> str:
+        if not id_or_job_id.startswith("ftjob-"):
+            return id_or_job_id
+        job = self._http.get(wire.Job, path_of("fine_tuning", "jobs", id_or_job_id))
+        if job.adapter_id is None:
+            raise DownloadError(
+                f"job {job.id} is {job.state} and has no adapter",
+                hint="the job ended without a result"
+                if job.state in wire.TERMINAL
+                else f"wait for the job: client.fine_tuning.jobs.wait('{job.id}')",
+            )
+        return job.adapter_id
+
+
+def _exists(target: Path) -> bool:
+    return target.exists() and (not target.is_dir() or any(target.iterdir()))
+
+
+def _has_files(target: Path, adapter: Adapter) -> bool:
+    return target.is_dir() and all(
+        (path := target / file.name).is_file()
+        and path.stat().st_size == file.bytes
+        and file_sha256(path) == file.sha256
+        for file in adapter.files
+    )
+
+
+def _fsync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,90 @@
+"""The client: all resources over one connection."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from tunesmith._http.connection import Http
+from tunesmith._http.errors import InvalidArgumentError
+from tunesmith._http.settings import DEFAULT_BASE_URL, ClientSettings
+
+from .adapters import Adapters
+from .files import Files
+from .jobs import FineTuning, Jobs
+from .models import Models
+from .uploads import Uploads
+
+
+class Client:
+    """A connection to one Tunesmith server, with the methods of the `openai` client.
+
+    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout`:
+    seconds without a byte from the server. `max_retries`: tries after the first.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        settings = ClientSettings.from_environment()
+        self._http = Http(
+            base_url=_checked_url(base_url or settings.base_url),
+            api_key=_checked_key(api_key or settings.api_key.get_secret_value()),
+            timeout=timeout,
+            max_retries=max_retries,
+            transport=transport,
+        )
+        self.uploads = Uploads(self._http)
+        self.files = Files(self._http, self.uploads)
+        self.fine_tuning = FineTuning(Jobs(self._http, self.files))
+        self.models = Models(self._http)
+        self.adapters = Adapters(self._http)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _checked_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise InvalidArgumentError(f"base_url {text!r} is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InvalidArgumentError(
+            f"base_url {text!r} is not an http or https URL", hint=f"for example {DEFAULT_BASE_URL}"
+        )
+    return url
+
+
+def _checked_key(text: str) -> str:
+    key = text.strip()
+    if not key:
+        raise InvalidArgumentError(
+            "no API key", hint="set TUNESMITH_API_KEY, or pass api_key= to Client"
+        )
+    # The message must not contain the key.
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise InvalidArgumentError(
+            "the API key contains a space, a line break or another invalid character",
+            hint="copy the key again, as `tunesmith keys create` printed it",
+        )
+    return key

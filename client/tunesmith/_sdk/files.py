@@ -1,0 +1,179 @@
+"""`client.files`: data sets and other files on the server."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PrivateAttr
+
+import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import InvalidArgumentError, WaitTimeoutError
+from tunesmith._http.pages import Page, first_page
+from tunesmith._transfer.download import fetch
+from tunesmith._transfer.source import FileSource, open_source
+from tunesmith_schema import FileDeleted, FileObject
+
+from .uploads import Uploads
+
+Order = Literal["asc", "desc"]
+
+_PARTS_ABOVE = 64 * 1024**2
+"""Files larger than this are uploaded in parts."""
+_PART_SIZE = 16 * 1024**2
+"""Bytes of one part: the most that a broken connection loses."""
+_MIME_TYPE = "application/octet-stream"
+_FIRST_POLL = 0.25
+_SLOWEST_POLL = 5.0
+
+
+class File(FileObject):
+    """The result of `client.files.create`."""
+
+    _reused: bool = PrivateAttr(default=False)
+
+    @property
+    def reused(self) -> bool:
+        """True when the server had the file already and nothing was uploaded."""
+        return self._reused
+
+
+class Files:
+    """Files on the server."""
+
+    def __init__(self, http: Http, uploads: Uploads) -> None:
+        self._http = http
+        self._uploads = uploads
+
+    def create(
+        self, *, file: FileSource, purpose: str = "fine-tune", progress: bool = False
+    ) -> File:
+        """Upload a path, a `(name, bytes)` pair or a file open in binary mode.
+
+        When the server already has the same content for the same purpose, that file is returned
+        and `reused` is true. A file that failed validation or has an expiry is not reused.
+
+        Content is streamed, above 64 MiB in parts. A repeated call for a path resumes an upload
+        that was interrupted less than an hour ago. A stream without seek is never reused, and not
+        sent again after an error. `progress` shows a bar.
+        """
+        purposes = [str(known) for known in wire.FilePurpose]
+        if purpose not in purposes:
+            raise InvalidArgumentError(
+                f"purpose {purpose!r} is not one of {', '.join(purposes)}",
+                hint="the purpose of a data set is 'fine-tune'",
+            )
+        with open_source(file) as source:
+            sha256 = source.sha256()
+            existing = sha256 and self._existing(source.filename, sha256, purpose)
+            if existing:
+                return existing
+            size = source.size()
+            if progress and size is not None:
+                from tunesmith._transfer.upload_bar import UploadBar  # importing rich is slow
+
+                bar = UploadBar(source.filename, size)
+            else:
+                bar = None
+            report = bar.show if bar else None
+            with bar or nullcontext():
+                if size is not None and size > _PARTS_ABOVE:
+                    uploaded = self._uploads.send_file(
+                        source, purpose=purpose, part_size=_PART_SIZE, report=report
+                    )
+                    fields = uploaded.model_dump(mode="json", exclude_unset=True)
+                    return File.model_validate(fields, context={wire.FROM_SERVER: True})
+                return self._http.post(
+                    File,
+                    "files",
+                    data={"purpose": purpose},
+                    files={"file": (source.filename, source.reporting(report), _MIME_TYPE)},
+                    can_repeat=source.can_repeat,
+                )
+
+    def _existing(self, filename: str, sha256: str, purpose: str) -> File | None:
+        """Newest file with this content that stays valid, or None.
+
+        The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). A server
+        without the filter `sha256` returns other files too: this method compares again.
+        """
+        params: dict[str, str | int | None] = {"sha256": sha256, "purpose": purpose}
+        for file in self._http.get(wire.Page[File], "files", params | {"limit": 100}).data:
+            same = (
+                file.sha256 == sha256
+                and file.purpose == purpose
+                and Path(file.filename).suffix.lower() == Path(filename).suffix.lower()
+            )
+            if same and file.status != "error" and file.expires_at is None:
+                file._reused = True
+                return file
+        return None
+
+    def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        order: Order | None = None,
+        purpose: str | None = None,
+        sha256: str | None = None,
+    ) -> Page[FileObject]:
+        """Files, newest first; of one purpose, or with one content."""
+
+        def fetch(cursor: str | None) -> wire.Page[FileObject]:
+            params: dict[str, str | int | None] = {"limit": limit, "after": cursor}
+            params |= {"order": order, "purpose": purpose, "sha256": sha256}
+            return self._http.get(wire.Page[FileObject], "files", params)
+
+        return first_page(fetch, after)
+
+    def retrieve(self, file_id: str) -> FileObject:
+        return self._http.get(FileObject, path_of("files", file_id))
+
+    def content(self, file_id: str) -> bytes:
+        """Return the whole content in memory. For large files use `download`."""
+        return self._http.send("GET", path_of("files", file_id, "content")).content
+
+    def download(self, file_id: str, path: str | os.PathLike[str]) -> Path:
+        """Write the content to `path`, which appears only when complete and verified."""
+        target = Path(path)
+        file = self.retrieve(file_id)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            fetch(
+                self._http,
+                path_of("files", file_id, "content"),
+                name=file.filename,
+                size=file.bytes,
+                sha256=file.sha256,
+                to=partial,
+            )
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+    def delete(self, file_id: str) -> FileDeleted:
+        return self._http.delete(FileDeleted, path_of("files", file_id))
+
+    def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> FileObject:
+        """Wait until the server has validated the file and return the file.
+
+        Its `status` is then `processed` or `error`, with the reason in `status_details`.
+        """
+        deadline = self._http.now() + timeout
+        pause = _FIRST_POLL
+        while True:
+            file = self.retrieve(file_id)
+            if file.status != "uploaded":
+                return file
+            if self._http.now() + pause > deadline:
+                raise WaitTimeoutError(
+                    f"{file_id} was not validated within {timeout:g} s",
+                    hint="a worker validates files: check that one is running (tunesmith worker)",
+                )
+            self._http.sleep(pause)
+            pause = min(_SLOWEST_POLL, 2 * pause)

@@ -1,0 +1,98 @@
+"""Output of jobs: events, metrics, samples, reports, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.pages import Page, first_page
+from tunesmith_schema import Checkpoint, Event, JobReport, MetricPoint, Sample
+
+from .files import Order
+from .follow import follow
+
+
+class JobOutput:
+    """The part of `client.fine_tuning.jobs` that reads what jobs write."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self.checkpoints = Checkpoints(http)
+
+    def list_events(
+        self,
+        job_id: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[Event]:
+        path = path_of("fine_tuning", "jobs", job_id, "events")
+
+        def fetch(cursor: str | None) -> wire.Page[Event]:
+            params = {"limit": limit, "after": cursor, "order": order}
+            return self._http.get(wire.Page[Event], path, params)
+
+        return first_page(fetch, after)
+
+    def stream(self, job_id: str, after_seq: int | None = None) -> Generator[Event, None, None]:
+        """Yield every event after `after_seq`, past and future, until the job ends."""
+        for item in follow(self._http, job_id, after_seq=after_seq):
+            if isinstance(item, Event):
+                yield item
+
+    def metrics(self, job_id: str) -> list[MetricPoint]:
+        """All metrics of the job, first step first."""
+        path = path_of("fine_tuning", "jobs", job_id, "metrics")
+
+        def fetch(cursor: str | None) -> wire.Page[MetricPoint]:
+            params = {"after": cursor, "order": "asc", "limit": 1000}
+            return self._http.get(wire.Page[MetricPoint], path, params)
+
+        return [*first_page(fetch, None)]
+
+    def samples(
+        self,
+        job_id: str,
+        *,
+        step: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[Sample]:
+        """Generated completions of a reinforcement job with their scores, newest first; of one
+        step, or of all. A page has at most 100; iterating fetches the following pages."""
+        path = path_of("fine_tuning", "jobs", job_id, "samples")
+
+        def fetch(cursor: str | None) -> wire.Page[Sample]:
+            params = {"step": step, "limit": limit, "after": cursor, "order": order}
+            return self._http.get(wire.Page[Sample], path, params)
+
+        return first_page(fetch, after)
+
+    def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
+        """Report on time, memory and bottleneck of an attempt, by default the newest.
+
+        Raises NotFoundError (`code` is `no_report`) before the attempt has written a report.
+        """
+        path = path_of("fine_tuning", "jobs", job_id, "report")
+        return self._http.get(JobReport, path, {"attempt": attempt})
+
+
+class Checkpoints:
+    """`client.fine_tuning.jobs.checkpoints`."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self, job_id: str, *, after: str | None = None, limit: int | None = None
+    ) -> Page[Checkpoint]:
+        path = path_of("fine_tuning", "jobs", job_id, "checkpoints")
+
+        def fetch(cursor: str | None) -> wire.Page[Checkpoint]:
+            params = {"limit": limit, "after": cursor}
+            return self._http.get(wire.Page[Checkpoint], path, params)
+
+        return first_page(fetch, after)

@@ -1,0 +1,240 @@
+"""`client.fine_tuning.jobs`: create, list, wait for and control jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.errors import InvalidArgumentError, invalid_argument
+from tunesmith._http.pages import Page, first_page
+from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobFork, Method
+
+from .files import Files, Order
+from .follow import follow
+from .grader_argument import with_grader
+from .job import Job, raise_unless_succeeded
+from .job_output import JobOutput
+
+DataFile = str | os.PathLike[str]
+"""A file id, or a local path."""
+
+_FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
+
+
+class Jobs(JobOutput):
+    """Fine-tuning jobs. Repeating a command such as `cancel` is safe."""
+
+    def __init__(self, http: Http, files: Files) -> None:
+        super().__init__(http)
+        self._files = files
+
+    def create(
+        self,
+        *,
+        model: str,
+        training_file: DataFile,
+        validation_file: DataFile | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,  # Any: JSON
+        method: Method | Mapping[str, Any] | None = None,
+        grader: Grader | Mapping[str, Any] | None = None,
+        recipe: wire.Recipe | Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Start a job. A local path is uploaded with `client.files.create`, after all other
+        arguments have been checked. `grader` selects reinforcement, in place of `method`.
+
+        A second call with the same `idempotency_key` returns the first call's job. Pass file ids
+        with the key: a path may become a new file id in the second call.
+        """
+        arguments = {
+            "model": model,
+            "training_file": os.fspath(training_file),
+            "validation_file": validation_file and os.fspath(validation_file),
+            "suffix": suffix,
+            "seed": seed,
+            "metadata": metadata and dict(metadata),
+            "hyperparameters": hyperparameters,
+            "method": method,
+            "recipe": recipe,
+        }
+        arguments = with_grader(arguments, grader)
+        try:
+            body = JobCreate.model_validate({k: v for k, v in arguments.items() if v is not None})
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        body.training_file = self._file_id("training_file", training_file)
+        if validation_file is not None:
+            body.validation_file = self._file_id("validation_file", validation_file)
+        job = self._http.post(
+            Job,
+            "fine_tuning/jobs",
+            json=body.model_dump(mode="json", exclude_unset=True),
+            idempotency_key=idempotency_key,
+        )
+        return self._bind(job)
+
+    def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        order: Order | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Page[Job]:
+        """Jobs, newest first. `metadata` keeps the jobs that have all of these pairs."""
+        filters = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+
+        def fetch(cursor: str | None) -> wire.Page[Job]:
+            params = {"limit": limit, "after": cursor, "order": order, **filters}
+            page = self._http.get(wire.Page[Job], "fine_tuning/jobs", params)
+            for job in page.data:
+                self._bind(job)
+            return page
+
+        return first_page(fetch, after)
+
+    def retrieve(self, job_id: str) -> Job:
+        return self._bind(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job and keep only its checkpoints. A running job stops within seconds.
+
+        Raises BadRequestError (`code` is `not_cancellable`) for a job that succeeded or failed.
+        """
+        return self._send(job_id, "cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Pause a job. A running job saves a resume point and frees its GPU: its `state` is
+        `pausing`, then `paused`. A queued job is `paused` at once.
+
+        Raises BadRequestError (`not_pausable`) for a job that has ended or is ending, and for a job
+        in `validating_files`.
+        """
+        return self._send(job_id, "pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job, which continues from its resume point; revoke a pause in progress.
+
+        Raises BadRequestError (`not_resumable`) for a job that has ended.
+        """
+        return self._send(job_id, "resume")
+
+    def stop(self, job_id: str) -> Job:
+        """End a job at its next step and keep its result: the job succeeds early. A queued or
+        paused job that has a resume point continues from there in order to end.
+
+        Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
+        """
+        return self._send(job_id, "stop")
+
+    def fork(
+        self,
+        job_id: str,
+        *,
+        checkpoint: str | None = None,
+        step: int | None = None,
+        recipe: wire.Recipe | Mapping[str, Any] | None = None,  # Any: JSON
+        hyperparameters: Hyperparameters | Mapping[str, Any] | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        grader: Grader | Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Start a new job from a resume point of this job: the newest, or the newest at or before
+        `step` or the step of `checkpoint`. Arguments replace this job's values; a Recipe or
+        Hyperparameters object replaces only its fields that are set.
+
+        Raises BadRequestError: `not_forkable` without a resume point; with `param` for a change
+        that contradicts the trained weights, such as `recipe.lora.r`.
+        """
+        if isinstance(recipe, wire.Recipe):
+            recipe = recipe.model_dump(mode="json", exclude_unset=True)
+        arguments = {
+            "checkpoint": checkpoint,
+            "step": step,
+            "recipe": recipe and dict(recipe),
+            "hyperparameters": hyperparameters,
+            "suffix": suffix,
+            "seed": seed,
+            "metadata": None if metadata is None else dict(metadata),
+            "grader": grader,
+        }
+        try:
+            body = JobFork.model_validate({k: v for k, v in arguments.items() if v is not None})
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        return self._bind(
+            self._http.post(
+                Job,
+                path_of("fine_tuning", "jobs", job_id, "fork"),
+                json=body.model_dump(mode="json", exclude_unset=True),
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def retry(self, job_id: str) -> Job:
+        """Repeat a job that failed or was cancelled, as a new job from the newest resume point. A
+        second call returns the same new job.
+
+        Raises BadRequestError (`not_retryable`) for any other job.
+        """
+        return self._send(job_id, "retry")
+
+    def _send(self, job_id: str, command: str) -> Job:
+        return self._bind(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, command)))
+
+    def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
+        """Wait until the job has succeeded and return the job; see `Job.wait`."""
+        job = self.wait_until_over(job_id, timeout, progress)
+        raise_unless_succeeded(job)
+        return job
+
+    def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
+        """Wait until the job has ended in any way and return the job."""
+        if progress:
+            from .progress import ProgressView  # importing rich is slow
+
+            view = ProgressView()
+        else:
+            view = None
+        with view or nullcontext():
+            for item in follow(self._http, job_id, timeout=timeout):
+                if isinstance(item, Job):
+                    return self._bind(item)
+                if view is not None:
+                    view.show(item)
+        raise AssertionError("follow() ends with the job")
+
+    def _bind(self, job: Job) -> Job:
+        job._requests = self
+        return job
+
+    def _file_id(self, argument: str, file: DataFile) -> str:
+        if isinstance(file, str) and _FILE_ID.fullmatch(file):
+            return file
+        path = Path(file)
+        if not path.is_file():
+            raise InvalidArgumentError(
+                f"{argument} {os.fspath(file)!r} is neither a file id (file-...) nor a local file",
+                hint=f"the current directory is {Path.cwd()}",
+            )
+        return self._files.create(file=path).id
+
+
+class FineTuning:
+    """`client.fine_tuning`."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs

@@ -1,0 +1,26 @@
+"""`client.models`: base models and tuned models."""
+
+from __future__ import annotations
+
+import tunesmith_schema as wire
+from tunesmith._http.connection import Http, path_of
+from tunesmith._http.pages import Page, first_page
+from tunesmith_schema import Model, ModelDeleted
+
+
+class Models:
+    """Base models on the server's hosts, and tuned models."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self) -> Page[Model]:
+        return first_page(
+            lambda after: self._http.get(wire.Page[Model], "models", {"after": after}), None
+        )
+
+    def retrieve(self, model: str) -> Model:
+        return self._http.get(Model, path_of("models", model))
+
+    def delete(self, model: str) -> ModelDeleted:
+        return self._http.delete(ModelDeleted, path_of("models", model))

@@ -1,0 +1,1 @@
+"""File transfer: uploads whole or in parts, verified downloads."""

@@ -1,0 +1,101 @@
+"""Download of one file: resumed with Range after a break, checked by size and sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+
+from tunesmith._http.backoff import backoff
+from tunesmith._http.connection import Http, connection_error
+from tunesmith._http.errors import DownloadError
+
+
+class _Transfer:
+    """Bytes of one file received so far."""
+
+    def __init__(self, out: BinaryIO, size: int) -> None:
+        self._out = out
+        self._size = size
+        self.restart()
+
+    def restart(self) -> None:
+        self._out.seek(0)
+        self._out.truncate()
+        self._digest = hashlib.sha256()
+        self.done = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.done += len(chunk)
+        if self.done > self._size:
+            raise DownloadError(f"the server sent more than the {self._size} bytes it announced")
+        self._digest.update(chunk)
+        self._out.write(chunk)
+
+    def complete(self) -> bool:
+        return self.done == self._size
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
+    """Write and fsync `to`. Raise after more than `max_retries` breaks without progress.
+
+    `name` is the file's name in errors.
+    """
+    with to.open("wb") as out:
+        transfer = _Transfer(out, size)
+        breaks = 0
+        while not transfer.complete():
+            before = transfer.done
+            error = _receive(http, path, transfer)
+            if transfer.complete():
+                break
+            breaks = 0 if transfer.done > before else breaks + 1
+            if breaks > http.max_retries:
+                raise DownloadError(
+                    f"the download of {name} broke off after {transfer.done} of {size} bytes",
+                    hint="try again",
+                ) from (error and connection_error(error))
+            http.sleep(backoff(breaks))
+        if sha256 is not None and transfer.sha256() != sha256:
+            raise DownloadError(
+                f"{name} has sha256 {transfer.sha256()}, expected {sha256}",
+                hint="nothing was kept; a second failure means that the server's copy is damaged",
+            )
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
+    """Read until the end of the file. Return the error when the connection breaks."""
+    # Range counts uncompressed bytes.
+    headers = {"Accept-Encoding": "identity"}
+    if transfer.done:
+        headers["Range"] = f"bytes={transfer.done}-"
+    response = http.send("GET", path, headers=headers, stream=True)
+    try:
+        if transfer.done and not _starts_at(response, transfer.done):
+            transfer.restart()
+        for chunk in response.iter_bytes():
+            transfer.add(chunk)
+    except httpx.RequestError as error:
+        return error
+    finally:
+        response.close()
+    return None
+
+
+def _starts_at(response: httpx.Response, offset: int) -> bool:
+    """True when the server honoured Range, which is optional."""
+    content_range = response.headers.get("content-range", "")
+    return response.status_code == 206 and content_range.startswith(f"bytes {offset}-")
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,69 @@
+"""Former names on the wire, and the reader of stored documents that still hold them.
+
+Requests must use the current names: the API refuses a former name. Documents of an earlier version
+(recipes in the database, spec.json, plan.json, manifests of resume points, run reports) are read
+through `current_names` or `read_stored`. Decision 0021 has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+M = TypeVar("M", bound=BaseModel)
+Json = Any  # Any: JSON
+
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "precision": {"bf16_error_word": "bf16_split_master"},  # 2026-11, decision 0021
+}
+"""Former value -> current value, by field name."""
+
+_FORMER_VALUES = {
+    field: {current: former for former, current in values.items()}
+    for field, values in RENAMED_VALUES.items()
+}
+
+
+def check_current(field: str, value: object) -> None:
+    """Raise ValueError if `value` is a former name."""
+    current = RENAMED_VALUES.get(field, {}).get(value) if isinstance(value, str) else None
+    if current is not None:
+        raise ValueError(f"'{value}' is now called '{current}'")
+
+
+def current_names(document: Json) -> Json:
+    """Return a copy of a stored JSON document in which every name is the current one."""
+    return _replaced(document, RENAMED_VALUES)
+
+
+def former_names(document: Json) -> Json:
+    """Return a copy of a JSON document in which every renamed value has its former name.
+
+    Digests are computed from this copy, so that a rename does not change them.
+    """
+    return _replaced(document, _FORMER_VALUES)
+
+
+def read_stored(model: type[M], content: bytes) -> M:
+    """Validate a stored JSON document. Raises ValidationError."""
+    with suppress(ValueError):  # not JSON: the validation reports the position
+        content = to_json(current_names(from_json(content)))
+    return model.model_validate_json(content)
+
+
+def _replaced(document: Json, renamed: Mapping[str, Mapping[str, str]]) -> Json:
+    if isinstance(document, list):
+        return [_replaced(item, renamed) for item in document]
+    if not isinstance(document, dict):
+        return document
+    result = {key: _replaced(value, renamed) for key, value in document.items()}
+    for field, values in renamed.items():
+        # A choice in plan.json or a report names its field: {"name": field, "value": value}.
+        key = "value" if result.get("name") == field else field
+        if isinstance(value := result.get(key), str):
+            result[key] = values.get(value, value)
+    return result

@@ -1,0 +1,198 @@
+"""Live events for many watchers: each event is read and formatted once a process, however many
+watch.
+
+A watcher reads the backlog itself, then takes what its job's feed has. One that falls behind the
+feed reads the database again until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+
+from tunesmith_schema import TERMINAL, Event, Job, JobState
+from tunesmith_server.core.database import Database
+from tunesmith_server.models import JobRow
+from tunesmith_server.services import events, jobs
+from tunesmith_server.services.paging import number_in
+
+log = logging.getLogger(__name__)
+
+TAIL_SECONDS = 0.25
+PING_SECONDS = 15.0
+_BATCH = 500
+_FEED_BYTES = 1024 * 1024
+"""What a feed keeps for those who are a little behind."""
+
+
+class _Feed:
+    """The newest events of one job as SSE bytes: those after `base` up to `head`, without gaps."""
+
+    def __init__(self) -> None:
+        self.watchers = 0
+        self.head: int | None = None
+        """None until the first watcher has caught up with the database."""
+        self.base = 0
+        self.done: bytes | None = None
+        """What ends the streams, once `head` is the job's last event."""
+        self.changed = asyncio.Event()
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._joined = (-1, b"")
+
+    def start(self, seq: int) -> None:
+        if self.head is None:
+            self.head = self.base = seq
+
+    def add(self, seq: int, line: bytes) -> None:
+        self.head, self._joined = seq, (-1, b"")
+        self._lines.append((seq, line))
+        self._bytes += len(line)
+        while self._bytes > _FEED_BYTES:
+            self.base, dropped = self._lines.popleft()
+            self._bytes -= len(dropped)
+
+    def reaches_back_to(self, seq: int) -> bool:
+        return self.head is not None and seq >= self.base
+
+    def after(self, seq: int) -> bytes:
+        if self._joined[0] != seq:  # nearly all watchers ask for the same
+            newest_first = takewhile(lambda item: item[0] > seq, reversed(self._lines))
+            lines = [line for _, line in newest_first]
+            self._joined = (seq, b"".join(reversed(lines)))
+        return self._joined[1]
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _News:
+    """What the database has of one job that its feed has not."""
+
+    job_id: str
+    lines: list[tuple[int, bytes]]
+    done: bytes | None
+
+
+class EventHub:
+    """Follows the jobs that somebody watches."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._feeds: dict[str, _Feed] = {}
+        self._closing = False
+
+    async def run(self) -> None:
+        """Tail the database until cancelled: one query a round, one more a job that has news."""
+        while True:
+            await asyncio.sleep(TAIL_SECONDS)
+            heads = {name: feed.head for name, feed in self._feeds.items() if not feed.done}
+            known = {name: head for name, head in heads.items() if head is not None}
+            if not known:
+                continue
+            try:
+                news = await run_in_threadpool(self._news, known)
+            except Exception:  # the next round may do better; a dead tailer never does
+                log.exception("cannot follow the watched jobs")
+                continue
+            for told in news:
+                feed = self._feeds.get(told.job_id)
+                if feed is None or feed.head != known[told.job_id]:
+                    continue  # its watchers left meanwhile, and others may have come
+                for seq, line in told.lines:
+                    feed.add(seq, line)
+                feed.done = told.done
+                feed.notify()
+
+    def close(self) -> None:
+        """End all streams, so that the process can leave; clients reconnect and resume."""
+        self._closing = True
+        for feed in self._feeds.values():
+            feed.notify()
+
+    async def sse(self, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
+        """SSE bytes: all events after `after_seq`, live ones as they come, at the end `done`."""
+        feed = self._feeds.setdefault(job_id, _Feed())
+        feed.watchers += 1
+        try:
+            while not self._closing:
+                if not feed.reaches_back_to(after_seq):
+                    batch, job, last_seq = await run_in_threadpool(self._read, job_id, after_seq)
+                    if batch:
+                        after_seq = batch[-1].seq
+                        yield b"".join(_line(event) for event in batch)
+                    if len(batch) == _BATCH:
+                        continue
+                    if job.state in TERMINAL:
+                        yield _done(job)
+                        return
+                    # Not beyond what exists: a watcher may name an event that never was.
+                    feed.start(min(after_seq, last_seq))
+                    continue
+                changed = feed.changed
+                if fresh := feed.after(after_seq):
+                    assert feed.head is not None, "it has lines"
+                    after_seq = feed.head
+                    yield fresh
+                elif feed.done:
+                    yield feed.done
+                    return
+                else:
+                    try:
+                        async with asyncio.timeout(PING_SECONDS):
+                            await changed.wait()
+                    except TimeoutError:
+                        yield KEEPALIVE_COMMENT
+        finally:
+            feed.watchers -= 1
+            if not feed.watchers and self._feeds.get(job_id) is feed:
+                del self._feeds[job_id]
+
+    def _news(self, heads: dict[str, int]) -> list[_News]:
+        found = []
+        with self._database.read() as session:
+            rows = session.execute(
+                select(JobRow.id, JobRow.last_seq, JobRow.state).where(JobRow.id.in_(heads))
+            ).all()
+            for job_id, last_seq, state in rows:
+                # The state was read before the events: it cannot end a stream before its last one.
+                ended = JobState(state) in TERMINAL
+                if last_seq == heads[job_id] and not ended:
+                    continue
+                batch = events.since(session, job_id, heads[job_id], _BATCH)
+                over = ended and len(batch) < _BATCH
+                done = _done(jobs.to_wire(jobs.retrieve(session, job_id))) if over else None
+                lines = [(event.seq, _line(event)) for event in batch]
+                found.append(_News(job_id=job_id, lines=lines, done=done))
+        return found
+
+    def _read(self, job_id: str, after_seq: int) -> tuple[list[Event], Job, int]:
+        # The job first: a state read after the events could end the stream before the last one.
+        with self._database.read() as session:
+            row = jobs.retrieve(session, job_id)
+            job, last_seq = jobs.to_wire(row), row.last_seq
+            batch = events.since(session, job_id, after_seq, _BATCH)
+        return batch, job, max(last_seq, batch[-1].seq if batch else 0)
+
+
+def _line(event: Event) -> bytes:
+    return format_sse_event(id=str(event.seq), event="event", data_str=event.model_dump_json())
+
+
+def _done(job: Job) -> bytes:
+    return format_sse_event(event="done", data_str=job.model_dump_json())
+
+
+def parse_last_event_id(value: str | None) -> int:
+    """The number in a `Last-Event-ID` header; 0 (everything) when absent or not ours."""
+    return number_in(value or "") or 0
