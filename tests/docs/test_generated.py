@@ -11,7 +11,7 @@ from tunesmith_schema import ErrorCode
 from tunesmith_schema.variables import PREFIX, VARIABLES
 from tunesmith_worker.process import SpawnSettings
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 REFERENCE = DOCS / "reference"
 
