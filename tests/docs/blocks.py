@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", *(ROOT / "docs/how-to").glob("*.md"))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial.md",
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+)
 """Pages whose `sh` and `python` blocks a reader pastes."""
 
 _BLOCK = re.compile(
@@ -15,7 +19,7 @@ _BLOCK = re.compile(
     r"(?P<text>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
-_COMMAND = re.compile(r"\btunesmith ([a-z]+(?: [a-z]+)?)")
+_COMMAND = re.compile(r"(?:^|\$\(|&& |/bin/|exec \w+ )tunesmith ([a-z]+(?: [a-z]+)?)", re.MULTILINE)
 GROUPS = {"jobs", "files", "adapters", "models", "keys"}
 """Commands of `tunesmith` that have commands of their own."""
 

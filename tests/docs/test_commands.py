@@ -26,6 +26,10 @@ ADDRESS = "http://127.0.0.1:8000"
 """Address of the service in the docs."""
 
 
+def to_run(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page) if block.reason is None]
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with the demo's data files and tiny models in place of the demo's."""
@@ -50,13 +54,14 @@ def service(clone: Path) -> Iterator[Service]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)], ids=lambda p: p.stem)
 def test_every_block_of_a_page_runs_as_pasted(
     page: Path, clone: Path, service: Service, tmp_path: Path
 ) -> None:
     for entry in clone.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
-    script = "\n".join(map(step, (block for block in blocks_of(page) if block.reason is None)))
+    script = "\n".join(map(step, to_run(page)))
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", script.replace(ADDRESS, service.url[:-3])],
         cwd=tmp_path,
@@ -64,7 +69,7 @@ def test_every_block_of_a_page_runs_as_pasted(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=560,
     )
     assert done.returncode == 0, f"{page.name}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.variables import PREFIX, VARIABLES
+from tunesmith_server.app import create_app
+from tunesmith_server.core.settings import Settings
 from tunesmith_worker.process import SpawnSettings
 
 TESTS = Path(__file__).parents[1]
@@ -35,15 +37,49 @@ def test_the_names_that_misspellings_are_held_against_are_all_there_are() -> Non
     assert documented | from_supervisors == VARIABLES | {"AWS_SECRET_ACCESS_KEY"}
 
 
-def test_the_table_of_bad_input_names_tests_that_exist_and_codes_that_are_used() -> None:
-    page = (REFERENCE / "bad-input.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "::" in line]
-    assert len(rows) > 50
-    for row in rows:
-        code, test = (cell.strip() for cell in row.strip("| ").split("|")[-2:])
+def test_every_case_of_bad_input_has_a_code_in_use_and_a_test() -> None:
+    cases = {row[0]: row[2].strip("`") for row in table(REFERENCE / "bad-input.md", columns=3)}
+    tests = dict(table(TESTS / "bad_input.md", columns=2))
+    assert len(cases) > 50
+    assert cases.keys() == tests.keys()
+    assert {code for code in cases.values() if code} <= {*ErrorCode}
+    for case, test in tests.items():
         match = re.fullmatch(r"`([\w/]+\.py)::(\w+)(?:\[(.+)\])?`", test)
-        assert match, row
+        assert match, case
         source = (TESTS / match[1]).read_text()
-        assert f"def {match[2]}(" in source, row
-        assert (match[3] or "") in source, row
-        assert code.strip("`") in {*ErrorCode, ""}, row
+        assert f"def {match[2]}(" in source, case
+        assert (match[3] or "") in source, case
+
+
+def test_every_code_is_on_the_page_of_errors() -> None:
+    page = (REFERENCE / "errors.md").read_text()
+    assert [code for code in ErrorCode if f"`{code}`" not in page] == []
+
+
+def test_every_route_is_on_the_page_of_the_api(tmp_path: Path) -> None:
+    page = (REFERENCE / "api.md").read_text()
+    paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
+    public = [path for path in paths if not path.startswith("/internal")]
+    assert [path for path in public if not {path, path[path.rindex("/") :]} & shown(page)] == []
+
+
+def shown(page: str) -> set[str]:
+    """Paths in a page's code spans, without the methods before them."""
+    return {path for span in re.findall(r"`([^`\n]+)`", page) for path in span.split()}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    pages = [page for page in DOCS.rglob("*.md") if not {"decisions", "log"} & {*page.parts}]
+    names = [str(page.relative_to(DOCS)) for page in pages if page.name != "index.md"]
+    assert [name for name in names if f"({name})" not in index] == []
+
+
+def table(page: Path, *, columns: int) -> list[list[str]]:
+    """Cells of every row in tables of so many columns, without head and rule."""
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in page.read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    return [row for row in rows if len(row) == columns and row[0] != "case"]

@@ -8,7 +8,7 @@ spread is the median distance from the mean. Rows that were drawn at random one 
 trained look like any other and are not found.
 
 Measured (docs/contributing/log): in stories260K, trained on children's stories, the 169 rows of
-byte tokens that those never hold lie within 4e-4 spreads of one another, the next nearest at 1.3e-2.
+byte tokens that those never hold are within 4e-4 spreads of one another, the next nearest 1.3e-2.
 """
 
 from __future__ import annotations
