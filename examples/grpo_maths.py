@@ -1,6 +1,6 @@
-"""Reinforcement tuning on questions whose answers are known; shows what was drawn first and last.
+"""Reinforcement training on questions with known answers; prints first and last completions.
 
-Run: python examples/grpo_maths.py MODEL FILE [STEPS]; a row of FILE: {"prompt": ..., "answer": ...}
+Run: python examples/grpo_maths.py MODEL FILE [STEPS]. A row of FILE: {"prompt": ..., "answer": ...}
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from statistics import fmean
 import tunesmith
 
 GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
-"""1 where the last number of a completion is that of the row's `answer`, else 0."""
+"""Reward 1 when the last number of a completion equals the row's `answer`, else 0."""
 
 
 def main(model: str, data: Path, max_steps: int = 50) -> Path:
-    """Tune `model` on `data`; gives the folder with the adapter."""
+    """Train `model` on `data` and return the folder with the adapter."""
     client = tunesmith.Client()  # TUNESMITH_BASE_URL, TUNESMITH_API_KEY
     file = client.files.create(file=data)
     job = client.fine_tuning.jobs.create(
@@ -32,10 +32,10 @@ def main(model: str, data: Path, max_steps: int = 50) -> Path:
     )
     job.wait(progress=True)
     for step in (1, max_steps):
-        drawn = list(job.samples(step=step))
-        reward = fmean(sample.reward or 0.0 for sample in drawn)
-        print(f"step {step}: mean reward {reward:.2f} of {len(drawn)} completions, one of them:")
-        print(f"  {drawn[0].prompt!r} -> {drawn[0].completion!r}")
+        samples = list(job.samples(step=step))
+        reward = fmean(sample.reward or 0.0 for sample in samples)
+        print(f"step {step}: mean reward {reward:.2f} of {len(samples)} completions, for example")
+        print(f"  {samples[0].prompt!r} -> {samples[0].completion!r}")
     folder = client.adapters.download(job.id, Path("adapters") / job.id)
     print(f"{job.fine_tuned_model} is in {folder}")
     return folder

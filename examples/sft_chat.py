@@ -9,7 +9,7 @@ import tunesmith
 
 
 def main(model: str, data: Path, max_steps: int = 50) -> Path:
-    """Tune `model` on `data`; gives the folder with the adapter."""
+    """Train `model` on `data` and return the folder with the adapter."""
     client = tunesmith.Client()  # TUNESMITH_BASE_URL, TUNESMITH_API_KEY
     file = client.files.create(file=data)
     job = client.fine_tuning.jobs.create(

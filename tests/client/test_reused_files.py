@@ -15,12 +15,15 @@ from .fake_uploads import CONTENT, FakeUploads
 from .fakes import Script, client_of, job, page
 from .local_server import LocalServer
 
+REFUSED = {"problems": [{"row": 1, "message": "no prompt"}], "num_problems": 1}
 SHA256 = hashlib.sha256(b"rows").hexdigest()
 
 
 def stored(**fields: Any) -> dict[str, Any]:  # Any: JSON
     file = {"id": "file-1", "bytes": 4, "created_at": 1, "filename": "rows.jsonl"}
-    return {**file, "purpose": "fine-tune", "status": "processed", "sha256": SHA256, **fields}
+    file |= {"purpose": "fine-tune", "status": "processed", "sha256": SHA256}
+    validation = {"ok": True, "usable_for": ["supervised"], "refused": {"reinforcement": REFUSED}}
+    return {**file, "validation": validation, **fields}
 
 
 def server_with(*files: dict[str, Any]) -> Script:
@@ -33,7 +36,7 @@ def server_with(*files: dict[str, Any]) -> Script:
 def test_the_same_content_is_not_uploaded_again(tmp_path: Path, status: str) -> None:
     path = tmp_path / "copy.jsonl"
     path.write_bytes(b"rows")
-    script = server_with(stored(status=status))
+    script = server_with(stored(status=status, validation=None))
     file = client_of(script).files.create(file=path)
     assert (file.id, file.reused) == ("file-1", True)
     [request] = script.requests
@@ -46,6 +49,7 @@ def test_the_same_content_is_not_uploaded_again(tmp_path: Path, status: str) -> 
     "difference",
     [
         {"status": "error"},
+        {"validation": {"ok": True, "usable_for": ["supervised"]}},
         {"expires_at": 99_999_999_999},
         {"purpose": "evals"},
         {"filename": "rows.csv"},
@@ -55,7 +59,8 @@ def test_the_same_content_is_not_uploaded_again(tmp_path: Path, status: str) -> 
     ids=lambda difference: next(iter(difference)),
 )
 def test_a_file_that_differs_or_may_vanish_is_not_reused(difference: dict[str, Any]) -> None:
-    """A server without the filter returns files with other content."""
+    """A server without the filter returns files with other content. A server that knew
+    fewer methods asks for a new upload."""
     file = client_of(server_with(stored(**difference))).files.create(file=("rows.jsonl", b"rows"))
     assert (file.id, file.reused) == ("file-new", False)
 

@@ -52,6 +52,31 @@ def test_a_second_look_may_clear_a_file(server: Server) -> None:
     assert (file["status"], file["status_details"]) == ("processed", None)
 
 
+def test_files_are_found_by_their_content(server: Server) -> None:
+    wanted = hashlib.sha256(ROWS).hexdigest()
+    first, _, evals = (
+        server.upload(ROWS),
+        server.upload(ROWS * 2),
+        server.upload(ROWS, purpose="evals"),
+    )
+    listed = server.user.json("/v1/files", params={"sha256": wanted})
+    assert [file["id"] for file in listed["data"]] == [evals, first]
+    listed = server.user.json("/v1/files", params={"sha256": wanted, "purpose": "evals"})
+    assert [file["id"] for file in listed["data"]] == [evals]
+    page = server.user.json("/v1/files", params={"sha256": wanted, "limit": 1})
+    assert (page["has_more"], page["last_id"]) == (True, evals)
+    page = server.user.json("/v1/files", params={"sha256": wanted, "after": evals})
+    assert ([file["id"] for file in page["data"]], page["has_more"]) == ([first], False)
+    server.user.delete(f"/v1/files/{first}")
+    assert server.user.json("/v1/files", params={"sha256": wanted})["last_id"] == evals
+
+
+@pytest.mark.parametrize("sha256", ["abc", "X" * 64, "A" * 64])
+def test_a_malformed_sha256_is_refused(server: Server, sha256: str) -> None:
+    refused = server.user.get("/v1/files", params={"sha256": sha256})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "sha256")
+
+
 def test_the_same_content_twice_is_stored_once_and_read_twice(server: Server) -> None:
     first, second = server.upload(ROWS), server.upload(ROWS)
     assert first != second

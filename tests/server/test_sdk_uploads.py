@@ -75,6 +75,19 @@ def test_an_interrupted_upload_is_taken_up_and_stored_once(
     assert len(blobs(server)) == 1
 
 
+def test_the_same_content_is_uploaded_once(client: Client, server: Server, tmp_path: Path) -> None:
+    path, copy = tmp_path / "rows.jsonl", tmp_path / "copy.jsonl"
+    path.write_bytes(ROWS)
+    copy.write_bytes(ROWS)
+    first, again = client.files.create(file=path), client.files.create(file=copy)
+    assert (first.reused, again.reused, again.id) == (False, True, first.id)
+    client.files.delete(first.id)
+    second = client.files.create(file=path)
+    assert not second.reused
+    server.validate(second.id, ok=False)
+    assert not client.files.create(file=path).reused
+
+
 def test_a_download_gives_back_what_was_sent_in_parts(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(ROWS * 3_000)

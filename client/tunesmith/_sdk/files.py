@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import PrivateAttr
 
@@ -107,7 +107,7 @@ class Files:
                 and file.purpose == purpose
                 and Path(file.filename).suffix.lower() == Path(filename).suffix.lower()
             )
-            if same and file.status != "error" and file.expires_at is None:
+            if same and _is_reusable(file):
                 file._reused = True
                 return file
         return None
@@ -177,3 +177,13 @@ class Files:
                 )
             self._http.sleep(pause)
             pause = min(_SLOWEST_POLL, 2 * pause)
+
+
+def _is_reusable(file: File) -> bool:
+    """True for a file without expiry that has not failed validation, and whose validation covers
+    every method: an older server validated for fewer methods."""
+    if file.status == "error" or file.expires_at is not None:
+        return False
+    if file.validation is None:
+        return True
+    return {*file.validation.usable_for, *file.validation.refused} >= {*get_args(wire.MethodName)}

@@ -66,8 +66,12 @@ def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Order = "desc",
     purpose: str | None = None,
+    sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
 ) -> Page[FileObject]:
-    return files.list_files(session, after=after, limit=limit, order=order, purpose=purpose)
+    """Files, newest first; of one purpose, or with the content that has this sha256."""
+    return files.list_files(
+        session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
+    )
 
 
 @router.get("/{file_id}")

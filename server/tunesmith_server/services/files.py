@@ -120,7 +120,13 @@ def retrieve(
 
 
 def list_files(
-    session: Session, *, after: str | None, limit: int, order: Order, purpose: str | None
+    session: Session,
+    *,
+    after: str | None,
+    limit: int,
+    order: Order,
+    purpose: str | None,
+    sha256: str | None,
 ) -> Page[FileObject]:
     cursor = None
     if after:
@@ -131,6 +137,8 @@ def list_files(
     query = select(FileRow)
     if purpose:
         query = query.where(FileRow.purpose == purpose)
+    if sha256:
+        query = query.where(FileRow.sha256 == sha256)
     rows, more = fetch_page(
         session,
         query,

@@ -20,7 +20,8 @@ TRIAL_STEPS = 40
 MOST_PADDING = 2.0
 """Slots per token from which padding is not tried: stock layers are not that much faster."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
-"""Most tokens of a packed micro-batch; larger ones are no faster on a CPU (contributing/log)."""
+"""Most tokens of a packed micro-batch; larger ones are no faster on a CPU
+(docs/contributing/log)."""
 COMPILED = "padded_compiled"
 PAYS_AFTER = 60
 """Compiling is tried when the rest of the run takes so many times as long: it then costs less than

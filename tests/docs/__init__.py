@@ -1,0 +1,1 @@
+"""Tests of the docs: generated pages, links, and commands that run as pasted."""
