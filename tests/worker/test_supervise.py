@@ -69,10 +69,9 @@ class FakeApi(ServerApi):
     def claim(self, worker_id: str) -> Claim:
         digest = hashlib.sha256(DATA).hexdigest()
         return Claim(
-            job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0, queued_seconds=417.0,
+            job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0,
+            queued_seconds=417.0, recipe=Recipe(), seed=0, hyperparameters=Hyperparameters(),
             model="ft:tiny" if self.base_files else "acme/tiny", base_files=self.base_files,
-            recipe=Recipe(), seed=0,
-            hyperparameters=Hyperparameters(),
             training_file=ClaimedFile(file_id="f", filename="a.jsonl", bytes=1, sha256=digest),
         )  # fmt: skip
 

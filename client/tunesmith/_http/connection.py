@@ -181,7 +181,7 @@ def connection_error(error: httpx.RequestError) -> APIConnectionError:
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return APITimeoutError(
             f"no answer in time from {url} ({type(error).__name__})",
-            hint="the server's log may show what it is waiting for",
+            hint="check the log of the server",
         )
     return APIConnectionError(
         f"no connection to {url}: {str(error) or type(error).__name__}",
