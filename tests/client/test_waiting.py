@@ -34,10 +34,10 @@ def stream(*seqs: int, **done: Any) -> httpx.Response:
     return httpx.Response(200, content=sse(*seqs, done=job(**done) if done else None))
 
 
-def test_a_job_that_succeeds_is_returned_and_brought_up_to_date() -> None:
-    done = waiting(stream(1, 2, state="succeeded", fine_tuned_model="ft:tiny:x"))
-    assert one.wait() is one
-    assert (one.state, one.fine_tuned_model) == ("succeeded", "ft:tiny:x")
+def test_a_job_that_succeeds_is_returned_and_updated() -> None:
+    watched = waiting(stream(1, 2, state="succeeded", fine_tuned_model="ft:tiny:x"))
+    assert watched.wait() is watched
+    assert (watched.state, watched.fine_tuned_model) == ("succeeded", "ft:tiny:x")
 
 
 def test_a_job_that_is_over_is_not_asked_about_again() -> None:
@@ -47,13 +47,13 @@ def test_a_job_that_is_over_is_not_asked_about_again() -> None:
 
 
 def test_a_failed_job_raises_with_its_reason() -> None:
-    done = waiting(stream(1, state="failed", error=FAILURE))
+    watched = waiting(stream(1, state="failed", error=FAILURE))
     with pytest.raises(JobFailedError, match="out of memory at batch 8") as caught:
-        one.wait()
+        watched.wait()
     error = caught.value
     assert (error.code, error.category, error.hint) == ("out_of_memory", "out_of_memory", "try 4")
     assert error.job.id == "ftjob-1"
-    assert one.state == "failed"
+    assert watched.state == "failed"
 
 
 def test_a_cancelled_job_raises_its_own_error() -> None:
