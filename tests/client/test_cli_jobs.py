@@ -148,6 +148,7 @@ def test_a_grader_makes_it_reinforcement(
         (("--method", "supervised", "--grader", "{}"), "supervised training takes no grader"),
         (("--grader", "{]"), "the value is not JSON"),
         (("--grader", "nowhere.json"), "file not found: nowhere.json"),
+        (("--grader", "."), "is a directory: ."),
         (("--grader", '{"type": "math_answer"}'), "reference: is required"),
     ],
 )
