@@ -251,7 +251,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line(one: dict[str, Any]) -> str:
-    """A row of the table in docs/reference/benchmarks.md."""
+    """Format one setting as a row of a Markdown table."""
     growth = one["rss_growth"]
     rss = "not told" if growth is None else f"{growth / MIB:.0f} ({one['rss_error']:+.1%})"
     return (

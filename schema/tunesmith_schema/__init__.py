@@ -1,6 +1,7 @@
-"""The wire contract of Tunesmith: pydantic models. Imported by every part, imports none.
+"""Wire contract of Tunesmith: pydantic models that every part imports and that import no part.
 
-Beside it, as modules of their own: the queues, names of settings, and what is unsafe.
+Other modules of the package hold the queues, the names of settings and the checks for unsafe
+settings.
 """
 
 from .base import FROM_SERVER, Page, Request, Response

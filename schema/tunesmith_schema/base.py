@@ -1,4 +1,5 @@
-"""The base of every wire object: unknown keys are refused, the nearest valid one is offered."""
+"""Base classes of the wire objects. A request with an unknown key is refused with the nearest valid
+key."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, m
 from pydantic_core import PydanticCustomError
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
-"""Text that every database can hold: valid Unicode without NUL."""
+"""Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Validation context of a client that reads an answer: keys of a newer server are then dropped."""
+"""Key of the validation context that a client sets to read an answer: unknown keys of a newer
+server are then dropped."""
 
-_OTHER_NAMES = {
+_ALIASES = {
     "rank": "r",
     "alpha": "lora_alpha",
     "dropout": "lora_dropout",
@@ -26,16 +28,16 @@ _OTHER_NAMES = {
     "bf16": "precision",
     "fp16": "precision",
 }
-"""What other programs call our fields; used for advice only."""
+"""Names that other programs use for our fields; used only in hints."""
 
 
 def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON
-    """A request's configuration with one body that the OpenAPI document shows."""
+    """Return a request's configuration with an example body for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"additionalProperties": False, "examples": [example]})
 
 
 class Request(BaseModel):
-    """What a caller sends. Unknown keys are an error that names the nearest valid one."""
+    """Object that a caller sends. An unknown key is an error that names the nearest valid key."""
 
     model_config = ConfigDict(
         extra="ignore",  # reached only with FROM_SERVER: the validator below refuses otherwise
@@ -56,7 +58,7 @@ class Request(BaseModel):
             if key in cls.model_fields:
                 continue
             close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
-            near = [_OTHER_NAMES.get(str(key), ""), *close]
+            near = [_ALIASES.get(str(key), ""), *close]
             near = [name for name in near if name in cls.model_fields]
             advice = (
                 f"did you mean '{near[0]}'?"
@@ -72,7 +74,7 @@ class Request(BaseModel):
 
 
 class Response(BaseModel):
-    """What the service answers. A newer server may add keys; an older client ignores them."""
+    """Object that the service returns. An older client ignores keys that a newer server adds."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
@@ -81,14 +83,14 @@ T = TypeVar("T")
 
 
 class Page(Response, Generic[T]):
-    """One page of a list, OpenAI's cursor envelope."""
+    """One page of a list, in OpenAI's cursor envelope."""
 
     object: str = "list"
     data: list[T]
-    """The items, in the order that was asked for."""
+    """Items of the page, in the requested order."""
     has_more: bool = False
-    """Whether asking again with `after=<last_id>` gives more."""
+    """True if there are more items: request them with `after=<last_id>`."""
     first_id: str | None = None
-    """Id of the first item here."""
+    """Id of the first item of the page."""
     last_id: str | None = None
-    """Id of the last item here."""
+    """Id of the last item of the page."""

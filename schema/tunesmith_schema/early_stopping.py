@@ -1,4 +1,4 @@
-"""`recipe.early_stopping`, and by which metric it and `recipe.keep` judge."""
+"""`recipe.early_stopping`, and the metric by which it and `recipe.keep` compare evaluations."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ HIGHER_IS_BETTER = frozenset({"valid_mean_token_accuracy", "valid_reward"})
 
 
 class EarlyStoppingRecipe(Request):
-    """End the training once the evaluations gain nothing any more."""
+    """Stop the training when the evaluations no longer improve."""
 
     metric: Metric | Literal["auto"] = "auto"
-    """What is judged: `valid_loss` (lower is better), `valid_mean_token_accuracy` (higher is) or,
-    with reinforcement, `valid_reward` (higher is). `"auto"`: `valid_loss`, or `valid_reward`."""
+    """Metric to watch: `valid_loss` (lower is better), `valid_mean_token_accuracy` (higher is
+    better) or, with reinforcement, `valid_reward` (higher is better). `"auto"`: `valid_loss`, with
+    reinforcement `valid_reward`."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Evaluations in a row without a gain that end the training; `eval_steps` says how far apart
-    they are."""
+    """Number of consecutive evaluations without an improvement after which the training stops.
+    `eval_steps` sets the interval of the evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """An evaluation is a gain when it is better by more than this than the last one that was, or is
-    the first. One that is no number is never a gain."""
+    """An evaluation is an improvement if its metric is better by more than this than at the last
+    improvement. The first evaluation always is; NaN never is."""
 
 
-def judged_by(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:
-    """The metric that makes one evaluation better than another."""
+def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:
+    """Return the metric by which evaluations are compared."""
     if rule is not None and rule.metric != "auto":
         return rule.metric
     return "valid_reward" if method == "reinforcement" else "valid_loss"

@@ -1,4 +1,4 @@
-"""Every error's wire form: OpenAI's envelope plus a hint, `retryable` and a request id."""
+"""Wire form of every error: OpenAI's envelope plus a hint, `retryable` and a request id."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .base import Response
 
 
 class ErrorCategory(StrEnum):
-    """Who can mend it."""
+    """Part of the system that must change to fix an error."""
 
     USER = "user"
-    """The request or the recipe: change it and send it again."""
+    """The request or the recipe. Change it and send it again."""
     DATA = "data"
-    """The data set: mend the named rows."""
+    """The data set. Fix the named rows."""
     GRADER = "grader"
     """The reward function."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The recipe does not fit the device."""
+    """The recipe, which does not fit the device's memory."""
     INFRASTRUCTURE = "infrastructure"
-    """The host: a lost worker, a full disk, a bug of ours."""
+    """The host: a lost worker, a full disk or a bug in Tunesmith."""
 
 
 class ErrorCode(StrEnum):
@@ -76,26 +76,26 @@ class ErrorCode(StrEnum):
 
 
 class ErrorBody(Response):
-    """What went wrong, for people and for programs."""
+    """An error, for people and for programs."""
 
     message: str
-    """What was wrong, the value, and what to do."""
+    """What is wrong, the value, and the remedy."""
     type: str
-    """OpenAI's coarse kind, for example `invalid_request_error`."""
+    """OpenAI's coarse error type, for example `invalid_request_error`."""
     param: str | None = None
-    """The request field it is about, dotted (`recipe.lora.r`)."""
+    """Dotted name of the request field that caused the error (`recipe.lora.r`)."""
     code: str | None = None
     """One of `ErrorCode`."""
     hint: str | None = None
-    """The next thing to try."""
+    """Next thing to try."""
     retryable: bool = False
-    """Whether the same request may succeed later, unchanged."""
+    """True if the unchanged request may succeed later."""
     request_id: str | None = None
-    """Also in the `x-request-id` header and in the server's log."""
+    """Id of the request, also in the `x-request-id` header and in the server's log."""
 
 
 class ErrorEnvelope(Response):
-    """The body of every answer that is a refusal or a failure."""
+    """Body of every answer that reports an error."""
 
     error: ErrorBody
-    """OpenAI's clients read `message`, `type`, `param` and `code` from here."""
+    """The error. OpenAI's clients read `message`, `type`, `param` and `code` from here."""

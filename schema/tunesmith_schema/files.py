@@ -1,4 +1,4 @@
-"""Files: what OpenAI's `files` resource sends and answers, and what validation found in one."""
+"""Wire objects of OpenAI's `files` resource, and the result of validating a file."""
 
 from __future__ import annotations
 
@@ -12,104 +12,105 @@ from .early_stopping import MethodName
 
 
 class FilePurpose(StrEnum):
-    """What a file may be uploaded for (OpenAI's request values)."""
+    """Purpose of an uploaded file (OpenAI's request values)."""
 
     ASSISTANTS = "assistants"
     BATCH = "batch"
     FINE_TUNE = "fine-tune"
-    """A data set: validated right after the upload."""
+    """A data set; validated right after the upload."""
     VISION = "vision"
     USER_DATA = "user_data"
     EVALS = "evals"
 
 
 class RowFormat(StrEnum):
-    """The row shapes that training accepts."""
+    """Row formats of supervised training."""
 
     MESSAGES = "messages"
-    """`{"messages": [{"role", "content"}, ...]}`: OpenAI's chat rows."""
+    """`{"messages": [{"role", "content"}, ...]}`: OpenAI's chat format."""
     PROMPT_COMPLETION = "prompt_completion"
-    """`{"prompt", "completion"}`, strings or lists of messages."""
+    """`{"prompt", "completion"}`, each a string or a list of messages."""
     QUESTION_ANSWER = "question_answer"
     """`{"question", "answer"}`."""
     ALPACA = "alpaca"
-    """`{"instruction", "input", "output"}`, `input` optional."""
+    """`{"instruction", "input", "output"}`; `input` is optional."""
     SHAREGPT = "sharegpt"
     """`{"conversations": [{"from", "value"}, ...]}`."""
     TEXT = "text"
-    """`{"text"}`: plain text, every token trained."""
+    """`{"text"}`: plain text; every token is trained."""
 
 
 class PromptFormat(StrEnum):
-    """The row shapes that reinforcement accepts. Every further field is there for the grader."""
+    """Row formats of reinforcement. All other fields of a row are passed to the grader."""
 
     MESSAGES = "messages"
-    """`{"messages": [...]}` whose last turn is not the assistant's: OpenAI's."""
+    """`{"messages": [...]}`, OpenAI's format. The last message is not the assistant's."""
     PROMPT = "prompt"
     """`{"prompt"}`, a string or a list of messages."""
     INSTRUCTION = "instruction"
-    """`{"instruction", "input"}`, `input` optional."""
+    """`{"instruction", "input"}`; `input` is optional."""
     QUESTION = "question"
     """`{"question"}`."""
 
 
 class RowProblem(Response):
-    """A row that cannot be trained on."""
+    """A row that cannot be used for training, with the reason."""
 
     row: int
-    """Counted from 1; a line number in JSONL, a record number elsewhere."""
+    """Row number, from 1: the line in JSONL, the record in other formats."""
     message: str
 
 
 class BadRows(Response):
-    """What keeps a method from using a file."""
+    """Rows that prevent a method from using a file."""
 
     problems: list[RowProblem] = Field(max_length=20)
-    """The first bad rows, with what is wrong."""
+    """First bad rows, with the reasons."""
     num_problems: int
-    """All bad rows."""
+    """Number of bad rows."""
 
     def summary(self) -> str:
-        """The first, and how many more there are."""
+        """Return the first problem and the number of further problems."""
         first = self.problems[0] if self.problems else None
-        what = "no usable rows"
-        if first:  # row 0: the file as a whole
-            what = f"row {first.row}: {first.message}" if first.row else first.message
+        text = "no usable rows"
+        if first:  # row 0: the whole file
+            text = f"row {first.row}: {first.message}" if first.row else first.message
         more = f" (and {self.num_problems - 1} more)" if self.num_problems > 1 else ""
-        return what + more
+        return text + more
 
 
 class FileValidation(Request):
-    """What the light worker found in a data set. It is read before anybody says what for."""
+    """Result of validating a data set, for every method, because the method is not known yet."""
 
     ok: bool
-    """Whether it can be trained on, by one method at least."""
+    """True if at least one method can use the file."""
     usable_for: list[MethodName | str] = Field(default_factory=list)
-    """The methods that can use every row; a newer server may know more."""
+    """Methods that can use every row. A newer server may list a method that is unknown here."""
     refused: dict[MethodName | str, BadRows] = Field(default_factory=dict)
-    """For each other method, the rows that it cannot use, and why."""
+    """Bad rows of each other method, with the reasons."""
     format: RowFormat | None = None
-    """Shape of the rows for supervised training; null when none was recognised."""
+    """Row format for supervised training; null if not recognised."""
     prompt_format: PromptFormat | None = None
-    """Shape of the rows for reinforcement; null when none was recognised."""
+    """Row format for reinforcement; null if not recognised."""
     rows: int = Field(default=0, ge=0)
-    """Rows read, good ones and bad."""
+    """Number of rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """The first bad rows of a file that no method can use, with what is wrong: those of supervised
-    training, unless every row is bad for that one alone."""
+    """First bad rows of a file that no method can use, with the reasons. They are those of
+    supervised training, unless every row is bad for supervised training only."""
     num_problems: int = Field(default=0, ge=0)
-    """All bad rows."""
+    """Number of bad rows."""
 
-    def why_not(self, method: MethodName) -> str | None:
-        """Why it cannot be used by `method`; None: it can."""
-        once = ["supervised"] if self.ok else []  # read when there was no other method
-        if method in (self.usable_for or once):
+    def unusable_reason(self, method: MethodName) -> str | None:
+        """Return the reason why `method` cannot use the file, or None if it can."""
+        # Files validated before reinforcement existed have no `usable_for`.
+        default = ["supervised"] if self.ok else []
+        if method in (self.usable_for or default):
             return None
         if method in self.refused:
             return self.refused[method].summary()
         if not self.ok:
             return BadRows(problems=self.problems, num_problems=self.num_problems).summary()
-        return "it was uploaded before files were read for that: upload it again"
+        return f"the file was validated before method '{method}' existed: upload it again"
 
 
 class FileObject(Response):
@@ -121,22 +122,22 @@ class FileObject(Response):
     created_at: int
     """Unix seconds."""
     expires_at: int | None = None
-    """Unix seconds; absent when the file stays until deleted."""
+    """Unix seconds; absent if the file does not expire."""
     filename: str
     purpose: str
-    """What it was uploaded for."""
+    """Purpose given at the upload."""
     status: Literal["uploaded", "processed", "error"] = "uploaded"
-    """`uploaded` until a light worker has read it."""
+    """`uploaded` until the file has been validated."""
     status_details: str | None = None
-    """Why `status` is `error`."""
+    """Reason for `status: "error"`."""
     sha256: str | None = None
-    """Of the content, hexadecimal."""
+    """SHA-256 of the content, hexadecimal."""
     validation: FileValidation | None = None
-    """What the light worker found; null until it has looked."""
+    """Result of the validation; null until the file has been validated."""
 
 
 class FileDeleted(Response):
-    """Answer to the deletion of a file."""
+    """Confirmation that a file was deleted."""
 
     id: str
     object: Literal["file"] = "file"

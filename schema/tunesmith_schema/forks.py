@@ -1,4 +1,4 @@
-"""Forking: another job from a point of one, with a changed recipe. Knows what may not change."""
+"""Fork of a job: a new job that starts at a resume point of another job with a changed recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .recipe import LoraRecipe, Recipe
 
 
 class JobFork(Request):
-    """Body of `POST /v1/fine_tuning/jobs/{id}/fork`: where to start, and what is different."""
+    """Body of `POST /v1/fine_tuning/jobs/{id}/fork`: the starting point and the changes."""
 
     model_config = with_example(
         {"step": 400, "recipe": {"learning_rate": 5e-5}, "suffix": "slower"}
@@ -22,50 +22,52 @@ class JobFork(Request):
     checkpoint: Text | None = None
     """Id of one of the job's checkpoints (`ftckpt-...`), in place of `step`."""
     step: int | None = Field(default=None, ge=1)
-    """Start from the newest resume point at or before this step. Without it and `checkpoint`: from
-    the newest there is."""
+    """Start from the newest resume point at or before this optimiser step. Without `step` and
+    `checkpoint`: from the newest resume point."""
     recipe: dict[str, JsonValue] = Field(default_factory=dict)
-    """Fields of the recipe that change, as in a create; the rest is the job's. What training has
-    already shaped cannot change: `tuning`, `from_scratch`, `lora` but for `lora_dropout`,
-    `quantization`, `precision`, `add_tokens`."""
+    """Recipe fields to change, in the format of a create request; all others are copied from the
+    job. Fields that determine the trained state cannot change: `tuning`, `from_scratch`, `lora`
+    except `lora_dropout`, `quantization`, `precision`, `add_tokens`."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters | None = Field(
         default=None, union_mode="left_to_right"
     )
-    """Those given change, the rest is the job's."""
+    """Hyperparameters to change; all others are copied from the job."""
     grader: Grader | None = None
-    """Of a reinforcement job: what scores from here on. The best evaluation so far is forgotten, as
-    another grader's rewards do not compare."""
+    """New grader of a reinforcement job. The best evaluation so far is discarded, because rewards
+    of different graders are not comparable."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
-    """The job's, when not given."""
+    """Part of the tuned model's name. Default: the job's."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """The job's, when not given."""
+    """Random seed. Default: the job's."""
     metadata: dict[Text, Text] | None = None
-    """The job's, when not given; bounds as in a create."""
+    """Metadata, with the limits of a create request. Default: the job's."""
 
     @model_validator(mode="after")
     def _one_place_to_start(self) -> Self:
         if self.checkpoint is not None and self.step is not None:
-            raise ValueError("checkpoint and step both say where to start: give one")
+            raise ValueError("checkpoint and step both set the starting point: set only one")
         return self
 
 
 FIXED = ("tuning", "from_scratch", "quantization", "precision", "add_tokens")
-"""What the state of a training run fits or does not: the recipe's own fields. And LORA_FIXED."""
+"""Recipe fields that a fork cannot change, because the trained state depends on them."""
 LORA_FIXED = tuple(name for name in LoraRecipe.model_fields if name != "lora_dropout")
 
 
 def merged(recipe: Recipe, changes: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """`changes` laid over `recipe`, objects field by field; not validated."""
+    """Return `recipe` with `changes` applied, nested objects field by field. The result is not
+    validated."""
     whole: dict[str, JsonValue] = recipe.model_dump(mode="json")
     for name, value in changes.items():
-        old = whole.get(name)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        whole[name] = {**old, **value} if both else value  # type: ignore[dict-item]  # both are dicts
+        before = whole.get(name)
+        nested = isinstance(before, dict) and isinstance(value, dict)
+        whole[name] = {**before, **value} if nested else value  # type: ignore[dict-item]  # both are dicts
     return whole
 
 
 def first_fixed_change(old: Recipe, new: Recipe) -> tuple[str, JsonValue, JsonValue] | None:
-    """A field that differs although what was trained depends on it: its name, and both values."""
+    """Return the first fixed field that differs, as its name, old value and new value; None if none
+    differs."""
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in FIXED]
     shapes = (old.lora or LoraRecipe(), new.lora or LoraRecipe())
     pairs += [(f"lora.{name}", *(getattr(shape, name) for shape in shapes)) for name in LORA_FIXED]

@@ -1,4 +1,4 @@
-"""Formulas of multi graders: which expressions are allowed. Evaluating them is the worker's."""
+"""Formulas of multi graders: the allowed expressions. The worker evaluates them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection
 
 FUNCTIONS = ("min", "max", "abs", "floor", "ceil", "exp", "log", "sqrt")
-"""What may be called: min and max with one value or more, the others with one."""
-_DEEPEST = 100
+"""Functions of a formula. `min` and `max` take one or more arguments, the others exactly one."""
+_MAX_DEPTH = 100
 _OPERATORS = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Mod, ast.UAdd, ast.USub, ast.Not, ast.And,
     ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Load,
@@ -19,20 +19,23 @@ _SHAPES = (
 
 
 def parse_formula(formula: str, names: Collection[str]) -> ast.expr:
-    """The tree, of nothing but what is allowed. `^` is a power, as OpenAI writes it. ValueError:
-    what is not allowed, or is no name in `names`."""
+    """Parse a formula into a tree of allowed nodes; `^` means power, as in OpenAI's formulas.
+
+    `names`: graders that the formula may use. Raises ValueError that names the part that is not
+    allowed.
+    """
     try:
         tree = ast.parse(formula.replace("^", "**").strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        what = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
-        raise ValueError(f"'{_short(formula)}' is no formula: {what}") from error
+        reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
+        raise ValueError(f"'{_short(formula)}' is not a valid formula: {reason}") from error
     for node in _expressions(tree, formula):
         _check(node, names)
     return tree
 
 
 def used_names(tree: ast.expr) -> frozenset[str]:
-    """The graders that a formula reads."""
+    """Return the names of the graders that a formula uses."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return frozenset(
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called
@@ -40,13 +43,13 @@ def used_names(tree: ast.expr) -> frozenset[str]:
 
 
 def _expressions(tree: ast.expr, formula: str) -> list[ast.expr]:
-    """The tree's, but for the names of functions."""
-    level, found, depth = [tree], list[ast.expr](), 0
+    """Return all expressions of the tree, except the names of called functions."""
+    level, expressions, depth = [tree], list[ast.expr](), 0
     while level:
         depth += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"'{_short(formula)}' is nested more than {_DEEPEST} deep")
-        found += level
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"'{_short(formula)}' is nested more than {_MAX_DEPTH} levels deep")
+        expressions += level
         level = [
             child
             for node in level
@@ -54,22 +57,27 @@ def _expressions(tree: ast.expr, formula: str) -> list[ast.expr]:
             if isinstance(child, ast.expr)
             and not (isinstance(node, ast.Call) and child is node.func)
         ]
-    return found
+    return expressions
 
 
 def _check(node: ast.expr, names: Collection[str]) -> None:
     if not isinstance(node, _SHAPES):
-        raise ValueError(f"a formula has no {type(node).__name__}: '{_short(ast.unparse(node))}'")
+        raise ValueError(
+            f"{type(node).__name__} is not allowed in a formula: '{_short(ast.unparse(node))}'"
+        )
     operators = [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr)]
     if not all(isinstance(n, (*_OPERATORS, ast.keyword)) for n in operators):
         known = "+ - * / ** % == != < <= > >= and or not"
-        raise ValueError(f"'{_short(ast.unparse(node))}' has an operator that is none of {known}")
+        raise ValueError(
+            f"'{_short(ast.unparse(node))}' uses an unknown operator; the operators are {known}"
+        )
     if isinstance(node, ast.Constant) and (
         type(node.value) not in (int, float) or not _is_finite(node.value)
     ):
-        raise ValueError(f"a formula's constants are numbers, not {_short(repr(node.value))}")
+        raise ValueError(f"constants must be finite numbers, not {_short(repr(node.value))}")
     if isinstance(node, ast.Name) and node.id not in names:
-        raise ValueError(f"'{_short(node.id)}' is no grader of these: {', '.join(sorted(names))}")
+        known = ", ".join(sorted(names))
+        raise ValueError(f"'{_short(node.id)}' is not a grader; the graders are {known}")
     if isinstance(node, ast.Call):
         _check_call(node)
 
@@ -78,18 +86,19 @@ def _check_call(node: ast.Call) -> None:
     name = node.func.id if isinstance(node.func, ast.Name) else None
     if name not in FUNCTIONS:
         raise ValueError(
-            f"'{_short(ast.unparse(node.func))}' is no function of these: {', '.join(FUNCTIONS)}"
+            f"'{_short(ast.unparse(node.func))}' is not a function; the functions are "
+            f"{', '.join(FUNCTIONS)}"
         )
-    many = name in ("min", "max")
-    if node.keywords or not node.args or (len(node.args) > 1 and not many):
-        takes = "one value or more" if many else "one value"
+    variadic = name in ("min", "max")
+    if node.keywords or not node.args or (len(node.args) > 1 and not variadic):
+        takes = "one or more arguments" if variadic else "exactly one argument"
         raise ValueError(f"{name} takes {takes}: '{_short(ast.unparse(node))}'")
 
 
 def _is_finite(value: object) -> bool:
     try:
         return math.isfinite(float(str(value)))
-    except (ValueError, OverflowError):  # a whole number of thousands of digits
+    except (ValueError, OverflowError):  # an integer with thousands of digits
         return False
 
 

@@ -1,8 +1,8 @@
-"""Graders: what scores a completion in reinforcement tuning, as data. OpenAI's types, and ours for
-answers that need no judge.
+"""Graders: the scoring of completions in reinforcement tuning, as data. OpenAI's types, and our own
+for answers that need no judge.
 
 Texts are templates: `{{item.x}}` is a field of the data row, `{{sample.output_text}}` the
-completion, `{{sample.output_json.x}}` a field of it, read as JSON.
+completion, `{{sample.output_json.x}}` a field of the completion parsed as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .formulas import FUNCTIONS, parse_formula
 from .templates import parse_template, references
 
 OUTPUT = "{{sample.output_text}}"
-"""The whole completion."""
+"""Template of the whole completion."""
 Overlap = Literal["cosine", "fuzzy_match", "bleu", "gleu", "meteor"]
 Rouge = Literal["rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
 
@@ -43,11 +43,11 @@ def _parses(template: str) -> str:
 
 def _compiles(pattern: str) -> str:
     try:
-        with warnings.catch_warnings():  # of what a later Python may read otherwise
+        with warnings.catch_warnings():  # syntax that a later Python may read differently
             warnings.simplefilter("ignore")
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"no regular expression that Python's re reads: {error}") from error
+        raise ValueError(f"not a valid regular expression for Python's re: {error}") from error
     return pattern
 
 
@@ -57,18 +57,18 @@ Name = Annotated[Text, Field(min_length=1, max_length=64)]
 
 
 def _targets(schema: JsonValue) -> Iterator[str]:
-    """Of every $ref in a JSON Schema."""
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
+    """Yield the target of every `$ref` in a JSON Schema."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            waiting += value
+            pending += value
         elif isinstance(value, dict):
             for key, inner in value.items():
                 if key in ("$ref", "$dynamicRef") and isinstance(inner, str):
                     yield inner
                 elif key not in ("const", "enum", "default", "examples"):
-                    waiting.append(inner)
+                    pending.append(inner)
 
 
 def _one_or_named(value: Any) -> str:  # Any: whatever JSON the caller sent
@@ -76,79 +76,81 @@ def _one_or_named(value: Any) -> str:  # Any: whatever JSON the caller sent
 
 
 class StringCheckGrader(Request):
-    """1 where two texts compare as asked, else 0."""
+    """Score 1 if the comparison of two texts holds, else 0."""
 
     type: Literal["string_check"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "string_check"
-    """What its score is called."""
+    """Name of the score."""
     input: Template
-    """What is looked at."""
+    """Text to check."""
     reference: Template
-    """What it is compared with."""
+    """Text to compare with."""
     operation: Literal["eq", "ne", "like", "ilike"]
-    """Equal, not equal, contains `reference`, contains it whatever the case."""
+    """`eq`: equal; `ne`: not equal; `like`: contains `reference`; `ilike`: contains `reference`,
+    ignoring case."""
 
 
 class TextSimilarityGrader(Request):
-    """How alike two texts are, 0 to 1."""
+    """Score from 0 to 1: the similarity of two texts."""
 
     type: Literal["text_similarity"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "text_similarity"
-    """What its score is called."""
+    """Name of the score."""
     input: Template
-    """What is looked at."""
+    """Text to score."""
     reference: Template
-    """What it is compared with."""
+    """Text to compare with."""
     evaluation_metric: Overlap | Rouge
-    """How."""
+    """Similarity metric."""
 
 
 class MathAnswerGrader(Request):
-    """1 where the last number that `input` gives as its answer (`#### N`, `\\boxed{N}`, else its
-    last number) equals that of `reference`, else 0."""
+    """Score 1 if the number that `input` gives as its answer equals that of `reference`, else 0.
+    The answer is `#### N` or `\\boxed{N}`; without these, the last number."""
 
     type: Literal["math_answer"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "math_answer"
-    """What its score is called."""
+    """Name of the score."""
     input: Template = OUTPUT
-    """What is looked at."""
+    """Text to score."""
     reference: Template
-    """A number, or a text that ends in one."""
+    """A number, or a text that ends in a number."""
     tolerance: float = Field(default=1e-6, ge=0.0, allow_inf_nan=False)
-    """Relative difference that still counts as equal."""
+    """Largest relative difference of two equal numbers."""
     format: Literal["any", "hashes", "boxed"] = "any"
-    """Where the answer must stand: anywhere, after `####`, in `\\boxed{}`."""
+    """Required place of the answer: `any`: anywhere; `hashes`: after `####`; `boxed`: in
+    `\\boxed{}`."""
 
 
 class RegexGrader(Request):
-    """1 where the pattern is found in `input`, else 0."""
+    """Score 1 if the pattern matches anywhere in `input`, else 0."""
 
     type: Literal["regex"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "regex"
-    """What its score is called."""
+    """Name of the score."""
     input: Template = OUTPUT
-    """What is looked at."""
+    """Text to search."""
     pattern: Pattern
-    """Python's `re`, searched anywhere; `^` and `$` are the ends of the text."""
+    """Regular expression of Python's `re`; `^` and `$` match at the ends of the text."""
     ignore_case: bool = False
-    """Whatever the case."""
+    """Ignore case."""
 
 
 class JsonSchemaGrader(Request):
-    """1 where `input` is JSON that fits a schema, else 0."""
+    """Score 1 if `input` is JSON that is valid under a schema, else 0."""
 
     type: Literal["json_schema"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "json_schema"
-    """What its score is called."""
+    """Name of the score."""
     input: Template = OUTPUT
-    """What is looked at; a Markdown fence around it does not count."""
+    """Text to validate; a Markdown fence around it is ignored."""
     json_schema: dict[str, JsonValue]
-    """JSON Schema, draft 2020-12; `$ref` only within it."""
+    """JSON Schema, draft 2020-12. `$ref` may only refer to the schema itself."""
 
     @field_validator("json_schema")
     @classmethod
@@ -156,25 +158,25 @@ class JsonSchemaGrader(Request):
         for target in _targets(value):
             if not target.startswith("#"):
                 raise ValueError(
-                    f"$ref '{target[:200]}' leads out of the schema: put what it names into $defs "
+                    f"$ref '{target[:200]}' refers outside the schema: move its target into $defs "
                     "and write '#/$defs/NAME'"
                 )
         return value
 
 
 class LengthGrader(Request):
-    """1 up to `target`, then falling in a straight line to 0 at `limit`."""
+    """Score the completion's length: 1 up to `target`, then decreasing linearly to 0 at `limit`."""
 
     type: Literal["length"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "length"
-    """What its score is called."""
+    """Name of the score."""
     unit: Literal["tokens", "characters", "words"] = "tokens"
-    """What is counted, of the completion."""
+    """Unit of the completion's length."""
     target: Annotated[int, Field(ge=0)]
-    """The longest that is still worth 1."""
+    """Largest length with score 1."""
     limit: Annotated[int, Field(ge=1)]
-    """From which on it is worth 0."""
+    """Smallest length with score 0."""
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
@@ -184,25 +186,25 @@ class LengthGrader(Request):
 
 
 class MultiGrader(Request):
-    """One reward out of several graders' scores."""
+    """Reward computed from the scores of several graders."""
 
     type: Literal["multi"]
-    """The kind of grader."""
+    """Kind of grader."""
     name: Name = "multi"
-    """What the reward is called."""
+    """Name of the reward."""
     graders: Annotated[
         Annotated[SingleGrader, Tag("<one>")]
         | Annotated[dict[Name, SingleGrader], Field(min_length=1, max_length=32), Tag("<named>")],
         Discriminator(_one_or_named),
     ]
-    """By the names that the formula uses; or one grader, which is called by its own name."""
+    """Graders by the names that the formula uses; or a single grader, which has its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """A formula: + - * / ** % (`^` is `**`), comparisons, and, or, not, `a if b else c`, min, max,
-    abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
+    """Formula of the reward: + - * / ** % (`^` means `**`), comparisons, and, or, not, `a if b else
+    c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
 
     @property
     def by_name(self) -> dict[str, SingleGrader]:
-        """The graders as the formula calls them."""
+        """Graders by their names in the formula."""
         return _by_name(self.graders)
 
     @field_validator("graders")
@@ -213,15 +215,15 @@ class MultiGrader(Request):
         for name in _by_name(value):
             if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS:
                 raise ValueError(
-                    f"'{name}' cannot stand in a formula: use letters, digits and _, no digit "
-                    "first, and none of Python's words or the functions' names"
+                    f"'{name}' cannot be used in a formula: use letters, digits and _, start with "
+                    "a letter or _, and avoid Python's keywords and the names of functions"
                 )
         return value
 
     @field_validator("calculate_output")
     @classmethod
     def _formula_fits(cls, value: str, info: ValidationInfo) -> str:
-        if "graders" in info.data:  # else they are at fault, and the formula is not looked at
+        if "graders" in info.data:  # missing if the graders are invalid
             parse_formula(value, _by_name(info.data["graders"]))
         return value
 
@@ -231,10 +233,10 @@ def _by_name(graders: SingleGrader | dict[str, SingleGrader]) -> dict[str, Singl
 
 
 _REFUSED = {
-    "python": "it runs the caller's code, and there is no sandbox for that here: use the graders "
-    "without code, or `tunesmith run` with a reward function on a machine of your own",
-    "score_model": "no model judges here yet",
-    "label_model": "no model judges here yet",
+    "python": "it runs the caller's code, and the server has no sandbox for that: use a grader "
+    "without code, or `tunesmith run` with a reward function on your own machine",
+    "score_model": "graders that use a model are not available yet",
+    "label_model": "graders that use a model are not available yet",
 }
 _SINGLE = ("string_check", "text_similarity", "math_answer", "regex", "json_schema", "length")
 
@@ -256,17 +258,17 @@ def _is_single(value: Any, *others: str) -> Any:  # Any: whatever JSON the calle
     if isinstance(kind, str) and kind in _REFUSED:
         raise PydanticCustomError(
             "grader_not_offered",
-            "grader type '{type}' is not offered: {reason}",
+            "grader type '{type}' is not available: {reason}",
             {"type": kind, "reason": _REFUSED[kind]},
         )
     if kind == "multi":
         raise PydanticCustomError(
-            "nested_grader", "a multi grader holds no multi grader: write one formula", {}
+            "nested_grader", "a multi grader cannot contain a multi grader: use one formula", {}
         )
     if kind not in _SINGLE:
         raise PydanticCustomError(
             "unknown_grader",
-            "unknown grader type {type}: it is one of {known}",
+            "unknown grader type {type}; the types are {known}",
             {
                 "type": repr(kind)[:80].encode(errors="replace").decode(),
                 "known": ", ".join((*_SINGLE, *others)),
@@ -300,9 +302,9 @@ MultiGrader.model_rebuild()
 
 
 def reads_completion(grader: Grader) -> bool:
-    """Whether anything of it can tell one completion of a prompt from another."""
+    """Return True if the grader's score depends on the completion."""
     if isinstance(grader, MultiGrader):
-        return any(reads_completion(one) for one in grader.by_name.values())
-    texts = [getattr(grader, name, "") for name in ("input", "reference")]
-    found = [reference for text in texts for reference in references(text)]
-    return isinstance(grader, LengthGrader) or any(one.root != "item" for one in found)
+        return any(reads_completion(member) for member in grader.by_name.values())
+    templates = [getattr(grader, name, "") for name in ("input", "reference")]
+    values = [reference for template in templates for reference in references(template)]
+    return isinstance(grader, LengthGrader) or any(value.root != "item" for value in values)

@@ -1,5 +1,5 @@
-"""`recipe.grpo` and `recipe.rollout`: reinforcement tuning by GRPO, in TRL's words and with TRL's
-meanings (https://arxiv.org/abs/2402.03300)."""
+"""`recipe.grpo` and `recipe.rollout`: reinforcement tuning by GRPO
+(https://arxiv.org/abs/2402.03300), with TRL's names and meanings."""
 
 from __future__ import annotations
 
@@ -14,90 +14,98 @@ LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", 
 
 
 class GRPORecipe(Request):
-    """Groups of completions for each prompt; what is better than its group's mean becomes more
-    likely."""
+    """Group relative policy optimisation: sample a group of completions for each prompt, and raise
+    the likelihood of those with a reward above the group's mean."""
 
     num_generations: Annotated[int, Field(ge=2, le=1024)] | Literal["auto"] = "auto"
-    """Completions for each prompt, the group. `"auto"`: 8."""
+    """Group size: the number of completions per prompt. `"auto"`: 8."""
     prompts_per_step: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
-    """Prompts in one optimiser step. `"auto"`: 16, fewer where the data have fewer."""
+    """Number of prompts per optimiser step. `"auto"`: 16, or fewer if the data set has fewer
+    prompts."""
     max_completion_length: Annotated[int, Field(ge=1, le=1_048_576)] | Literal["auto"] = "auto"
-    """Tokens a completion may have. `"auto"`: 512, or what the model's context leaves beside the
-    longest prompt."""
+    """Largest number of tokens in a completion. `"auto"`: 512, or what the longest prompt leaves of
+    the model's context."""
     temperature: float = Field(default=1.0, gt=0.0, le=10.0)
-    """Of sampling; the log-probabilities that are trained are those at this temperature."""
+    """Sampling temperature. The trained log-probabilities are computed at the same temperature."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Draw from the least set of most likely tokens with this much probability."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
+    this. 1: all tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Draw from so many most likely tokens; 0: all."""
+    """Sample from this number of most likely tokens. 0: all tokens."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Draw from tokens with at least this share of the most likely one's probability."""
+    """Sample from the tokens whose probability is at least this share of the most likely token's.
+    None: all tokens."""
     loss_type: LossType = "dapo"
-    """How tokens' losses are put together (and, from cispo on, what each is)."""
+    """Loss variant: the aggregation of the tokens' losses and, for `cispo`, `sapo`, `luspo` and
+    `vespo`, also the loss of a token."""
     beta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Weight of the KL divergence from the model as it was before training; 0: none, and no pass
-    to compute it."""
+    """Weight of the KL divergence from the model before training. 0: no KL term and no forward pass
+    of the reference model."""
     epsilon: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
-    """The ratio to the policy that drew is clipped below 1 minus this."""
+    """Lower clipping bound: the ratio of the policy to the policy that sampled is clipped below 1 -
+    `epsilon`."""
     epsilon_high: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    """And above 1 plus this; None: as `epsilon`. With cispo it is the bound itself."""
+    """Upper clipping bound: the ratio is clipped above 1 + `epsilon_high`. None: same as `epsilon`.
+    With `cispo`: the bound itself."""
     delta: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
-    """A bound on the unclipped ratio as well; None: none."""
+    """Upper bound of the unclipped ratio (two-sided clipping). None: no bound."""
     num_iterations: int = Field(default=1, ge=1, le=64)
-    """Optimiser steps on the same completions."""
+    """Number of optimiser steps on the same completions."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """The ratio is each token's own, or their geometric mean over the completion, which with
-    `loss_type="grpo"` is GSPO (https://arxiv.org/abs/2507.18071)."""
+    """`"token"`: one ratio per token. `"sequence"`: one ratio per completion, the geometric mean of
+    its tokens' ratios; with `loss_type="grpo"` this is GSPO (https://arxiv.org/abs/2507.18071)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the rewards' standard deviation in the group, in the step, or not.
-    """
+    """Divide advantages by the standard deviation of the rewards in the group (`"group"`) or in the
+    step (`"batch"`), or do not divide (`"none"`)."""
     mask_truncated_completions: bool = False
-    """Leave completions that reached `max_completion_length` out of the loss."""
+    """Exclude completions that reached `max_completion_length` from the loss."""
     top_entropy_quantile: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Train only this share of the tokens, those of the highest entropy in a forward pass."""
+    """Train only this share of the tokens: those with the highest entropy in a forward pass. 1: all
+    tokens."""
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
         if self.delta is not None and self.delta <= 1 + (self.epsilon_high or self.epsilon):
             raise ValueError(
-                f"delta={self.delta:g} must be above 1 + epsilon_high: it bounds what the clipping "
-                "leaves"
+                f"delta={self.delta:g} must be above 1 + epsilon_high, the bound of the "
+                "clipped ratio"
             )
         return self
 
-    def doubts(self) -> Iterator[str]:
-        """Sentences on settings that go together, but hardly as meant."""
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning for each valid, but probably unintended combination of settings."""
         level, loss = self.importance_sampling_level, self.loss_type
         both = f"recipe.grpo.importance_sampling_level={level!r} with loss_type={loss!r}"
         if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
             yield (
-                f"{both} weights each completion by its length: GSPO has loss_type='grpo', which "
-                "weights all alike"
+                f"{both} weights each completion by its length. GSPO uses loss_type='grpo', which "
+                "gives all completions the same weight"
             )
         if level == "sequence" and loss == "vespo":
-            yield f"{both}: the level has no effect, for VESPO's weights are of whole completions"
+            yield f"{both}: the level has no effect, because VESPO weights whole completions"
         if level == "token" and loss == "luspo":
             yield (
-                f"{both} multiplies each token's loss by the completion's length: LUSPO has "
+                f"{both} multiplies each token's loss by the completion's length. LUSPO uses "
                 "importance_sampling_level='sequence'"
             )
 
 
 class RolloutRecipe(Request):
-    """How completions are generated, and how they are laid out for training."""
+    """Generation of completions, and their layout in training."""
 
     fast_inference: bool | Literal["auto"] = "auto"
-    """`"auto"` and `false`: on the training weights themselves. `true`, vLLM, is not there yet."""
+    """Inference engine. `"auto"` and `false`: generate with the training weights. `true` (vLLM) is
+    not available yet."""
     shared_prompt: bool | Literal["auto"] = "auto"
-    """A group's prompt goes through the model once in training. `"auto"`: where it makes the batch
-    smaller by enough to pay."""
+    """Compute a group's prompt once in the training forward pass instead of once per completion.
+    `"auto"`: if the smaller batch is worth the extra work."""
 
     @field_validator("fast_inference")
     @classmethod
     def _no_vllm(cls, value: bool | Literal["auto"]) -> bool | Literal["auto"]:
         if value is True:
             raise ValueError(
-                "true asks for vLLM, which is not built in yet: leave it at 'auto', which "
-                "generates on the training weights"
+                "true means vLLM, which is not available yet: use 'auto', which generates with the "
+                "training weights"
             )
         return value

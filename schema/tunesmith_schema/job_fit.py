@@ -1,6 +1,7 @@
-"""Whether a recipe fits the rest of its job: the validation file, the method, the hyperparameters.
+"""Checks of a recipe against the other fields of its job: validation file, method and
+hyperparameters.
 
-Used where a job is created and where a run directory is read, so both say the same.
+Both the creation of a job and the reader of a run directory use them, so both give the same errors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from .early_stopping import judged_by
+from .early_stopping import selection_metric
 from .grpo import GRPORecipe
 
 if TYPE_CHECKING:
@@ -19,19 +20,21 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 DOES_NOT_FIT = "recipe_does_not_fit"
-"""Pydantic's type of the complaint; its context names the field of the recipe, dotted."""
+"""Pydantic error type of these checks. The error's context holds the dotted name of the recipe
+field."""
 
 Misfit = tuple[str, str]
-"""A field of the recipe, and what is wrong with it."""
+"""Recipe field and error message."""
 
 
-def fits_job(recipe: Recipe, info: ValidationInfo) -> Recipe:
-    """Refuse a recipe that does not fit the fields that stand before it, naming its own."""
-    given = info.data.get("method")
-    reinforced = given is not None and getattr(given, "type", given) == "reinforcement"
-    wrong = [*_without_validation_file(recipe, info)]
-    wrong += _not_reinforcement(recipe) if reinforced else _not_supervised(recipe)
-    for field, message in wrong:
+def check_job_fit(recipe: Recipe, info: ValidationInfo) -> Recipe:
+    """Return the recipe, or raise an error for the first field that does not fit the fields before
+    `recipe`."""
+    method = info.data.get("method")
+    reinforced = method is not None and getattr(method, "type", method) == "reinforcement"
+    misfits = [*_without_validation_file(recipe, info)]
+    misfits += _not_reinforcement(recipe) if reinforced else _not_supervised(recipe)
+    for field, message in misfits:
         raise PydanticCustomError(DOES_NOT_FIT, "{message}", {"field": field, "message": message})
     return recipe
 
@@ -44,8 +47,8 @@ def _without_validation_file(recipe: Recipe, info: ValidationInfo) -> Iterator[M
         if needed:
             yield (
                 field,
-                "it needs evaluations, and there is no validation_file: give one, or leave "
-                f"recipe.{field} out",
+                "requires evaluations, but there is no validation_file: set validation_file, or "
+                f"remove recipe.{field}",
             )
 
 
@@ -54,13 +57,14 @@ def _not_supervised(recipe: Recipe) -> Iterator[Misfit]:
         if value is not None:
             yield (
                 field,
-                "it is for reinforcement: give method={'type': 'reinforcement', ...}, or leave "
-                f"recipe.{field} out",
+                "is only for reinforcement: set method={'type': 'reinforcement', ...}, or remove "
+                f"recipe.{field}",
             )
-    if judged_by(recipe.early_stopping, "supervised") == "valid_reward":
+    if selection_metric(recipe.early_stopping, "supervised") == "valid_reward":
         yield (
             "early_stopping.metric",
-            "'valid_reward' is for reinforcement: use 'valid_loss' or 'valid_mean_token_accuracy'",
+            "'valid_reward' is only for reinforcement: use 'valid_loss' or "
+            "'valid_mean_token_accuracy'",
         )
 
 
@@ -68,49 +72,49 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
     if recipe.packing is True:
         yield (
             "packing",
-            "true is for supervised training: completions are laid out by recipe.rollout, so leave "
-            "recipe.packing out",
+            "true is only for supervised training: remove recipe.packing. recipe.rollout sets the "
+            "layout of completions",
         )
     if recipe.assistant_only_loss != "auto":
         yield (
             "assistant_only_loss",
-            "it is for supervised training: reinforcement trains what the model has generated, and "
-            "nothing else; leave it out",
+            "is only for supervised training: remove recipe.assistant_only_loss. Reinforcement "
+            "trains only generated tokens",
         )
     if recipe.overlong == "truncate":
         yield (
             "overlong",
-            "'truncate' is for supervised training: a prompt that is cut asks something else; use "
-            "'drop' or 'error'",
+            "'truncate' is only for supervised training: a truncated prompt would be a different "
+            "question. Use 'drop' or 'error'",
         )
     if recipe.from_scratch:
         yield (
             "from_scratch",
-            "it is for supervised training: random weights generate nothing that could be rewarded",
+            "is only for supervised training: completions of random weights earn no rewards",
         )
     if recipe.patches != "auto" and "loss" not in recipe.patches:
         yield (
             "patches",
-            f"{recipe.patches!r} is for supervised training: the log-probabilities of completions "
-            "come from the loss kernel; use ['loss'], which leaves the rest stock, or 'auto'",
+            f"{recipe.patches!r} is only for supervised training: the loss kernel computes the "
+            "log-probabilities of completions. Use ['loss'] for no other kernel, or 'auto'",
         )
     if recipe.quantization == "int8":
         yield (
             "quantization",
-            "'int8' is for supervised training: the rollout engine does not read weights in 8 "
-            "bits; use 'nf4' or 'none'",
+            "'int8' is only for supervised training: the rollout engine does not support 8-bit "
+            "weights. Use 'nf4' or 'none'",
         )
-    if judged_by(recipe.early_stopping, "reinforcement") != "valid_reward":
+    if selection_metric(recipe.early_stopping, "reinforcement") != "valid_reward":
         yield (
             "early_stopping.metric",
-            "reinforcement is judged by 'valid_reward': use that, or leave the metric out",
+            "must be 'valid_reward' or 'auto' with reinforcement",
         )
     grpo = recipe.grpo or GRPORecipe()
     length, whole = grpo.max_completion_length, recipe.max_seq_length
     if length != "auto" and whole != "auto" and length >= whole:
         yield (
             "grpo.max_completion_length",
-            f"{length} leaves nothing of recipe.max_seq_length={whole} to a prompt",
+            f"{length} leaves no tokens of recipe.max_seq_length={whole} for a prompt",
         )
     prompts, group = grpo.prompts_per_step, grpo.num_generations
     if prompts != "auto" and group != "auto":
@@ -118,33 +122,34 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
 
 
 def _not_the_step(recipe: Recipe, prompts: int, group: int) -> Iterator[Misfit]:
-    """Forward passes that do not make up a step of that many prompts and completions each."""
+    """Yield an error if the forward passes of a step do not hold `prompts` x `group` rows."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
     both = "auto" not in (rows, passes)
     if (both and known != prompts * group) or prompts * group % known:
         yield (
             "per_device_train_batch_size" if rows != "auto" else "gradient_accumulation_steps",
-            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) are "
-            f"completions, and a step has {prompts * group} ({prompts} prompts x {group}): leave "
-            "both out",
+            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) must "
+            f"give the {prompts * group} completions of a step ({prompts} prompts x {group}): "
+            "remove both",
         )
 
 
-def check_reinforcement(given: ReinforcementHyperparameters, recipe: Recipe) -> None:
-    """Two words for one thing. Raises ValueError."""
+def check_reinforcement(hyperparameters: ReinforcementHyperparameters, recipe: Recipe) -> None:
+    """Check hyperparameters against recipe fields of the same meaning. Raises ValueError."""
     grpo = recipe.grpo or GRPORecipe()
     pairs = (
-        ("batch_size", given.batch_size, "grpo.prompts_per_step", grpo.prompts_per_step),
-        ("eval_interval", given.eval_interval, "eval_steps", recipe.eval_steps),
+        ("batch_size", hyperparameters.batch_size, "grpo.prompts_per_step", grpo.prompts_per_step),
+        ("eval_interval", hyperparameters.eval_interval, "eval_steps", recipe.eval_steps),
     )
-    for ours, value, theirs, other in pairs:
-        if "auto" not in (value, other) and value != other:
+    for name, value, field, in_recipe in pairs:
+        if "auto" not in (value, in_recipe) and value != in_recipe:
             raise ValueError(
-                f"hyperparameters.{ours}={value} and recipe.{theirs}={other} differ: give one"
+                f"hyperparameters.{name}={value} and recipe.{field}={in_recipe} differ: "
+                "set only one"
             )
-    if "auto" not in (given.compute_multiplier, grpo.num_generations):
+    if "auto" not in (hyperparameters.compute_multiplier, grpo.num_generations):
         raise ValueError(
-            "hyperparameters.compute_multiplier scales the automatic number of completions: leave "
-            "it out when recipe.grpo.num_generations is given"
+            "hyperparameters.compute_multiplier scales the automatic number of completions: remove "
+            "it, or remove recipe.grpo.num_generations"
         )

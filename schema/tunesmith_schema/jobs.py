@@ -1,4 +1,4 @@
-"""Fine-tuning jobs: the create body, the job, its states and which may follow which."""
+"""Fine-tuning jobs: the create request, the job, its states and their transitions."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request, Response, Text, with_example
 from .errors import ErrorCategory
-from .job_fit import check_reinforcement, fits_job
+from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, Method, ReinforcementHyperparameters
 from .recipe import Auto, Recipe
 
 
 class JobState(StrEnum):
-    """Where a job truly is. `status` on the wire is OpenAI's closed set, see `wire_status`."""
+    """State of a job. `status` has OpenAI's closed set of values, see `wire_status`."""
 
     VALIDATING_FILES = "validating_files"
-    """A light worker is reading the data."""
+    """A light worker validates the data set."""
     QUEUED = "queued"
-    """Waits for a train worker."""
+    """Waiting for a train worker."""
     RUNNING = "running"
     """A worker holds the lease."""
     PAUSING = "pausing"
-    """Asked to pause; the worker saves a resume point and lets go."""
+    """A pause was requested; the worker saves a resume point and releases the job."""
     PAUSED = "paused"
-    """Holds no worker until resumed."""
+    """No worker holds the job until it is resumed."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -50,14 +50,14 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
         JobState.CANCELLED: frozenset(),
     }
 )
-"""Every legal change of state. `running -> queued` is a lost or released worker; `pausing ->
-running` a pause that was called off before the worker had let go."""
+"""Every legal change of state. `running -> queued`: the worker was lost or released the job.
+`pausing -> running`: the pause was cancelled before the worker released the job."""
 
 _WIRE = {JobState.PAUSING: JobState.RUNNING, JobState.PAUSED: JobState.QUEUED}
 
 
 def wire_status(state: JobState) -> str:
-    """OpenAI's word for a state: `pausing` shows as running, `paused` as queued."""
+    """Return OpenAI's status for a state: `running` for `pausing`, `queued` for `paused`."""
     return str(_WIRE.get(state, state))
 
 
@@ -77,25 +77,26 @@ class JobCreate(Request):
     )
 
     model: Text = Field(min_length=1, max_length=512)
-    """Hub id, folder name or path below an allowed directory, or a full-tuned `ft:` model."""
+    """Hugging Face id, folder name or path below an allowed directory, or a fully tuned `ft:`
+    model."""
     training_file: Text
     """Id of an uploaded file."""
     validation_file: Text | None = None
-    """Id of an uploaded file; gives `valid_loss`, or `valid_reward` with reinforcement."""
+    """Id of an uploaded file for `valid_loss`, with reinforcement `valid_reward`."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
-    """Goes into the tuned model's name; what a name cannot hold becomes a hyphen."""
+    """Part of the tuned model's name. Characters that are not allowed in a name become hyphens."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Seeds weights, shuffling and dropout; drawn and shown when not given."""
+    """Random seed of weights, shuffling and dropout. Default: a random number, shown in the job."""
     metadata: dict[Text, Text] | None = None
     """At most 16 pairs; keys up to 64 characters, values up to 512."""
     integrations: list[JsonValue] | None = None
-    """None is available; anything but an empty list is refused rather than ignored."""
+    """Not available: any value except an empty list is refused."""
     hyperparameters: Hyperparameters | None = None
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
-    """The kind of training and its hyperparameters, OpenAI's current form."""
-    recipe: Annotated[Recipe, AfterValidator(fits_job)] = Field(default_factory=Recipe)
-    """How to train, in PEFT's and TRL's words; everything has a default."""
+    """Kind of training and its hyperparameters, OpenAI's current form."""
+    recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
+    """Training settings, with PEFT's and TRL's names. Every field has a default."""
 
     @model_validator(mode="after")
     def _within_bounds(self) -> Self:
@@ -105,16 +106,16 @@ class JobCreate(Request):
         if len(self.metadata or {}) > 16:
             raise ValueError(f"metadata has at most 16 pairs, got {len(self.metadata or {})}")
         if self.integrations:
-            raise ValueError("integrations are not available: leave the field out")
+            raise ValueError("integrations are not available: remove the field")
         return self
 
     @model_validator(mode="after")
-    def _one_word_for_one_thing(self) -> Self:
-        method, given = self.method, self.hyperparameters
+    def _settings_agree(self) -> Self:
+        method, legacy = self.method, self.hyperparameters
         of_method = method and method.hyperparameters()
-        if method and given and of_method and not _same(given, of_method):
+        if method and legacy and of_method and not _same(legacy, of_method):
             raise ValueError(
-                f"hyperparameters and method.{method.type}.hyperparameters differ: give one"
+                f"hyperparameters and method.{method.type}.hyperparameters differ: set only one"
             )
         chosen, recipe = self.chosen_hyperparameters(), self.recipe
         if "auto" not in (chosen.n_epochs, recipe.num_train_epochs) and (
@@ -122,14 +123,16 @@ class JobCreate(Request):
         ):
             raise ValueError(
                 f"hyperparameters.n_epochs={chosen.n_epochs} and "
-                f"recipe.num_train_epochs={recipe.num_train_epochs} differ: give one"
+                f"recipe.num_train_epochs={recipe.num_train_epochs} differ: set only one"
             )
         if chosen.n_epochs != "auto" and recipe.max_steps != "auto":
-            raise ValueError("hyperparameters.n_epochs and recipe.max_steps exclude each other")
+            raise ValueError(
+                "hyperparameters.n_epochs and recipe.max_steps both set the length: set only one"
+            )
         if "auto" not in (chosen.learning_rate_multiplier, recipe.learning_rate):
             raise ValueError(
                 "hyperparameters.learning_rate_multiplier scales the automatic rate: "
-                "leave it out when recipe.learning_rate is given"
+                "remove it, or remove recipe.learning_rate"
             )
         if isinstance(chosen, ReinforcementHyperparameters):
             check_reinforcement(chosen, recipe)
@@ -138,7 +141,7 @@ class JobCreate(Request):
         return self
 
     def chosen_hyperparameters(self) -> Hyperparameters:
-        """The hyperparameters in force, wherever they were given."""
+        """Return the hyperparameters in force, from `method` or `hyperparameters`."""
         of_method = self.method and self.method.hyperparameters()
         chosen = of_method or self.hyperparameters or Hyperparameters()
         if self.method and self.method.type == "reinforcement":
@@ -147,7 +150,7 @@ class JobCreate(Request):
 
 
 def _same(legacy: Hyperparameters, of_method: Hyperparameters) -> bool:
-    """As far as the older form goes."""
+    """Compare the fields that the older form has."""
     return legacy.model_dump() == of_method.model_dump(include=set(Hyperparameters.model_fields))
 
 
@@ -160,86 +163,87 @@ def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
     if (both and known != batch_size) or batch_size % known:
         raise ValueError(
             f"hyperparameters.batch_size={batch_size} is not per_device_train_batch_size x "
-            f"gradient_accumulation_steps ({rows} x {accumulated}): give one or the other"
+            f"gradient_accumulation_steps ({rows} x {accumulated}): remove one or the other"
         )
 
 
 class JobError(Response):
-    """Why a job failed; `{}`-like with nulls on the wire while it has not."""
+    """Reason for the failure of a job; all fields are null for other jobs."""
 
     code: str | None = None
     """One of `ErrorCode`."""
     message: str | None = None
     param: str | None = None
-    """The request field it is about, for example `training_file`."""
+    """Request field that caused the failure, for example `training_file`."""
     category: ErrorCategory | None = None
-    """Who can mend it."""
+    """Part of the system that must change to fix the error."""
     hint: str | None = None
-    """The next thing to try."""
+    """Next thing to try."""
 
 
 class Job(Response):
-    """One fine-tuning job as OpenAI shows it; what follows `state` is ours."""
+    """A fine-tuning job in OpenAI's form. The fields from `state` on are Tunesmith's."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     created_at: int
-    """Unix seconds, like every time here."""
+    """Unix seconds, like all times of a job."""
     finished_at: int | None = None
-    """Set once it succeeded, failed or was cancelled."""
+    """Time at which the job succeeded, failed or was cancelled."""
     estimated_finish: int | None = None
-    """When it should be done, as far as is known."""
+    """Expected end of the job, if known."""
     model: str
     fine_tuned_model: str | None = None
-    """Name of the tuned model once it succeeded."""
+    """Name of the tuned model; null until the job has succeeded."""
     organization_id: str = "tunesmith"
-    """OpenAI requires one; always the same here."""
+    """OpenAI's field; always the same value."""
     status: Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
-    """OpenAI's closed set; `state` is the true one."""
+    """OpenAI's closed set of states; `state` is more precise."""
     training_file: str
-    """Id of the data set."""
+    """Id of the training file."""
     validation_file: str | None = None
-    """Id of the data set for `valid_loss` or `valid_reward`."""
+    """Id of the file for `valid_loss`, with reinforcement `valid_reward`."""
     hyperparameters: Hyperparameters
-    """OpenAI's knobs in force, wherever they were given."""
+    """OpenAI's hyperparameters in force, from `method` or `hyperparameters`."""
     method: dict[str, Any] | None = None
-    """OpenAI's newer form: the kind of training, its hyperparameters and, for reinforcement, its
-    grader."""
+    """OpenAI's current form: the kind of training, its hyperparameters and the grader of
+    reinforcement."""
     result_files: list[str] = Field(default_factory=list)
-    """Always empty: `adapter_id` and `/v1/adapters` have what was trained."""
+    """OpenAI's field; always empty. `adapter_id` and `/v1/adapters` lead to the result."""
     trained_tokens: int | None = None
-    """Tokens that carried loss, over the whole run. Reinforcement: of all completions, whatever
-    their gradient was, but for those that `mask_truncated_completions` left out."""
+    """Number of tokens with a loss over the whole run. Reinforcement: the tokens of all
+    completions, even if their gradient is zero, except those excluded by
+    `mask_truncated_completions`."""
     error: JobError | None = None
-    """Why it failed; null unless it did."""
+    """Reason for the failure; null unless the job failed."""
     integrations: list[Any] | None = None
-    """OpenAI's field; always null here."""
+    """OpenAI's field; always null."""
     metadata: dict[str, str] | None = None
-    """As given on creation."""
+    """Metadata of the create request."""
     seed: int
     suffix: str | None = None
     """Part of the tuned model's name."""
     state: JobState
-    """Where it truly is."""
+    """State of the job."""
     phase: str | None = None
-    """Finer than `state`: claim, download, spawn, import, load, data, train, save, upload."""
+    """Current phase of the attempt, for example claim, download, load, train or upload."""
     recipe: Recipe
-    """How it is trained, defaults filled in."""
+    """Training settings, including defaults."""
     adapter_id: str | None = None
-    """What `/v1/adapters/{id}` calls the result."""
+    """Id of the result in `/v1/adapters/{id}`."""
     attempt: int = 0
-    """How often a worker has claimed it."""
+    """Number of times a worker has claimed the job."""
     step: int = 0
-    """Optimiser steps done in this attempt; once it succeeded, the step whose weights it kept."""
+    """Optimiser steps done in this attempt; for a succeeded job the step of the kept weights."""
     total_steps: int | None = None
-    """Optimiser steps of the whole run, once they are known."""
+    """Optimiser steps of the whole run; null until known."""
     cancel_requested: bool = False
-    """Whether its worker has been asked to stop."""
+    """True if the worker has been asked to cancel."""
     stop_requested: bool = False
-    """Whether it was asked to end early and keep what it has made."""
+    """True if the worker has been asked to stop early and keep the result."""
     forked_from: str | None = None
-    """The job from whose resume point it starts."""
+    """Id of the job whose resume point this job starts from."""
     forked_step: int | None = None
-    """The step of that resume point."""
+    """Step of that resume point."""
     retry_of: str | None = None
-    """The job that failed or was cancelled and that this one takes up."""
+    """Id of the failed or cancelled job that this job retries."""

@@ -13,75 +13,76 @@ from .recipe import Auto
 
 
 class Hyperparameters(Request):
-    """OpenAI's three knobs. `recipe` says the same in absolute terms."""
+    """OpenAI's three hyperparameters. `recipe` sets the same in absolute terms."""
 
     n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
-    """Passes over the data."""
+    """Number of passes over the data."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
-    """Rows in one optimiser step."""
+    """Number of rows per optimiser step."""
     learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
-    """Factor on the learning rate that would be chosen automatically."""
+    """Factor on the automatic learning rate."""
 
 
 class SupervisedMethod(Request):
     """Settings of supervised fine-tuning."""
 
     hyperparameters: Hyperparameters | None = None
-    """Without them all are automatic."""
+    """OpenAI's hyperparameters. Default: all `"auto"`."""
 
 
 class ReinforcementHyperparameters(Hyperparameters):
-    """OpenAI's, for reinforcement tuning. `batch_size` counts prompts."""
+    """OpenAI's hyperparameters of reinforcement tuning. `batch_size` counts prompts."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
-    """Factor on the completions for each prompt; `recipe.grpo.num_generations` says how many."""
+    """Factor on the automatic number of completions per prompt. `recipe.grpo.num_generations` sets
+    the number itself."""
     eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Steps between two evaluations, as `recipe.eval_steps`."""
+    """Number of steps between two evaluations, same as `recipe.eval_steps`."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
-    """Completions for each prompt of the validation file. `"auto"`: 1."""
+    """Number of completions per prompt of the validation file. `"auto"`: 1."""
     reasoning_effort: Literal["default"] = "default"
-    """OpenAI's; a model here thinks as its chat template has it."""
+    """OpenAI's field. The chat template decides about reasoning."""
 
 
 class ReinforcementMethod(Request):
     """Settings of reinforcement tuning."""
 
     grader: Grader
-    """What scores a completion."""
+    """Grader that scores the completions."""
     hyperparameters: ReinforcementHyperparameters | None = None
-    """Without them all are automatic."""
+    """OpenAI's hyperparameters. Default: all `"auto"`."""
 
     @field_validator("grader")
     @classmethod
     def _reads_completions(cls, grader: Grader) -> Grader:
         if not reads_completion(grader):
             raise ValueError(
-                "it gives every completion of a prompt the same score, and nothing would be "
-                "learned: let input or reference read {{sample.output_text}}"
+                "the grader gives every completion of a prompt the same score, so there is nothing "
+                "to learn: use {{sample.output_text}} in input or reference"
             )
         return grader
 
 
 class Method(Request):
-    """The kind of training."""
+    """Kind of training and its settings."""
 
     type: MethodName
-    """Which of the members below holds."""
+    """Kind of training; its settings are in the field of the same name."""
     supervised: SupervisedMethod | None = None
-    """Its hyperparameters; without them all are automatic."""
+    """Settings of supervised fine-tuning. Default: all `"auto"`."""
     reinforcement: ReinforcementMethod | None = None
-    """Its grader and hyperparameters."""
+    """Grader and hyperparameters of reinforcement tuning."""
 
     @model_validator(mode="after")
     def _members_fit(self) -> Self:
         if self.type == "reinforcement" and self.reinforcement is None:
-            raise ValueError("reinforcement is missing: it must have a grader")
+            raise ValueError("method.reinforcement is required, with a grader")
         others = {"supervised": "reinforcement", "reinforcement": "supervised"}
         if getattr(self, others[self.type]) is not None:
-            raise ValueError(f"type is '{self.type}': leave {others[self.type]} out")
+            raise ValueError(f"type is '{self.type}': remove {others[self.type]}")
         return self
 
     def hyperparameters(self) -> Hyperparameters | None:
-        """Of the member in force."""
+        """Return the hyperparameters of this kind of training."""
         chosen = self.reinforcement or self.supervised
         return chosen.hyperparameters if chosen else None

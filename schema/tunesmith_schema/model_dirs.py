@@ -1,7 +1,7 @@
-"""TUNESMITH_MODEL_DIRS: the folders that it names, and what to say of those that are not there.
+"""Parsing of TUNESMITH_MODEL_DIRS, and warnings about missing folders.
 
-The server and its workers read it alike. A folder may be mounted later: a missing one is no reason
-not to start.
+Server and workers share this module. A missing folder does not prevent the start, because it may be
+mounted later.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from pathlib import Path
 
 
 def named_folders(model_dirs: str) -> list[Path]:
-    """Absolute; a relative part counts from where the process was started."""
+    """Return the folders as absolute paths; relative paths start at the working directory."""
     return [Path(part).expanduser().resolve() for part in model_dirs.split(":") if part]
 
 
 def missing_folders(folders: Iterable[Path]) -> list[str]:
-    """One sentence for each that is not a folder."""
+    """Return a warning for each path that is not a folder."""
     return [
         f"TUNESMITH_MODEL_DIRS names {folder}, which is "
-        f"{'not a folder' if folder.exists() else 'not there'}: no base model is found below it"
+        f"{'not a folder' if folder.exists() else 'missing'}: no base models are read from it"
         for folder in folders
         if not folder.is_dir()
     ]
 
 
 def why_no_models(folders: list[Path]) -> str:
-    """What was looked at in vain."""
+    """Explain why no base models were found."""
     if not folders:
         return "TUNESMITH_MODEL_DIRS is not set"
-    looked = ", ".join(
-        f"{folder} has none" if folder.is_dir() else f"{folder} is not there" for folder in folders
+    reasons = ", ".join(
+        f"{folder} has none" if folder.is_dir() else f"{folder} is missing" for folder in folders
     )
-    return f"of the folders in TUNESMITH_MODEL_DIRS, {looked}"
+    return f"of the folders in TUNESMITH_MODEL_DIRS, {reasons}"

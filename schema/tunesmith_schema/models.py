@@ -1,4 +1,4 @@
-"""Base models, tuned models, and the files that training produced."""
+"""Base models, tuned models, and the files of a training result."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from .base import Request, Response
 
 
 class Model(Response):
-    """Something that a job can start from or that one made."""
+    """A model that a job can start from: a base model or a tuned model."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     """Unix seconds."""
     owned_by: str
-    """`base` for a model on this host, `tunesmith` for one trained here."""
+    """`base` for a base model of this server, `tunesmith` for a model that was trained here."""
     adapter_id: str | None = None
-    """Set on tuned models: what `/v1/adapters/{id}` calls it."""
+    """Tuned models only: id in `/v1/adapters/{id}`."""
     base_model: str | None = None
-    """Set on tuned models: what it was trained on."""
+    """Tuned models only: the model that it was trained from."""
 
 
 class ModelDeleted(Response):
-    """Answer to the deletion of a tuned model."""
+    """Confirmation that a tuned model was deleted."""
 
     id: str
     object: Literal["model"] = "model"
@@ -33,30 +33,30 @@ class ModelDeleted(Response):
 
 
 class StoredFile(Request):
-    """One file of an artifact. Content is found by its hash."""
+    """One file of an artifact. Its content is stored under its hash."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")
-    """Plain file name, no folders."""
+    """Plain file name without folders."""
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Adapter(Response):
-    """What a job produced: a PEFT adapter, or all weights of a full-tuned model."""
+    """Result of a job: a PEFT adapter, or all weights of a fully tuned model."""
 
     id: str
     object: Literal["adapter"] = "adapter"
     created_at: int
     job_id: str
     model: str
-    """The tuned model's name."""
+    """Name of the tuned model."""
     base_model: str
-    """The model it was trained on."""
+    """Model that it was trained from."""
     kind: Literal["lora", "full"]
     """`lora`: a PEFT adapter; `full`: all weights."""
     step: int
-    """Optimiser step it was taken at."""
+    """Optimiser step of the weights."""
     bytes: int
-    """Sum over `files`."""
+    """Total size of `files`."""
     files: list[StoredFile]
-    """Each can be had at `/v1/adapters/{id}/content/{name}`."""
+    """Files of the adapter. Download: `/v1/adapters/{id}/content/{name}`."""

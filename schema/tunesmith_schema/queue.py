@@ -1,25 +1,26 @@
-"""Queues, tasks and the broker: what server and worker agree on without importing each other."""
+"""Queues, tasks and the broker, shared by server and worker, which do not import each other."""
 
 from __future__ import annotations
 
 from typing import Any
 
 TRAIN_QUEUE = "train"
-"""One slot per device or device group."""
+"""Training jobs: one slot per device or device group."""
 LIGHT_QUEUE = "light"
-"""Short CPU work that the API needs."""
+"""Short CPU tasks of the API."""
 
 TRAIN_TASK = "tunesmith.train"
-"""Wakes a train worker, which claims the best eligible job. Argument: the job id that caused it."""
+"""Task that wakes a train worker, which then claims the best eligible job. Argument: id of the job
+that caused it."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
-"""Reads an uploaded data set and reports what is in it. Argument: the file id."""
+"""Task that validates an uploaded data set. Argument: the file id."""
 
 
 def broker_transport(url: str) -> tuple[str, dict[str, Any]]:  # Any: options are kombu's own
-    """Celery's broker URL and transport options for `TUNESMITH_BROKER_URL`.
+    """Return Celery's broker URL and transport options for `TUNESMITH_BROKER_URL`.
 
-    `filesystem:///folder` is polled ten times a second; anything else gives up connecting after
-    2 s, because the database, not the broker, is the truth.
+    `filesystem:///folder` is polled ten times per second. Other brokers have a connection timeout
+    of 2 s, because job state is in the database and a lost wake-up is harmless.
     """
     if not url.startswith("filesystem://"):
         return url, {"socket_connect_timeout": 2, "socket_timeout": 10}

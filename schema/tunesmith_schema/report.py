@@ -1,7 +1,7 @@
-"""The run report: where the time of one attempt went, what it reached, what holds it back.
+"""Run report: the time, throughput and memory of one attempt, and the advice drawn from them.
 
-A trainer writes it as report.json, its supervisor completes and sends it, the API hands it out.
-Times are seconds of wall clock, memory is bytes, shares lie between 0 and 1.
+The trainer writes it as report.json, the supervisor completes and sends it, the API returns it.
+Times are seconds of wall clock, memory is bytes, shares are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -17,329 +17,334 @@ from .run import Choice
 
 
 class PhaseName(StrEnum):
-    """What a moment of an attempt was spent on. Each moment belongs to exactly one."""
+    """Phase of an attempt. Each moment belongs to exactly one phase."""
 
     CLAIM = "claim"
-    """Asking the server for the job."""
+    """Claiming the job from the server."""
     DOWNLOAD = "download"
-    """Fetching data files, and the base model where it was trained here."""
+    """Downloading data files and, if it was trained here, the base model."""
     SPAWN = "spawn"
-    """From starting the trainer's process to its first line."""
+    """Starting the trainer process, up to its first line of code."""
     IMPORT = "import"
-    """Importing torch and what stands on it."""
+    """Importing torch and the libraries that depend on it."""
     LOAD = "load"
-    """Loading the base model, attaching the adapter."""
+    """Loading the base model and attaching the adapter."""
     DATA = "data"
-    """Reading rows and tokenising them."""
+    """Reading and tokenising rows."""
     PACK = "pack"
-    """Filling sequences with several rows each."""
+    """Packing rows into sequences."""
     PLAN = "plan"
-    """Settling what the recipe leaves open, probes included."""
+    """Choosing `"auto"` settings, including measurements."""
     SETUP = "setup"
-    """Building the trainer, its optimiser and data loader, and putting our kernels in."""
+    """Building the trainer, optimiser and data loader, and installing the kernels."""
     SELF_CHECK = "self_check"
-    """Proving before the first step that the model learns what it should."""
+    """Running the self-check before the first step."""
     DATA_WAIT = "data_wait"
-    """Waiting for batches: collating rows, laying them out and moving them to the device."""
+    """Waiting for batches: collating rows and moving them to the device."""
     SYNC = "sync"
-    """Reinforcement: bringing the weights to where completions are generated."""
+    """Reinforcement: copying the weights to the rollout engine."""
     GENERATE = "generate"
-    """Reinforcement: generating completions, graders running beside it."""
+    """Reinforcement: generating completions, while graders run concurrently."""
     GRADE = "grade"
     """Reinforcement: waiting for graders after the last completion."""
     LOG_PROBS = "log_probs"
-    """Reinforcement: passes without gradient, for the reference model's log-probabilities."""
+    """Reinforcement: forward passes without gradient for the reference model's log-probabilities.
+    """
     FORWARD = "forward"
-    """The forward passes of training, and the loss."""
+    """Forward passes of training, including the loss."""
     BACKWARD = "backward"
-    """The backward passes, recomputation included."""
+    """Backward passes, including recomputation."""
     OPTIMIZER = "optimizer"
-    """Clipping, the optimiser's step, the schedule, zeroing gradients."""
+    """Gradient clipping, optimiser step, schedule and zeroing of gradients."""
     EVALUATION = "evaluation"
-    """Measuring the validation loss."""
+    """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
-    """Writing checkpoints while training; their upload runs beside it."""
+    """Writing checkpoints during training; they are uploaded concurrently."""
     LOGGING = "logging"
     """Reading the loss from the device and writing metrics."""
     TRAIN = "train"
-    """What is left of training: the trainer's own loop, between the parts above."""
+    """Rest of the training time: the trainer's loop between the phases above."""
     SAVE = "save"
-    """Writing the adapter or the weights at the end."""
+    """Writing the final adapter or weights."""
     EXIT = "exit"
-    """From the trainer's last line to the end of its process."""
+    """Ending the trainer process, from its last line of code."""
     UPLOAD = "upload"
-    """Storing the result, and checkpoints that were still on their way."""
+    """Uploading the result and remaining checkpoints."""
     OTHER = "other"
-    """What nobody accounted for."""
+    """Time that no phase accounts for."""
 
 
 STARTUP = (
     *(PhaseName.CLAIM, PhaseName.DOWNLOAD, PhaseName.SPAWN, PhaseName.IMPORT, PhaseName.LOAD),
     *(PhaseName.DATA, PhaseName.PACK, PhaseName.PLAN, PhaseName.SETUP, PhaseName.SELF_CHECK),
 )
-"""Before the first step."""
+"""Phases before the first step."""
 ROLLOUT = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.GRADE, PhaseName.LOG_PROBS)
-"""What comes before the training pass of a reinforcement step."""
+"""Phases of a reinforcement step before its training pass."""
 COMPUTE = (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER)
-"""What the device works on while training."""
+"""Training phases in which the device computes."""
 TRAINING = (
     *(PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN),
     *(PhaseName.EVALUATION, PhaseName.CHECKPOINTING),
 )
-"""From the first step to the last."""
+"""Phases from the first step to the last."""
 
 
 class PeakMemory(Response):
-    """The most that was held at one moment, bytes. Null where there is no such memory."""
+    """Peak memory, bytes. Null if there is no such memory."""
 
     allocated: int | None = None
-    """In the GPU's tensors (torch's `max_memory_allocated`)."""
+    """GPU memory in tensors (torch's `max_memory_allocated`)."""
     reserved: int | None = None
-    """Taken from the GPU by torch's allocator, caches included: near to what nvidia-smi shows."""
+    """GPU memory held by torch's allocator, including its cache: close to what nvidia-smi shows."""
     device_total: int | None = None
-    """What the GPU has."""
+    """Total memory of the GPU."""
     pinned: int | None = None
-    """Page-locked memory of the host, as torch's allocator holds it."""
+    """Page-locked host memory held by torch's allocator."""
     rss: int | None = None
-    """Resident memory of the trainer's process, all on the host."""
+    """Resident host memory of the trainer process."""
 
 
 class Throughput(Response):
-    """What training reached. Evaluations and checkpoints do not count as training time."""
+    """Training throughput. Evaluations and checkpoints do not count as training time."""
 
     seconds: float
-    """Training time that the rates below are over."""
+    """Training time; the base of the rates below."""
     steps_per_second: float | None = None
-    """Optimiser steps."""
+    """Optimiser steps per second."""
     input_tokens: int = 0
-    """Tokens in the training batches, padding not counted."""
+    """Tokens in the training batches, without padding."""
     trained_tokens: int = 0
-    """Those of them that carried loss."""
+    """Tokens with a loss."""
     tokens_per_second: float | None = None
     """Input tokens per second."""
     trained_tokens_per_second: float | None = None
-    """Tokens that carried loss, per second."""
+    """Tokens with a loss per second."""
     slots: int = 0
-    """Places in the training batches, padding counted."""
+    """Positions in the training batches, including padding."""
     padding_share: float | None = None
-    """Share of the slots that held no token; null where a prompt's tokens serve several rows."""
+    """Share of the slots that hold padding; null if several rows share a prompt's tokens."""
     micro_batches: int = 0
     """Forward passes of training."""
     generated_tokens: int = 0
-    """Reinforcement: tokens drawn."""
+    """Reinforcement: generated tokens."""
     generated_tokens_per_second: float | None = None
-    """Those over all of training time; null: nothing was drawn."""
+    """Generated tokens per second of training time; null if nothing was generated."""
 
 
 class Rollouts(Response):
-    """What a reinforcement run generated to train on."""
+    """Completions that a reinforcement run generated for training."""
 
     rounds: int
-    """Times that completions were generated."""
+    """Rounds of generation."""
     num_iterations: int
-    """Optimiser steps on each round (`recipe.grpo.num_iterations`)."""
+    """Optimiser steps per round (`recipe.grpo.num_iterations`)."""
     completions: int
-    """Drawn."""
+    """Generated completions."""
     generated_tokens: int
-    """Tokens drawn, those that end a completion included."""
+    """Generated tokens, including end tokens."""
     tokens_per_second: float | None = None
-    """Of generation alone: tokens drawn over the time in `generate`."""
+    """Generated tokens per second of the phase `generate`."""
     decode_steps: int
-    """Forward passes that drew a token for each completion then alive."""
+    """Forward passes that sample one token for each unfinished completion."""
     graph_steps: int = 0
-    """Those that a CUDA graph repeated; 0 on a CPU."""
+    """Decode steps that replayed a CUDA graph; 0 on a CPU."""
     mean_length: float | None = None
-    """Tokens of a completion."""
+    """Mean length of a completion, tokens."""
     longest: int
-    """Tokens of the longest one."""
+    """Length of the longest completion, tokens."""
     truncated_share: float | None = None
-    """Completions that were cut at `recipe.grpo.max_completion_length`."""
+    """Share of completions cut at `recipe.grpo.max_completion_length`."""
     idle_share: float | None = None
-    """Of the time in steps, what went neither into generating (with bringing the weights there) nor
-    into training: waiting for graders and batches, logging, the trainer's own loop."""
+    """Share of the time in steps spent neither on generation (including weight sync) nor on
+    training: waiting for graders and batches, logging, the trainer's loop."""
     ungraded_share: float | None = None
-    """Completions that no grader could score: they take no part."""
+    """Share of completions that no grader could score. They are not trained."""
     zero_std_share: float | None = None
-    """Of the groups with rewards, those in which all were equal: nothing is learned from them."""
+    """Share of groups in which all rewards are equal, among groups with rewards. They give no
+    learning signal."""
     layout: Literal["shared", "plain"]
-    """In training, a group's prompt goes through the model once, or with each completion."""
+    """Training layout. `shared`: the prompt of a group is computed once; `plain`: once per
+    completion."""
     token_ratio: float | None = None
-    """Tokens of a training pass if each completion came with its prompt, for each one computed."""
+    """Tokens of a training pass in layout `plain`, divided by the tokens computed."""
     weights: Literal["merged", "in_place"]
-    """Completions were drawn from a merged copy of the weights, or from the training weights with
-    the adapter folded in meanwhile."""
+    """Weights that generated completions. `merged`: a copy with the adapter merged; `in_place`: the
+    training weights with the adapter merged temporarily."""
 
 
 class Utilization(Response):
-    """Model FLOPs utilisation (MFU): arithmetic that the model needs, over what the device could do
-    in the same time. Recomputation does not count as needed."""
+    """Model FLOPs utilisation (MFU): the arithmetic that the model requires, divided by the peak of
+    the device in the same time. Recomputation does not count."""
 
     mfu: float | None = None
-    """Null where the device's peak or the model's arithmetic is not known."""
+    """Null if the device's peak or the model's arithmetic is unknown."""
     reason: str
-    """The formula with its figures, or why there is no number."""
+    """Formula with its figures, or the reason why `mfu` is null."""
     model_flops: float | None = None
     """Floating-point operations of the run so far."""
     peak_tflops: float | None = None
-    """What the device can do, dense bf16 TFLOP/s."""
+    """Peak of the device, dense bf16 TFLOP/s."""
 
 
 class TrainingSettings(Response):
-    """What the attempt trained with, everything settled."""
+    """Settings of the attempt, with every `"auto"` replaced by the chosen value."""
 
     tuning: Literal["lora", "full"]
-    """What is trained."""
+    """`lora`: a LoRA adapter is trained; `full`: all weights."""
     precision: str
-    """Of the arithmetic."""
+    """Number format of weights and computation, see `recipe.precision`."""
     per_device_train_batch_size: int
-    """Rows in a forward pass."""
+    """Rows per forward pass."""
     gradient_accumulation_steps: int
-    """Forward passes in an optimiser step."""
+    """Forward passes per optimiser step."""
     packing: bool
-    """Whether sequences were filled with several rows each beforehand."""
+    """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
-    """How a step's rows are laid out: side by side, end to end by rows, end to end by tokens. Null
-    while that is being measured."""
+    """Layout of a step's rows. `padded`: a padded batch; `padding_free`: rows one after another,
+    split by rows; `packed`: one after another, split by tokens. Null while the layouts are being
+    measured."""
     gradient_checkpointing: bool
-    """Whether activations are computed anew in the backward."""
+    """True if activations are recomputed in the backward pass."""
     logging_steps: int
     """Steps between two metric events."""
     eval_steps: int | None = None
-    """Steps between two evaluations; null: there is no validation file."""
+    """Steps between two evaluations; null without a validation file."""
     save_steps: int | None = None
-    """Steps between two checkpoints; null: none before the end."""
+    """Steps between two checkpoints; null if there is none before the end."""
 
 
 class LayerMemory(Response):
-    """What became of each layer's activations, layer 0 first. Null: nobody counts them."""
+    """Handling of each layer's activations, from layer 0. Null if not counted."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
-    """What the plan says."""
+    """Planned handling."""
     recomputes: list[int] | None = None
-    """How often each layer's forward ran again for the backward."""
+    """Number of recomputed forward passes per layer."""
     offloads: list[int] | None = None
-    """How often each layer's activations went to the host's memory."""
+    """Number of times a layer's activations were moved to host memory."""
 
 
 class BoundBy(StrEnum):
-    """What the time of a run goes to, and what therefore bounds it."""
+    """Bottleneck of a run: the part that takes most of its time."""
 
     STARTUP = "startup"
     """Everything before the first step."""
     GENERATION = "generation"
-    """Generating completions, and bringing the weights there."""
+    """Generating completions, including weight sync."""
     GRADING = "grading"
     """Waiting for graders after the last completion."""
     DATA = "data"
     """Waiting for batches."""
     HOST = "host"
-    """The GPU waits for the program that feeds it."""
+    """The GPU waits for the host program."""
     DEVICE_COMPUTE = "device_compute"
-    """Forward, backward and optimiser on the device, and the reference model's passes."""
+    """Forward, backward and optimiser on the device, and the passes of the reference model."""
     MEMORY = "memory"
-    """The device computes, on small or recomputed batches because its memory is full."""
+    """The device computes on small batches, or recomputes activations, because its memory is full.
+    """
     EVALUATION = "evaluation"
-    """Measuring the validation loss."""
+    """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
     """Writing and storing checkpoints and the result."""
     UNKNOWN = "unknown"
-    """No step has been done, or most of the time is not accounted for."""
+    """No step was done, or most of the time is unaccounted for."""
 
 
 class Bound(Response):
-    """What bounds the run."""
+    """Bottleneck of the run."""
 
     by: BoundBy
-    """One word, for programs."""
+    """Bottleneck, for programs."""
     text: str
-    """The rule that decided it, with its figures."""
+    """Rule that determined the bottleneck, with its figures."""
 
 
 class Saturation(Response):
-    """Whether more rows in a forward pass would raise tokens per second."""
+    """Effect of more rows per forward pass on throughput."""
 
     state: Literal["saturated", "not_saturated", "not_measured"]
-    """`saturated`: more rows only add memory."""
+    """`saturated`: more rows would only use more memory."""
     text: str
-    """From which figures, or why it was not measured."""
+    """Figures behind the result, or the reason why it was not measured."""
     doubling_gain: float | None = None
-    """Tokens per second with twice the rows, relative: 0.1 is 10 % more."""
+    """Relative gain in tokens per second with twice the rows: 0.1 means 10 % more."""
 
 
 class Advice(Response):
-    """The one change that would help most."""
+    """Change with the largest expected gain."""
 
     rule: str
-    """Name of the rule that found it; `none`: nothing would help by more than 3 %."""
+    """Name of the rule that gave the advice. `none`: no change would gain more than 3 %."""
     text: str
-    """What to change, what it gains, and from which figures."""
+    """Change, expected gain, and the figures behind it."""
     gain_share: float | None = None
-    """Predicted share of the attempt's wall time that it saves, at most."""
+    """Predicted upper bound of the saved share of the attempt's wall time."""
 
 
 class RunReport(Response):
-    """One attempt at a job, so far or as a whole."""
+    """Report of one attempt at a job, final or so far."""
 
     attempt: int = Field(ge=1)
     outcome: Literal["succeeded", "failed", "cancelled", "released", "stopped"] | None = None
-    """How the attempt ended. Null: it is going on, or its worker was lost. `released`: its worker
-    was told to go; `stopped`: the same of a run by hand."""
+    """Outcome of the attempt. Null: it is running, or its worker was lost. `released`: its worker
+    shut down or paused it; `stopped`: a run by hand was stopped."""
     started_at: float = Field(ge=0)
     """Unix seconds."""
     wall_seconds: float = Field(ge=0)
-    """From the claim to the end, or to now; a run by hand begins with its process."""
+    """Time from the claim to the end, or until now; of a run by hand from the start of its process.
+    """
     queued_seconds: float | None = None
-    """How long the job had waited before; not part of `wall_seconds`."""
+    """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)
-    """Seconds by phase (see `PhaseName`), in the order of the run; they sum to `wall_seconds`."""
+    """Seconds by phase (see `PhaseName`), in the order of the run. Their sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """How long the trainer stood still because the server could not be reached; this time is part
-    of whatever phase it was in."""
+    """Time during which the trainer was suspended because the server could not be reached. It is
+    part of the phase in which it occurred."""
     steps: int = 0
     """Optimiser steps done."""
     total_steps: int | None = None
-    """Optimiser steps of the whole run, once they are known."""
+    """Optimiser steps of the whole run; null until known."""
     settings: TrainingSettings | None = None
-    """What it trains with; null before that is settled."""
+    """Settings of the attempt; null until chosen."""
     device: str | None = None
     """`cpu`, or the GPU's name."""
     throughput: Throughput | None = None
     """Null before the first step."""
     rollouts: Rollouts | None = None
-    """Of a reinforcement run, once it has generated; null for others."""
+    """Null before the first rollout and for supervised runs."""
     peak_memory: PeakMemory = Field(default_factory=PeakMemory)
-    """The most that was held, by kind."""
+    """Peak memory by kind."""
     utilization: Utilization | None = None
     """Null before the first step."""
     device_waits_share: float | None = None
-    """Share of the steps at whose end the GPU had nothing left to do: it waits for the host. Null
-    on a CPU."""
+    """Share of steps that ended with an idle GPU: the GPU waits for the host. Null on a CPU."""
     layers: LayerMemory = Field(default_factory=LayerMemory)
-    """Recomputation and offload, against the plan."""
+    """Recomputation and offload, planned and done."""
     choices: list[Choice] = Field(default_factory=list)
-    """What was `"auto"`: value and reason."""
+    """Settings that were `"auto"`, with the chosen value and the reason."""
     bound: Bound
-    """What bounds the run."""
+    """Bottleneck of the run."""
     saturation: Saturation
-    """Whether more rows at once would help."""
+    """Effect of more rows per forward pass."""
     advice: Advice
-    """The one change that would help most."""
+    """Change with the largest expected gain."""
 
 
 class AttemptSummary(Response):
-    """An earlier attempt, in short; `GET .../report?attempt=N` gives the whole report."""
+    """Summary of an earlier attempt; `GET .../report?attempt=N` returns its whole report."""
 
     attempt: int
     outcome: str | None = None
-    """As in `RunReport`."""
+    """Same as in `RunReport`."""
     wall_seconds: float
-    """As in `RunReport`."""
+    """Same as in `RunReport`."""
     steps: int
     """Optimiser steps done."""
 
 
 class JobReport(RunReport):
-    """What `GET /v1/fine_tuning/jobs/{id}/report` answers: the newest attempt that has a report."""
+    """Answer of `GET /v1/fine_tuning/jobs/{id}/report`: the newest attempt that has a report."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [dict(REPORT_EXAMPLE), dict(REINFORCEMENT_EXAMPLE)]}
@@ -348,9 +353,9 @@ class JobReport(RunReport):
     object: Literal["fine_tuning.job.report"] = "fine_tuning.job.report"
     job_id: str
     live: bool
-    """Whether the attempt is still going on: the next answer may say more."""
+    """True while the attempt is running: the next answer may say more."""
     updated_at: int
-    """When its worker last sent it, unix seconds."""
+    """Time of the worker's last update, Unix seconds."""
     earlier_attempts: list[AttemptSummary] = Field(default_factory=list)
-    """Those before this one that have a report, oldest first. Times are not summed: each attempt
-    did its steps anew."""
+    """Earlier attempts that have a report, oldest first. Do not add up their times: attempts may
+    repeat steps."""

@@ -1,4 +1,4 @@
-"""Two run reports, as the OpenAPI document shows them. The figures are made up, but agree."""
+"""Two run reports for the OpenAPI document. The figures are invented, but consistent."""
 
 from __future__ import annotations
 
@@ -158,4 +158,4 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
     }
 )
-"""Laid over the other."""
+"""Fields that differ from `REPORT_EXAMPLE`, merged over it."""

@@ -1,8 +1,8 @@
-"""The run directory: what the supervisor hands to a trainer and what the trainer leaves behind.
+"""Run directory: the files that supervisor and trainer exchange.
 
-spec.json (RunSpec), data/, checkpoints/, plan.json (Plan) -> events.jsonl (RunEvent a line),
-adapter/, report.json (RunReport), result.json (RunResult). control.json (ControlFile) may appear
-while it runs.
+Input: spec.json (RunSpec), data/, checkpoints/, plan.json (Plan). Output: events.jsonl (one
+RunEvent per line), adapter/, report.json (RunReport), result.json (RunResult). control.json
+(ControlFile) may appear during the run.
 """
 
 from __future__ import annotations
@@ -19,54 +19,55 @@ from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
 from .graders import Grader
-from .job_fit import check_reinforcement, fits_job
+from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
 from .recipe import Recipe
 from .renames import former_names
 
 EXIT_STOPPED = 75
-"""Exit status of a trainer that was asked to stop and left cleanly (EX_TEMPFAIL)."""
+"""Exit status of a trainer that was asked to stop and saved its state (EX_TEMPFAIL)."""
 
 
 class RunSpec(Request):
-    """spec.json: everything a trainer needs to know."""
+    """spec.json: the input of a trainer."""
 
     job_id: str
     attempt: int = Field(ge=1)
     model: str
-    """The base model's name as the user gave it."""
+    """Name of the base model as the user gave it."""
     model_path: str
-    """Where to load it from: a local folder or a hub id."""
+    """Where to load the base model from: a local folder or a Hugging Face id."""
     training_file: str
-    """Path, relative to the run directory."""
+    """Path relative to the run directory."""
     validation_file: str | None = None
-    """Path, relative to the run directory."""
+    """Path relative to the run directory."""
     method: MethodName = "supervised"
-    """The kind of training."""
+    """Kind of training."""
     grader: Grader | None = None
-    """Reinforcement: what scores completions; None: reward functions given to the run itself."""
+    """Reinforcement: the grader. None: the run itself is given reward functions."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
-    """OpenAI's knobs; the recipe was checked against them."""
-    recipe: Annotated[Recipe, AfterValidator(fits_job)] = Field(default_factory=Recipe)
-    """How to train."""
+    """OpenAI's hyperparameters, consistent with the recipe."""
+    recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
+    """Training settings."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
-    """The first resume point is another job's: the recipe may differ from the one it was made
-    with, as far as what it holds still fits."""
+    """True if the first resume point is another job's. The recipe may then differ from that job's
+    in fields that do not determine the trained state."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
         if self.grader is not None and self.method != "reinforcement":
-            raise ValueError("grader is for method='reinforcement': leave it out")
+            raise ValueError("grader is only for method='reinforcement': remove it")
         if isinstance(self.hyperparameters, ReinforcementHyperparameters):
             check_reinforcement(self.hyperparameters, self.recipe)
         return self
 
     def sha256(self) -> str:
-        """Of what decides how the run goes; another attempt at it has the same."""
+        """Return the SHA-256 of the fields that determine the course of the run. All attempts at a
+        job have the same."""
         document = self.model_dump(
             mode="json", exclude={"job_id", "attempt", "model_path", "forked"}
         )
@@ -74,92 +75,92 @@ class RunSpec(Request):
 
 
 class Choice(Request):
-    """One thing that was `"auto"`."""
+    """A setting that was `"auto"`."""
 
     name: str
-    """The recipe field or engine knob."""
+    """Recipe field or engine setting."""
     value: JsonValue
-    """What was chosen."""
+    """Chosen value."""
     reason: str
-    """Why, with the number that decided it."""
+    """Reason, with the number that decided."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """What was measured, and what a repeated run needs to do the same again."""
+    """Measurements, and values that a repeated run needs to make the same choice."""
 
 
 class Plan(Request):
-    """plan.json: every choice made, re-used when the run is taken up again or repeated."""
+    """plan.json: all choices of a run, reused when the run is resumed or repeated."""
 
     made_for: str
-    """sha256 of the spec and of its data files: the choices hold for nothing else."""
+    """SHA-256 of the spec and its data files. The choices are valid only for these."""
     choices: list[Choice]
-    """In the order in which they were made."""
+    """Choices in the order in which they were made."""
 
 
 class RunEvent(Request):
     """One line of events.jsonl."""
 
     source_seq: int = Field(ge=1)
-    """1, 2, 3, ... within one attempt; makes a repeated report harmless."""
+    """Number of the event within its attempt: 1, 2, 3, ... Makes repeated reports harmless."""
     created_at: float = Field(ge=0, allow_inf_nan=False)
     """Unix seconds."""
     kind: EventKind = EventKind.MESSAGE
-    """Decides what `data` holds."""
+    """Kind of the event; determines the content of `data`."""
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
     the run directory), `metrics`. RESUME_POINT: `step`, `directory`. SAMPLES: `step`, `file`
-    (relative to the run directory), `count`. RESUMED: `step`. PHASE:
-    `phase`, `seconds`. CHOICE: `name`, `value`, `reason`."""
+    (relative to the run directory), `count`. RESUMED: `step`. PHASE: `phase`, `seconds`. CHOICE:
+    `name`, `value`, `reason`."""
     files: list[StoredFile] | None = None
-    """CHECKPOINT, RESUME_POINT and SAMPLES only, filled in by the supervisor once the files are
-    stored."""
+    """Stored files of CHECKPOINT, RESUME_POINT and SAMPLES; the supervisor adds them after the
+    upload."""
 
 
 class JobFailure(Request):
-    """Why a run ended badly, in words a user can act on."""
+    """Reason for the failure of a run, with a remedy."""
 
     category: ErrorCategory
-    """Who can mend it."""
+    """Part of the system that must change to fix the error."""
     code: ErrorCode
-    """Stable, for programs."""
+    """Stable code for programs."""
     message: str = Field(max_length=4000)
     hint: str | None = Field(default=None, max_length=1000)
-    """The next thing to try."""
+    """Next thing to try."""
     param: str | None = None
-    """The request field it is about."""
+    """Request field that caused the failure."""
 
 
 class RunResult(Request):
-    """result.json: written last, by rename, exactly once."""
+    """result.json: written last, by an atomic rename, exactly once."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
-    """`stopped`: left at a step boundary because it was asked to; the job is not over."""
+    """`stopped`: the run saved its state at a step boundary on request; the job is not finished."""
     kind: Literal["lora", "full"] | None = None
-    """With `succeeded`: what the folder holds."""
+    """With `succeeded`: the content of `directory`."""
     directory: str | None = None
     """Folder with the adapter or weights, relative to the run directory."""
     step: int = 0
-    """The last one; with `succeeded`, the one whose weights the folder holds."""
+    """Last optimiser step; with `succeeded` the step of the weights in `directory`."""
     trained_tokens: int = 0
-    """Tokens that carried loss."""
+    """Number of tokens with a loss."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    """The last value of each metric."""
+    """Last value of each metric."""
     error: JobFailure | None = None
-    """With `failed`: why."""
+    """Reason for the failure, with `failed`."""
 
 
 class ControlAction(StrEnum):
-    """What a trainer may be asked through control.json."""
+    """Action that control.json requests from a trainer."""
 
     CANCEL = "cancel"
-    """Leave at once and keep nothing."""
+    """Exit at once and keep nothing."""
     STOP = "stop"
-    """End the training here and keep what it has made, as if this had been the last step."""
+    """End the training at this step and keep the result, as after the last step."""
 
 
 class ControlFile(Request):
-    """control.json: the supervisor's order to the trainer."""
+    """control.json: the supervisor's command to the trainer."""
 
     action: ControlAction
-    """What to do at the next step boundary."""
+    """Action at the next step boundary."""

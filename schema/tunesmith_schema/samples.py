@@ -1,4 +1,4 @@
-"""What a reinforcement job drew and how it was graded."""
+"""Completions that a reinforcement job generated, with their rewards."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from pydantic import Field
 from .base import Response
 
 MAX_SAMPLES_PAGE = 100
-"""Texts are given whole, so that a page of more would be unwieldy."""
+"""Largest page. Texts are not shortened, so larger pages would be unwieldy."""
 
 
 class Sample(Response):
-    """One completion of a training prompt. Those of a prompt in a step are a group."""
+    """A completion of a training prompt. The completions of a prompt in a step form a group."""
 
     id: str
-    """`ftsample-<job>-<step>-<n>`: usable as `after`. `n` is its place in the step, 0 first."""
+    """`ftsample-<job>-<step>-<n>`, with `n` the completion's number in the step from 0; a cursor
+    for `after`."""
     object: Literal["fine_tuning.job.sample"] = "fine_tuning.job.sample"
     created_at: int
-    """When the step's samples were written, unix seconds."""
+    """Time at which the step's samples were written, Unix seconds."""
     step: int
-    """Optimiser step that it was trained on in."""
+    """First optimiser step that trained on the completion."""
     group: int
-    """Which prompt of the step, 0 first."""
+    """Number of the prompt in the step, from 0."""
     row: int
-    """Row of the training file, counted from 1."""
+    """Row of the training file, from 1."""
     prompt: str
-    """As the model read it, the chat template's marks included."""
+    """Prompt as the model read it, including the chat template's special tokens."""
     completion: str
-    """As the graders read it."""
+    """Completion as the graders read it."""
     reward: float | None = None
-    """What it was worth; null: no grader could say."""
+    """Reward; null if the graders could not score the completion."""
     scores: dict[str, float | None] = Field(default_factory=dict)
-    """By grader; null: that one failed."""
+    """Score by grader; null if that grader failed."""
     advantage: float | None = None
-    """How much better than its group, as training used it; 0 where the whole group is equal."""
+    """Advantage over the group, as used in training; 0 if all rewards of the group are equal."""
     prompt_tokens: int
-    """Length of the prompt."""
+    """Number of tokens of the prompt."""
     completion_tokens: int
-    """Length of the completion, its end token included."""
+    """Number of tokens of the completion, including its end token."""
     finish_reason: Literal["stop", "length"] | str
-    """`stop`: it ended by itself; `length`: it reached `recipe.grpo.max_completion_length`."""
+    """`stop`: the completion ended by itself; `length`: it reached
+    `recipe.grpo.max_completion_length`."""

@@ -1,6 +1,5 @@
-"""Templates of graders: text with `{{item.x}}`, `{{sample.output_text}}` and
-`{{sample.output_json.x}}` in it. Parses them; knows no rows and no completions.
-"""
+"""Parser of grader templates: text with `{{item.x}}`, `{{sample.output_text}}` and
+`{{sample.output_json.x}}`."""
 
 from __future__ import annotations
 
@@ -10,27 +9,28 @@ from typing import Literal
 
 _REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"\.?([^\s.\[\]{}'\"]+)|\[(\d{1,9})\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
-_OFFERED = "{{item.FIELD}}, {{sample.output_text}} or {{sample.output_json.FIELD}}"
+_VALID = "{{item.FIELD}}, {{sample.output_text}} or {{sample.output_json.FIELD}}"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A place in the data row or in the completion."""
+    """Reference to a value in the data row or in the completion."""
 
     root: Literal["item", "output_text", "output_json"]
     path: tuple[str | int, ...]
-    """Keys of objects, and indices of lists."""
+    """Object keys and list indices."""
     text: str
-    """As it was written."""
+    """Text of the reference in the template."""
 
 
 def parse_template(template: str) -> tuple[str | Reference, ...]:
-    """Its parts, in order. ValueError: what is wrong, and what there is."""
+    """Split a template into texts and references, in order. Raises ValueError that names the wrong
+    part and the valid references."""
     parts: list[str | Reference] = []
     end = 0
-    for found in _REFERENCE.finditer(template):
-        parts += [template[end : found.start()], _reference(found[1].strip())]
-        end = found.end()
+    for match in _REFERENCE.finditer(template):
+        parts += [template[end : match.start()], _reference(match[1].strip())]
+        end = match.end()
     rest = template[end:]
     if "{{" in rest:
         raise ValueError(f"'{rest[rest.index('{{') :][:60]}' has no closing }}}}")
@@ -38,7 +38,7 @@ def parse_template(template: str) -> tuple[str | Reference, ...]:
 
 
 def references(template: str) -> tuple[Reference, ...]:
-    """The references in a template that parses."""
+    """Return the references in a valid template."""
     return tuple(part for part in parse_template(template) if isinstance(part, Reference))
 
 
@@ -47,7 +47,7 @@ def _reference(text: str) -> Reference:
     while at < len(text):
         step = _STEP.match(text, at)
         if step is None or (at == 0) == text.startswith((".", "["), at):
-            raise ValueError(f"'{{{{{text[:60]}}}}}' cannot be read: write {_OFFERED}")
+            raise ValueError(f"'{{{{{text[:60]}}}}}' is not a valid reference: use {_VALID}")
         key, index, quoted, double = step.groups()
         path.append(int(index) if index is not None else key or quoted or double or "")
         at = step.end()
@@ -57,4 +57,4 @@ def _reference(text: str) -> Reference:
         return Reference("output_text", (), text)
     if path[:2] == ["sample", "output_json"]:
         return Reference("output_json", tuple(path[2:]), text)
-    raise ValueError(f"'{{{{{text[:60]}}}}}' is not offered: write {_OFFERED}")
+    raise ValueError(f"'{{{{{text[:60]}}}}}' is not available: use {_VALID}")

@@ -1,4 +1,5 @@
-"""How a process of ours trusts a server of ours: by a file of certificates and nothing else."""
+"""TLS contexts for connections between our own processes: only the certificates of one file are
+trusted."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from pathlib import Path
 from .unsafe import is_loopback
 
 
-def trusting(ca_file: Path, host: str) -> ssl.SSLContext:
-    """For connections to `host`, whose certificate is in `ca_file` or was signed by one in it.
+def tls_context(ca_file: Path, host: str) -> ssl.SSLContext:
+    """Return a TLS context for connections to `host` that trusts only the certificates in
+    `ca_file`.
 
-    On this machine's own addresses the name in it is not compared: a certificate is for the name
-    under which others reach the server. Raises OSError when the file cannot be read or has no
-    certificate.
+    The file holds the server's certificate or that of its issuer. For loopback addresses the host
+    name is not checked, because the certificate has the server's public name. Raises OSError if the
+    file cannot be read or holds no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(ca_file)

@@ -1,6 +1,6 @@
-"""What neither server nor worker starts with: secrets that anybody would guess, files that anybody
-can read. Messages name the variable or the file and what to do, and never hold the secret.
-"""
+"""Checks for unsafe settings: secrets that are easy to guess and files that every user can read.
+Server and worker refuse to start with them. Messages name the variable or file and the remedy,
+never the secret."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from .pydantic_texts import plain_text
 
 SHORTEST_TOKEN = 16
-"""Characters."""
-_FEWEST_DIFFERENT = 4
-_RANDOM = "use a random one, for example from `openssl rand -hex 32`"
+"""Minimum length of a token, in characters."""
+_MIN_DIFFERENT_CHARACTERS = 4
+_RANDOM = "use a random value, for example from `openssl rand -hex 32`"
 
 _WORDS = (
     *("changeme", "changethis", "changeit", "replaceme", "replacethis", "fillin", "fixme", "todo"),
@@ -33,11 +33,11 @@ _URL = re.compile(
     re.DOTALL,
 )
 _OTHER_CREDENTIALS = {"passfile", "sslcert", "ssl_certfile"}
-"""Keys of a URL's query that name a file of credentials: libpq's and redis-py's own."""
+"""URL query keys of libpq and redis-py that name a file with credentials."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name that means one by definition, stays on this machine."""
+    """Return True if an address or host name always refers to this machine."""
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:
@@ -46,34 +46,34 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def check_token(what: str, token: str) -> None:
-    """Raises ValueError for a token that is short or a placeholder."""
+def check_token(name: str, token: str) -> None:
+    """Raise ValueError if a token is short or a placeholder."""
     if _is_placeholder(token):
-        raise ValueError(f"{what} is a placeholder: {_RANDOM}")
+        raise ValueError(f"{name} is a placeholder: {_RANDOM}")
     if len(token) < SHORTEST_TOKEN:
         raise ValueError(
-            f"{what} has {len(token)} characters, fewer than {SHORTEST_TOKEN}: {_RANDOM}"
+            f"{name} has {len(token)} characters, fewer than {SHORTEST_TOKEN}: {_RANDOM}"
         )
 
 
-def check_password(what: str, password: str, user: str = "") -> None:
-    """Raises ValueError for a password that is a placeholder or the user's own name."""
+def check_password(name: str, password: str, user: str = "") -> None:
+    """Raise ValueError if a password is a placeholder or equal to the user name."""
     if user and password.lower() == user.lower():
-        raise ValueError(f"{what} is the same as its user name: {_RANDOM}")
+        raise ValueError(f"{name} is the same as its user name: {_RANDOM}")
     if _is_placeholder(password):
-        raise ValueError(f"{what} is a placeholder: {_RANDOM}")
+        raise ValueError(f"{name} is a placeholder: {_RANDOM}")
 
 
 def check_url(variable: str, url: str, *, needs_password: bool) -> None:
-    """Raises ValueError for a default password in a URL; with `needs_password` also for none at
-    all, unless the host is this machine or the URL leads to a socket or a folder."""
-    for one in re.split(r";(?=[\w+.-]+://)", url):  # Celery takes several brokers
-        _check_one_url(variable, one, needs_password)
+    """Raise ValueError if a URL contains a default password, or with `needs_password` none at all.
+    A URL of this machine, a socket or a folder needs no password."""
+    for part in re.split(r";(?=[\w+.-]+://)", url):  # Celery accepts several brokers
+        _check_single_url(variable, part, needs_password)
 
 
-def _check_one_url(variable: str, url: str, needs_password: bool) -> None:
+def _check_single_url(variable: str, url: str, needs_password: bool) -> None:
     match = _URL.fullmatch(url)
-    if match is None:  # whoever uses it says what is wrong with it
+    if match is None:  # an invalid URL is reported by the code that uses it
         return
     query = parse_qs(match["query"] or "", keep_blank_values=True)
     user = unquote(match["user"] or "") or query.get("user", [""])[0]
@@ -81,38 +81,38 @@ def _check_one_url(variable: str, url: str, needs_password: bool) -> None:
     if password:
         check_password(f"the password in {variable}", password, user)
     hosts = ",".join([*query.get("host", []), *query.get("hostaddr", [])]) or match["host"]
-    away = [host for host in hosts.split(",") if not _stays_here(host)]
-    if needs_password and away and not password and not _OTHER_CREDENTIALS & query.keys():
+    remote = [host for host in hosts.split(",") if not _is_local(host)]
+    if needs_password and remote and not password and not _OTHER_CREDENTIALS & query.keys():
         raise ValueError(
-            f"{variable} has no password for {away[0]}, which everybody who reaches it could then "
-            "use: give the account there one, and put it into the URL (scheme://user:password@...)"
+            f"{variable} has no password for {remote[0]}, so anybody who can reach that host could "
+            "use it: set a password there and put it into the URL (scheme://user:password@...)"
         )
 
 
-def _stays_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     return not host or host.startswith("/") or is_loopback(host)
 
 
-def check_private(path: Path, what: str) -> None:
-    """Raises ValueError when users other than owner and group may read, write or enter `path`."""
+def check_private(path: Path, name: str) -> None:
+    """Raise ValueError if users other than owner and group can read, write or enter `path`."""
     mode = path.stat().st_mode & 0o777
     if mode & 0o007:
         raise ValueError(
-            f"{what} {path} is open to every user of this machine (mode {mode:03o}): "
+            f"{name} {path} is open to every user of this machine (mode {mode:03o}): "
             f"run `chmod o-rwx {shlex.quote(str(path))}`"
         )
 
 
 def _is_placeholder(secret: str) -> bool:
     plain = re.sub(r"[^a-z0-9]", "", secret.lower())
-    return bool(_PLACEHOLDER.fullmatch(plain)) or len(set(secret)) < _FEWEST_DIFFERENT
+    return bool(_PLACEHOLDER.fullmatch(plain)) or len(set(secret)) < _MIN_DIFFERENT_CHARACTERS
 
 
 def first_error(error: ValidationError) -> str:
-    """The first thing wrong with a settings object, in one line, with the variable's name."""
+    """Return the first error of a settings object in one line, with the variable's name."""
     first = error.errors(include_url=False)[0]
     text = plain_text(first)
-    if not first["loc"]:  # several variables together: the sentence names them
+    if not first["loc"]:  # about several variables: the message names them
         return text
     variable = f"TUNESMITH_{'_'.join(str(part) for part in first['loc'])}".upper()
     return f"{variable}={first['input']!r}: {text}"

@@ -1,4 +1,4 @@
-"""Uploads: a large file that arrives in parts, as OpenAI's `uploads` resource has it."""
+"""Uploads: large files sent in parts, OpenAI's `uploads` resource."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from .base import Request, Response, Text, with_example
 from .files import FileObject, FilePurpose
 
 MAX_UPLOAD_BYTES = 8 * 1024**3
-"""Largest file that can be uploaded in parts."""
+"""Largest size of an upload."""
 MAX_PART_BYTES = 64 * 1024**2
-"""Largest part."""
+"""Largest size of a part."""
 MAX_UPLOAD_PARTS = 10_000
-"""Most parts of one upload."""
+"""Largest number of parts of an upload."""
 UPLOAD_SECONDS = 3600
-"""How long after its creation an upload takes parts and can be completed."""
+"""Time after its creation during which an upload accepts parts and can be completed."""
 
 PartId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")]
 
 
 class UploadStatus(StrEnum):
-    """Where an upload stands (OpenAI's closed set)."""
+    """State of an upload (OpenAI's closed set)."""
 
     PENDING = "pending"
-    """Takes parts."""
+    """Accepts parts."""
     COMPLETED = "completed"
-    """Has become a file."""
+    """Completed: the file exists."""
     CANCELLED = "cancelled"
-    """Given up by its maker."""
+    """Cancelled by the client."""
     EXPIRED = "expired"
-    """Was not completed in time."""
+    """Not completed in time."""
 
 
 class ExpiresAfter(Request):
-    """When the file is to be deleted by itself."""
+    """Expiry of the file."""
 
     anchor: Literal["created_at"]
-    """From when on the time counts: the creation of the file."""
+    """Start of the time: the creation of the file."""
     seconds: int = Field(ge=3600, le=2_592_000)
-    """How long it stays, seconds: an hour to 30 days."""
+    """Lifetime in seconds: 1 hour to 30 days."""
 
 
 class UploadCreate(Request):
-    """What is announced before the first part is sent."""
+    """Announcement of a file that is then sent in parts."""
 
     model_config = with_example(
         {
@@ -60,57 +60,58 @@ class UploadCreate(Request):
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
     """Size of the whole file."""
     filename: Annotated[Text, StringConstraints(min_length=1, max_length=1024)]
-    """Name of the file; folders in it are dropped."""
+    """Name of the file; folders in it are removed."""
     mime_type: Annotated[Text, StringConstraints(max_length=255)]
-    """Its media type; kept, and not judged."""
+    """Media type; stored, but not checked."""
     purpose: FilePurpose
-    """What the file is for."""
+    """Purpose of the file."""
     expires_after: ExpiresAfter | None = None
-    """When the file is to be deleted by itself; by default never."""
+    """Expiry of the file. Default: never."""
 
 
 class UploadComplete(Request):
-    """What makes a file of the parts."""
+    """Request to make a file of the uploaded parts."""
 
     part_ids: list[PartId] = Field(min_length=1, max_length=MAX_UPLOAD_PARTS)
-    """The parts in the order of the file. One may stand in it more than once."""
+    """Ids of the parts in the order of the file. An id may occur more than once."""
     md5: Md5 | None = None
-    """Of the whole file, hexadecimal; a difference refuses the request."""
+    """MD5 of the whole file, hexadecimal. The request is refused if it differs."""
 
 
 class UploadPart(Response):
-    """A piece that has arrived."""
+    """An uploaded part."""
 
     id: str
     object: Literal["upload.part"] = "upload.part"
     created_at: int
     """Unix seconds."""
     upload_id: str
-    """The upload it belongs to."""
+    """Id of its upload."""
     bytes: int
-    """Its size."""
+    """Size of the part."""
     sha256: str
-    """Of the piece, hexadecimal."""
+    """SHA-256 of the part, hexadecimal."""
 
 
 class Upload(Response):
-    """A file on its way."""
+    """An upload in parts."""
 
     id: str
     object: Literal["upload"] = "upload"
     bytes: int
-    """Size of the whole file, as announced."""
+    """Announced size of the whole file."""
     created_at: int
     """Unix seconds."""
     expires_at: int
-    """Unix seconds; later it takes no parts and cannot be completed."""
+    """Unix seconds; from then on it accepts no parts and cannot be completed."""
     filename: str
-    """As the file will be called."""
+    """Name of the file."""
     purpose: str
-    """What the file is for."""
+    """Purpose of the file."""
     status: UploadStatus
-    """Where it stands."""
+    """State of the upload."""
     file: FileObject | None = None
-    """What became of it, once `completed`; null when that file was deleted since."""
+    """The file, once `completed`; null if it was deleted since."""
     parts: list[UploadPart] | None = None
-    """Only from GET: what has arrived, oldest first; gone soon after the upload is over."""
+    """Uploaded parts, oldest first. Only in answers to GET, and removed soon after the end of the
+    upload."""

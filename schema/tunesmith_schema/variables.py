@@ -1,7 +1,8 @@
-"""Every TUNESMITH_* variable that some process reads, and what to say of one that none does.
+"""All TUNESMITH_* variables, and hints for misspelled ones.
 
-The processes of one tree share an environment, and none may import another's settings: so the names
-stand here, and a test holds them to the settings classes and to docs/reference/settings.md.
+Server, worker and client share an environment but must not import each other's settings, so the
+names are listed here. A test compares them with the settings classes and
+docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from difflib import get_close_matches
 
 PREFIX = "TUNESMITH_"
 TESTS = "TUNESMITH_TEST_"
-"""What only the tests read."""
+"""Prefix of variables that only tests read."""
 
 _NAMES = (
     "API_KEY",
@@ -47,16 +48,15 @@ _NAMES = (
 VARIABLES = frozenset(PREFIX + name for name in _NAMES)
 
 
-def misspelled(names: Iterable[str]) -> list[str]:
-    """One sentence for each of `names` (of an environment) that looks like ours and is not."""
-    said = []
+def unknown_variable_warnings(names: Iterable[str]) -> list[str]:
+    """Return a warning for each of `names` that has our prefix but is not a setting."""
+    warnings = []
     for name in sorted(names):
-        # Settings are read whatever the case of their names.
-        upper = name.upper()
+        upper = name.upper()  # settings ignore the case of their names
         if not upper.startswith(PREFIX) or upper.startswith(TESTS) or upper in VARIABLES:
             continue
         near = get_close_matches(upper.removeprefix(PREFIX), _NAMES, n=1)
         hint = "docs/reference/settings.md lists every variable"
         advice = f"did you mean {PREFIX}{near[0]}?" if near else hint
-        said.append(f"{name} is not a setting and has no effect: {advice}")
-    return said
+        warnings.append(f"{name} is not a setting and has no effect: {advice}")
+    return warnings

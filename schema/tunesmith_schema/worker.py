@@ -1,4 +1,4 @@
-"""What workers and the server say to each other under `/internal`."""
+"""Messages between workers and the server under `/internal`."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ MAX_EVENTS_PER_REPORT = 500
 
 
 class WorkerHello(Request):
-    """An idle or busy worker process says it is there, every 10 s."""
+    """Heartbeat of an idle or busy worker process, every 10 s."""
 
     worker_id: str = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
-    """Which queue it serves."""
+    """Queue that the worker serves."""
     host: str = Field(max_length=255)
     """Host name, for people."""
     device: str = Field(max_length=255)
-    """For example `cpu` or a GPU's name."""
+    """`cpu`, or the GPU's name."""
     version: str = Field(max_length=32)
-    """Of the worker's code."""
+    """Version of the worker's code."""
     models: list[Annotated[str, Field(max_length=255)]] = Field(
         default_factory=list, max_length=1000
     )
-    """Folder names of the base models that this host has."""
+    """Folder names of the base models on the worker's host."""
     not_ready: str | None = Field(default=None, max_length=500)
-    """Why it takes no job, for people: it is being drained, or its device is not fit."""
+    """Reason why the worker takes no jobs, for people: it is shutting down, or its device is
+    unusable."""
 
 
 class WorkerWelcome(Response):
-    """Answer to a hello."""
+    """Answer to a heartbeat."""
 
     jobs_waiting: bool
-    """Whether a claim would get something now."""
+    """True if a claim would get a job now."""
 
 
 class ClaimRequest(Request):
-    """A worker asks for the best eligible job."""
+    """A worker's request for the best eligible job."""
 
     worker_id: str = Field(min_length=1, max_length=128)
 
 
 class ClaimedFile(Response):
-    """A data set that the worker fetches from `/internal/files/{file_id}/content`."""
+    """A data set that the worker downloads from `/internal/files/{file_id}/content`."""
 
     file_id: str
     filename: str
@@ -62,104 +63,106 @@ class ClaimedFile(Response):
 
 
 class ResumePoint(Response):
-    """Everything a run needs to go on from a step, stored."""
+    """Stored state from which a run can continue."""
 
     step: int
     files: list[StoredFile]
-    """One folder, flat; `manifest.json` tells what each is."""
+    """Files of one folder; `manifest.json` describes them."""
 
 
 class Claim(Response):
-    """A job, leased. Every report quotes the fence; a higher one exists once the lease is lost."""
+    """A leased job. Every report contains the fence; after a lost lease the next claim has a higher
+    one."""
 
     job_id: str
     attempt: int
     fence: int
     lease_seconds: float
-    """The claim lapses this long after the last report that the server answered."""
+    """Lifetime of the lease after the last report that the server answered."""
     queued_seconds: float
-    """How long the job had waited when it was claimed."""
+    """Time that the job had waited when it was claimed."""
     model: str
     base_files: list[StoredFile] | None = None
-    """The base model's files when it was trained here; None: the worker finds it by name."""
+    """Files of the base model if it was trained here. None: the worker has it under its name."""
     training_file: ClaimedFile
-    """What to train on."""
+    """Training data."""
     validation_file: ClaimedFile | None = None
-    """What to measure `valid_loss` or `valid_reward` on."""
+    """Data for `valid_loss`, with reinforcement `valid_reward`."""
     recipe: Recipe
-    """As the user gave it, defaults filled in."""
+    """Training settings, including defaults."""
     method: MethodName = "supervised"
-    """The kind of training."""
+    """Kind of training."""
     grader: Grader | None = None
-    """Of reinforcement."""
+    """Grader of reinforcement."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         union_mode="left_to_right"
     )
-    """OpenAI's knobs in force."""
+    """OpenAI's hyperparameters in force."""
     seed: int
     step: int = 0
-    """The last step whose metrics the server has."""
+    """Last step whose metrics the server has."""
     resume_points: list[ResumePoint] = Field(default_factory=list)
-    """What the run can go on from, newest first. Files: `/internal/jobs/{id}/resume/{sha256}`."""
+    """Resume points of the run, newest first. Content of the files:
+    `/internal/jobs/{id}/resume/{sha256}`."""
     forked: bool = False
-    """The resume point was made by another job, and with something else: a fork, not a retry."""
+    """True if the resume point was made by another job with other settings: a fork, not a retry."""
 
 
 class Outcome(Request):
-    """How an attempt ended."""
+    """Outcome of an attempt."""
 
     state: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released`: the worker was told to go, or to pause; no attempt is charged."""
+    """`released`: the worker shut down or paused the job; the attempt is not counted as failed."""
     error: JobFailure | None = None
-    """With `failed`: why."""
+    """Reason for the failure, with `failed`."""
     kind: Literal["lora", "full"] | None = None
-    """With `succeeded`: what `files` are."""
+    """With `succeeded`: the content of `files`."""
     step: int = Field(default=0, ge=0)
     trained_tokens: int = Field(default=0, ge=0)
-    """Tokens that carried loss."""
+    """Number of tokens with a loss."""
     files: list[StoredFile] = Field(default_factory=list)
-    """The adapter or weights, already stored."""
+    """Files of the adapter or weights, already stored."""
 
     @model_validator(mode="after")
     def _success_has_something_to_show(self) -> Self:
         if self.state == "succeeded" and not self.files:
-            raise ValueError("an attempt that succeeded names the files it made, got none")
+            raise ValueError("an attempt with state 'succeeded' must list its files, got none")
         return self
 
 
 class Report(Request):
-    """Events since the last report, heartbeat, and once the outcome."""
+    """Heartbeat of a job: events since the last report and, at the end, the outcome."""
 
     worker_id: str = Field(min_length=1, max_length=128)
     attempt: int = Field(ge=1)
     fence: int = Field(ge=1)
     phase: str | None = Field(default=None, max_length=64)
-    """What the worker is doing, shown as the job's `phase`."""
+    """Current phase, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
-    """What is new, in order; those already stored are skipped."""
+    """New events, in order; those already stored are skipped."""
     run_report: RunReport | None = None
-    """The attempt so far, in place of what was sent before; None: nothing new."""
+    """Report of the attempt so far; replaces the previous one. None: unchanged."""
     outcome: Outcome | None = None
-    """With the last report only."""
+    """Outcome; only in the last report."""
 
 
 class Control(StrEnum):
-    """The server's order to whoever holds the lease."""
+    """The server's command to the holder of the lease."""
 
     CONTINUE = "continue"
     CANCEL = "cancel"
     PAUSE = "pause"
-    """Save a resume point, give the device back, and release the job."""
+    """Save a resume point, free the device, and release the job."""
     STOP = "stop"
-    """End the training at the next step, and keep what it has made."""
+    """End the training at the next step and keep the result."""
 
 
 class ReportReply(Response):
-    """The server's answer to a report: what to do, and how far it has got."""
+    """The server's answer to a report: a command and the stored progress."""
 
     control: Control
-    """The order to follow."""
+    """Command to follow."""
     accepted_seq: int
-    """Highest `source_seq` of this attempt that is stored."""
+    """Highest stored `source_seq` of this attempt."""
     lease_seconds: float
-    """The lease now lasts this long from here."""
+    """New lifetime of the lease, from now."""

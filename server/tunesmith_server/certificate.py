@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from tunesmith_schema.tls import trusting
+from tunesmith_schema.tls import tls_context
 from tunesmith_schema.unsafe import check_private
 
 
@@ -21,7 +21,7 @@ def check_certificate(cert: Path, key: Path, host: str) -> None:
     try:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(cert, key, password=_no_passphrase)
-        client = trusting(cert, host)
+        client = tls_context(cert, host)
     except OSError as error:  # ssl.SSLError is one
         why = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(

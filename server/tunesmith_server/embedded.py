@@ -26,7 +26,7 @@ from obstore.exceptions import BaseError
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunesmith_schema.model_dirs import missing_folders
-from tunesmith_schema.tls import trusting
+from tunesmith_schema.tls import tls_context
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.security import new_key
 from tunesmith_server.core.settings import Settings, read_or_write_secret
@@ -240,7 +240,7 @@ def _opener(settings: Settings) -> urllib.request.OpenerDirector:
     """Asks our own child: never through a proxy of the environment."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls_cert:
-        context = trusting(settings.tls_cert, urlsplit(settings.url).hostname or "")
+        context = tls_context(settings.tls_cert, urlsplit(settings.url).hostname or "")
         handlers.append(urllib.request.HTTPSHandler(context=context))
     return urllib.request.build_opener(*handlers)
 

@@ -1,4 +1,4 @@
-"""The rest of the command: keys, errors, files, adapters, models, and the other parts' verbs."""
+"""Command line: keys, errors, files, adapters, models, and the commands of other parts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_key_comes_from_option_environment_or_the_data_directory(
     ]
 
 
-def test_without_a_key_both_ways_are_named(
+def test_a_missing_key_is_an_error_that_names_both_sources(
     tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TUNESMITH_API_KEY")
@@ -69,7 +69,7 @@ def test_without_a_key_both_ways_are_named(
     assert ".tunesmith/api-key" in done.stderr
 
 
-def test_a_misspelled_variable_draws_a_warning(
+def test_a_misspelled_variable_causes_a_warning(
     tunesmith: Tunesmith, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["GET /v1/models"] = page()
@@ -111,7 +111,7 @@ def test_files_are_uploaded_and_shown(
     assert "rows.jsonl" in tunesmith("files", "list").stdout
 
 
-def test_an_upload_that_turns_out_useless_fails(
+def test_an_upload_that_fails_validation_fails_the_command(
     tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("rows")
@@ -122,7 +122,7 @@ def test_an_upload_that_turns_out_useless_fails(
     assert "error: rows.jsonl is not usable: row 3: no JSON" in done.stderr
 
 
-def test_a_missing_file_is_told_without_traceback(tunesmith: Tunesmith) -> None:
+def test_a_missing_file_is_named_without_traceback(tunesmith: Tunesmith) -> None:
     done = tunesmith("files", "upload", "missing.jsonl")
     assert done.exit_code == 1
     assert done.stderr == "error: file not found: missing.jsonl\n"
@@ -176,7 +176,7 @@ def test_models_are_listed(tunesmith: Tunesmith, server: LocalServer) -> None:
         ("run", ["tunesmith_worker.trainer"]),
     ],
 )
-def test_other_parts_verbs_become_that_part_with_their_arguments_untouched(
+def test_commands_of_other_parts_exec_with_unchanged_arguments(
     verb: str, module: list[str], tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""`tunesmith jobs`, run against a local server."""
+"""`tunesmith jobs` against a local server."""
 
 from __future__ import annotations
 
@@ -148,10 +148,11 @@ def test_a_grader_makes_it_reinforcement(
         (("--method", "supervised", "--grader", "{}"), "supervised training takes no grader"),
         (("--grader", "{]"), "the value is not JSON"),
         (("--grader", "nowhere.json"), "file not found: nowhere.json"),
+        (("--grader", "."), "is a directory: ."),
         (("--grader", '{"type": "math_answer"}'), "reference: is required"),
     ],
 )
-def test_a_grader_that_cannot_be_is_refused_before_anything_is_sent(
+def test_an_invalid_grader_is_refused_before_the_network(
     tunesmith: Tunesmith, server: LocalServer, options: tuple[str, ...], said: str
 ) -> None:
     done = tunesmith(*CREATE, *options)
@@ -169,7 +170,7 @@ def test_create_and_watch_shows_the_finished_job(tunesmith: Tunesmith, server: L
     assert json.loads(done.stdout) == over
 
 
-def test_watching_a_failed_job_tells_why(tunesmith: Tunesmith, server: LocalServer) -> None:
+def test_watching_a_failed_job_shows_the_reason(tunesmith: Tunesmith, server: LocalServer) -> None:
     server.answers[f"GET {JOBS}/ftjob-1"] = job("running")
     error = {"code": "out_of_memory", "message": "out of memory at batch 8", "hint": "try 4"}
     server.answers[f"GET {JOBS}/ftjob-1/events"] = sse(1, done=job("failed", error=error))

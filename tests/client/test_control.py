@@ -19,7 +19,7 @@ FORK = job(id="ftjob-2", forked_from="ftjob-1", forked_step=300)
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "stop", "retry"])
-def test_each_verb_is_one_post_without_a_body(verb: str) -> None:
+def test_each_command_is_one_post_without_a_body(verb: str) -> None:
     script = Script(httpx.Response(200, json=job("queued")))
     made = getattr(client_of(script).fine_tuning.jobs, verb)("ftjob-1")
     assert isinstance(made, Job)
@@ -28,7 +28,7 @@ def test_each_verb_is_one_post_without_a_body(verb: str) -> None:
     assert script.bodies == [b""]
 
 
-def test_a_job_that_is_asked_is_brought_up_to_date() -> None:
+def test_a_command_updates_the_job_in_place() -> None:
     answers = [
         job("running"),
         job("pausing", status="running"),
@@ -150,7 +150,7 @@ def test_a_fork_takes_its_recipe_as_create_does(tunesmith: Tunesmith, server: Lo
     }
 
 
-def test_a_refusal_is_told_with_its_hint_and_status_1(
+def test_a_refusal_is_shown_with_its_hint_and_status_1(
     tunesmith: Tunesmith, server: LocalServer
 ) -> None:
     message = "job 'ftjob-1' has already succeeded and cannot be paused"

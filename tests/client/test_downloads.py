@@ -1,4 +1,4 @@
-"""Adapters and files come down whole, verified, or not at all."""
+"""Adapters and files are downloaded completely and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adapter() -> httpx.Response:
 
 
 class Store:
-    """Serves the adapter; `weights` answers for the large file."""
+    """A server of the adapter; `weights` answers for the large file."""
 
     def __init__(self, weights: Callable[[httpx.Request], httpx.Response] | None = None) -> None:
         self.paths: list[str] = []
@@ -61,14 +61,14 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["adp-1", "ftjob-1"])
-def test_an_adapter_comes_whole_by_its_id_or_its_jobs(name: str, tmp_path: Path) -> None:
+def test_an_adapter_is_downloaded_by_its_id_or_its_jobs(name: str, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "adapter"
     assert client_of(Store()).adapters.download(name, target) == target
     assert contents(target) == FILES
     assert [path.name for path in target.parent.iterdir()] == ["adapter"]
 
 
-def test_a_job_without_an_adapter_is_told_so(tmp_path: Path) -> None:
+def test_a_job_without_an_adapter_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="is running and has no adapter"):
         client_of(Store()).adapters.download("ftjob-2", tmp_path / "adapter")
 
@@ -117,7 +117,7 @@ def broken_off(client_retries: int, *answers: httpx.Response) -> tuple[Client, S
     return client_of(Store(script), max_retries=client_retries), script
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_broken_transfer_resumes_where_it_stopped(tmp_path: Path) -> None:
     weights = FILES["adapter_model.safetensors"]
     ranges = {"content-range": "bytes 3000-6999/7000"}
     client, script = broken_off(
@@ -163,7 +163,7 @@ def test_a_server_that_ignores_range_is_read_from_the_start(tmp_path: Path) -> N
     assert contents(tmp_path / "adapter") == FILES
 
 
-def test_a_transfer_that_no_longer_moves_is_given_up(tmp_path: Path) -> None:
+def test_a_transfer_without_progress_is_an_error(tmp_path: Path) -> None:
     silent = [httpx.Response(206, stream=Breaking()) for _ in range(3)]
     client, script = broken_off(2, httpx.Response(200, stream=Breaking(b"wei")), *silent)
     with pytest.raises(DownloadError, match=r"of adapter_model\.safetensors broke off"):
@@ -182,7 +182,7 @@ def test_a_file_is_downloaded_verified(tmp_path: Path) -> None:
         httpx.Response(200, content=b"rows"),
     )
     files = client_of(script).files
-    assert files.download("file-1", tmp_path / "a").read_bytes() == b"rows"
+    assert files.download("file-1", tmp_path / "new" / "a").read_bytes() == b"rows"
     with pytest.raises(DownloadError, match="a has sha256"):
         files.download("file-1", tmp_path / "b")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "a"]

@@ -1,4 +1,4 @@
-"""HTTP answers as exceptions, and what the exceptions tell."""
+"""HTTP responses as exceptions, and their texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_each_status_has_its_class(status: int, name: str) -> None:
     assert caught.value.status_code == status
 
 
-def test_an_error_carries_all_that_the_server_said() -> None:
+def test_an_error_has_all_fields_of_the_answer() -> None:
     answer = refusal(
         400,
         message="r: must be 1-512, got 0",
@@ -62,14 +62,14 @@ def test_an_error_carries_all_that_the_server_said() -> None:
     assert str(error) == "r: must be 1-512, got 0\nhint: leave it out\nrequest id: req-9"
 
 
-def test_an_error_page_of_something_else_is_told_as_such() -> None:
+def test_an_error_page_of_another_program_is_named() -> None:
     answer = httpx.Response(404, text="<html>nginx</html>")
     with pytest.raises(tunesmith.NotFoundError, match="no Tunesmith error") as caught:
         client_of(Script(answer)).models.list()
     assert caught.value.body == "<html>nginx</html>"
 
 
-def test_a_yes_that_is_no_answer_is_told_as_such() -> None:
+def test_a_success_with_a_wrong_body_is_an_error() -> None:
     with pytest.raises(APIResponseError, match="did not answer with a FileObject"):
         client_of(Script(httpx.Response(200, text="<html>hello</html>"))).files.retrieve("file-1")
 
@@ -111,7 +111,7 @@ def test_a_mangled_key_is_refused_without_being_shown() -> None:
 
 
 @pytest.mark.parametrize("url", ["server:8000/v1", "ftp://server", "http://"])
-def test_a_base_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="base_url"):
         Client(base_url=url, api_key="sk")
 

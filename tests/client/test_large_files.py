@@ -1,4 +1,4 @@
-"""Large files travel in parts, and are compared to the last byte."""
+"""Uploads of large files in parts, compared to the last byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bytes_and_open_files_are_sent_in_parts_too(
     assert fake.asked.count("create") == 3
 
 
-def test_pieces_that_are_equal_travel_once(client: Client, fake: FakeUploads) -> None:
+def test_equal_parts_are_sent_once(client: Client, fake: FakeUploads) -> None:
     file = client.files.create(file=("zeros", bytes(1000)))
     assert fake.asked.count("parts") == 1
     assert file.sha256 == hashlib.sha256(bytes(1000)).hexdigest()
@@ -109,7 +109,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(
         client.files.create(file=path)
 
 
-def test_what_no_server_takes_is_refused_before_the_network(
+def test_a_file_beyond_the_limits_is_refused_before_the_network(
     client: Client, fake: FakeUploads, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "MAX_UPLOAD_BYTES", 1200)

@@ -1,4 +1,4 @@
-"""An older client reads what a newer server answers."""
+"""Answers of a newer server in an older client."""
 
 from __future__ import annotations
 

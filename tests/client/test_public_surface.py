@@ -1,4 +1,4 @@
-"""What `import tunesmith` gives, and what it must not drag in."""
+"""Public names of `import tunesmith`, and the modules that it must not import."""
 
 from __future__ import annotations
 

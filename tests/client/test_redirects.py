@@ -1,4 +1,4 @@
-"""The key stays with the server it was given for."""
+"""Redirects: the key is sent to the configured server only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_download_follows_to_another_host_without_the_key() -> None:
     assert "authorization" not in script.requests[1].headers
 
 
-def test_nothing_is_uploaded_to_where_a_redirect_points() -> None:
+def test_an_upload_never_follows_a_redirect() -> None:
     script = EmptyServer(moved("http://thief.test/v1/files"))
     with pytest.raises(APIStatusError, match=r"was redirected to http://thief\.test"):
         client_of(script).files.create(file=("a.jsonl", b"secret"))

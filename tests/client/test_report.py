@@ -38,7 +38,7 @@ def test_the_sdk_gives_the_newest_report_or_one_attempt_s() -> None:
     assert asked == [base, f"{base}?attempt=2"]
 
 
-def test_none_yet_is_an_error_with_a_code() -> None:
+def test_a_missing_report_is_an_error_with_a_code() -> None:
     error = {"message": "job has no report yet", "type": "invalid_request_error"}
     body = {"error": {**error, "code": "no_report", "hint": "ask again"}}
     with (
@@ -49,7 +49,7 @@ def test_none_yet_is_an_error_with_a_code() -> None:
     assert (caught.value.code, caught.value.hint) == ("no_report", "ask again")
 
 
-def test_what_a_newer_server_adds_does_no_harm() -> None:
+def test_fields_of_a_newer_server_do_no_harm() -> None:
     newer = EXAMPLE | {"bound": {"by": "startup", "text": "t", "novelty": 1}, "novelty": 2}
     with client_of(Script(httpx.Response(200, json=newer))) as client:
         assert client.fine_tuning.jobs.report(JOB).bound.text == "t"
@@ -69,7 +69,7 @@ def test_a_report_fits_a_screen_of_80_columns() -> None:
     assert EXAMPLE["advice"]["text"].split()[0] in text
 
 
-def test_a_reinforcement_run_shows_what_it_drew() -> None:
+def test_a_reinforcement_run_shows_its_rollouts() -> None:
     lines = shown(JobReport.model_validate(REINFORCEMENT))
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 45
@@ -96,7 +96,7 @@ def test_small_phases_share_one_line() -> None:
     assert not any(line.startswith("claim") for line in lines)
 
 
-def test_a_report_of_a_job_that_has_just_been_claimed_can_be_shown() -> None:
+def test_the_report_of_a_job_just_claimed_can_be_shown() -> None:
     bare = JobReport.model_validate(
         {
             "job_id": JOB, "live": True, "updated_at": 1, "attempt": 1, "started_at": 0.0,
@@ -108,7 +108,7 @@ def test_a_report_of_a_job_that_has_just_been_claimed_can_be_shown() -> None:
     assert "running" in shown(bare)[0]
 
 
-def test_square_brackets_are_no_markup_and_layers_are_summed() -> None:
+def test_square_brackets_are_not_markup_and_layers_are_summed() -> None:
     report = JobReport.model_validate(EXAMPLE)
     report.advice.text = "[bold]as it is[/bold]"
     report.layers = LayerMemory(
@@ -123,7 +123,7 @@ def test_square_brackets_are_no_markup_and_layers_are_summed() -> None:
     ("outcome", "live", "word"),
     [("failed", False, "failed"), (None, True, "running"), (None, False, "worker lost")],
 )
-def test_the_first_line_says_how_it_stands(outcome: str | None, live: bool, word: str) -> None:
+def test_the_first_line_shows_the_state(outcome: str | None, live: bool, word: str) -> None:
     report = JobReport.model_validate(EXAMPLE | {"outcome": outcome, "live": live})
     assert word in shown(report)[0]
 

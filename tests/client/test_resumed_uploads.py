@@ -1,4 +1,4 @@
-"""An upload that was interrupted is taken up by the next call, if it is still the same file."""
+"""An interrupted upload is resumed by the next call for the same file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fake_uploads import CONTENT, PARTS, FakeUploads, memories
 from .fakes import refusal
 
 
-def test_an_interrupted_upload_is_taken_up(
+def test_an_interrupted_upload_is_resumed(
     client: Client, fake: FakeUploads, path: Path, tmp_path: Path
 ) -> None:
     fake.break_at(6)
@@ -33,7 +33,7 @@ def test_an_interrupted_upload_is_taken_up(
 
 
 @pytest.mark.parametrize("what", ["content", "time", "purpose", "server"])
-def test_another_file_purpose_or_server_begins_anew(
+def test_another_file_purpose_or_server_starts_a_new_upload(
     client: Client, fake: FakeUploads, path: Path, what: str
 ) -> None:
     fake.break_at(6)
@@ -41,9 +41,9 @@ def test_another_file_purpose_or_server_begins_anew(
         client.files.create(file=path)
     fake.mend()
     if what == "content":
-        told = path.stat()
+        status = path.stat()
         path.write_bytes(CONTENT[:-1] + b"!")
-        os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     elif what == "time":
         os.utime(path, (1, 1))
     elif what == "server":
@@ -53,14 +53,14 @@ def test_another_file_purpose_or_server_begins_anew(
     assert fake.asked.count("create") == 1
 
 
-def test_a_part_of_the_file_that_changed_unseen_is_sent_anew(
+def test_a_part_that_changed_unnoticed_is_sent_again(
     client: Client, fake: FakeUploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same path, size, time, begin and end: only the parts' hashes tell."""
+    """Path, size, time and both ends are equal: only the hashes of the parts differ."""
     path = tmp_path / "large"
     path.write_bytes(os.urandom(300_000))
     monkeypatch.setattr(files, "_PART_SIZE", 100_000)
-    told = path.stat()
+    status = path.stat()
     fake.break_at(1, "complete")
     with pytest.raises(APIConnectionError):
         client.files.create(file=path)
@@ -68,14 +68,14 @@ def test_a_part_of_the_file_that_changed_unseen_is_sent_anew(
     with path.open("r+b") as stream:
         stream.seek(150_000)
         stream.write(b"changed")
-    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     file = client.files.create(file=path)
     assert fake.asked == ["retrieve", "parts", "complete"]
     assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled", "gone", "closes"])
-def test_an_upload_that_is_over_is_begun_anew(
+def test_an_upload_that_is_closed_is_replaced_by_a_new_one(
     client: Client, fake: FakeUploads, path: Path, status: str
 ) -> None:
     fake.break_at(6)
@@ -93,7 +93,7 @@ def test_an_upload_that_is_over_is_begun_anew(
     assert fake.asked.count("create") == 1
 
 
-def test_a_completion_whose_reply_was_lost_is_found(
+def test_a_completed_upload_is_recognised_after_a_lost_reply(
     client: Client, fake: FakeUploads, path: Path, tmp_path: Path
 ) -> None:
     send = fake._complete
@@ -115,7 +115,7 @@ def test_a_completion_whose_reply_was_lost_is_found(
     assert fake.asked[1] == "create", "once it is known to be over, asking again is a new upload"
 
 
-def test_a_refusal_is_told_and_not_taken_up(
+def test_a_refused_upload_is_not_resumed(
     client: Client, fake: FakeUploads, path: Path, tmp_path: Path
 ) -> None:
     wrong = refusal(400, code="upload_mismatch")

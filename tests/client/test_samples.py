@@ -47,7 +47,7 @@ def shown(*samples: dict[str, Any]) -> str:
     return out.getvalue()
 
 
-def test_the_sdk_goes_from_page_to_page_of_a_step() -> None:
+def test_the_sdk_fetches_all_pages_of_a_step() -> None:
     script = Script(
         httpx.Response(200, json=job(state="running")),
         httpx.Response(200, json=page(sample(3, 1), has_more=True)),
@@ -55,7 +55,7 @@ def test_the_sdk_goes_from_page_to_page_of_a_step() -> None:
     )
     with client_of(script) as client:
         found = list(client.fine_tuning.jobs.retrieve("ftjob-1").samples(step=3))
-    assert [one.completion for one in found] == ["Answer 1 of step 3", "Answer 0 of step 3"]
+    assert [item.completion for item in found] == ["Answer 1 of step 3", "Answer 0 of step 3"]
     assert found[0].scores == {"right": 1.0, "short": 0.25}
     queries = [dict(request.url.params) for request in script.requests[1:]]
     assert queries == [
@@ -64,7 +64,7 @@ def test_the_sdk_goes_from_page_to_page_of_a_step() -> None:
     ]
 
 
-def test_a_prompt_stands_once_above_its_completions_in_the_order_drawn() -> None:
+def test_a_prompt_is_shown_once_above_its_completions_in_order() -> None:
     text = shown(*[sample(step, place) for step in (2, 1) for place in (3, 2, 1, 0)])
     words = ["step 2, row 40", "Question 0?", "Answer 0 of step 2", "Answer 1 of step 2"]
     words += ["row 41", "Question 1?", "Answer 2 of step 2", "step 1, row 40", "Answer 0 of step 1"]
@@ -74,7 +74,7 @@ def test_a_prompt_stands_once_above_its_completions_in_the_order_drawn() -> None
     assert "reward 0.5  advantage -0.7  34 tokens  right 1, short 0.25" in text
 
 
-def test_what_was_cut_or_not_graded_is_said() -> None:
+def test_truncated_and_ungraded_completions_are_marked() -> None:
     odd = sample(1, 0, finish_reason="length", reward=None, advantage=0.0, scores={"right": None})
     text = shown(odd)
     assert "not graded  advantage +0  34 tokens, cut  right failed" in text
@@ -88,7 +88,7 @@ def test_long_texts_show_their_beginning_and_their_end() -> None:
     assert f"[... {len(long) - MAX_CHARACTERS:,} characters ...]" in text
 
 
-def test_a_completion_cannot_steer_the_terminal_nor_is_it_markup() -> None:
+def test_a_completion_cannot_control_the_terminal() -> None:
     text = shown(sample(1, 0, completion="\x1b[2Jgone\r[bold]x[/bold]\x9b1A\nÜ 数"))
     assert "\\x1b[2Jgone\\r[bold]x[/bold]\\x9b1A" in text
     assert "Ü 数" in text
@@ -110,10 +110,10 @@ def test_the_command_shows_a_step_or_the_api_s_json(
     assert done.stdout == "ftjob-1 has no samples at step 9\n"
 
 
-def test_a_step_without_samples_names_the_newest_that_has_some(
+def test_a_step_without_samples_names_the_newest_with_samples(
     tunesmith: Tunesmith, server: LocalServer
 ) -> None:
-    """With several steps on the same completions only the first has them."""
+    """Of several steps on the same completions, the first has the samples."""
     server.answers[f"GET {PATH}?step=4&limit=20"] = page()
     server.answers[f"GET {PATH}?limit=1"] = page(sample(3, 1), has_more=True)
     done = tunesmith("jobs", "samples", "ftjob-1", "--step", "4")

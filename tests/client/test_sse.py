@@ -47,5 +47,5 @@ def test_a_line_separator_inside_json_is_no_line_end() -> None:
     ]
 
 
-def test_heartbeats_are_seen_by_whoever_watches_the_time() -> None:
+def test_heartbeats_are_yielded_as_none() -> None:
     assert list(events(lines([b": ping\n\n"]))) == [None, None]

@@ -17,7 +17,7 @@ def seqs(script: Script, clock: Clock | None = None, after: int | None = None) -
     return [event.seq for event in client.fine_tuning.jobs.stream("ftjob-1", after)]
 
 
-def test_events_come_in_order_until_the_job_is_over() -> None:
+def test_events_arrive_in_order_until_the_job_ends() -> None:
     script = Script(httpx.Response(200, content=b": ping\n\n" + sse(1, 2, 3, done=OVER)))
     assert seqs(script) == [1, 2, 3]
     request = script.requests[0]
@@ -25,13 +25,13 @@ def test_events_come_in_order_until_the_job_is_over() -> None:
     assert "last-event-id" not in request.headers
 
 
-def test_a_stream_can_begin_in_the_middle() -> None:
+def test_a_stream_can_start_after_an_event() -> None:
     script = Script(httpx.Response(200, content=sse(6, done=OVER)))
     assert seqs(script, after=5) == [6]
     assert script.requests[0].headers["last-event-id"] == "5"
 
 
-def test_a_broken_connection_is_taken_up_after_the_last_event() -> None:
+def test_a_broken_connection_resumes_after_the_last_event() -> None:
     script = Script(
         httpx.Response(200, stream=Breaking(sse(1, 2), b"id: 3\ndata: half")),
         httpx.ConnectError("restarting"),
@@ -44,26 +44,26 @@ def test_a_broken_connection_is_taken_up_after_the_last_event() -> None:
     assert sent == [None, "2", "2", "2", "3"]
 
 
-def test_an_event_that_is_sent_again_is_given_once() -> None:
+def test_an_event_that_is_sent_again_is_yielded_once() -> None:
     script = Script(
         httpx.Response(200, content=sse(1, 2)), httpx.Response(200, content=sse(1, 2, 3, done=OVER))
     )
     assert seqs(script) == [1, 2, 3]
 
 
-def test_events_of_a_newer_kind_are_passed_over() -> None:
+def test_events_of_an_unknown_kind_are_skipped() -> None:
     script = Script(httpx.Response(200, content=b"event: news\ndata: x\n\n" + sse(1, done=OVER)))
     assert seqs(script) == [1]
 
 
-def test_a_job_that_does_not_exist_is_told_at_once() -> None:
+def test_an_unknown_job_is_an_error_at_once() -> None:
     script = Script(refusal(404))
     with pytest.raises(NotFoundError):
         seqs(script)
     assert len(script.requests) == 1
 
 
-def test_a_server_that_stays_away_is_given_up_after_five_minutes() -> None:
+def test_following_ends_after_five_minutes_without_a_server() -> None:
     clock = Clock()
     with pytest.raises(APIConnectionError, match="no answer from the server for 300 s"):
         seqs(Script(httpx.ConnectError("refused")), clock)

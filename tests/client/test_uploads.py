@@ -1,4 +1,4 @@
-"""What `file=` may be, and how it travels."""
+"""Sources of an upload, and its requests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_pipe_is_sent_and_not_sent_twice() -> None:
     assert 'filename="upload"' in script.bodies[0].decode()
 
 
-def test_a_pipe_of_which_nothing_left_may_be_tried_again() -> None:
+def test_a_pipe_that_has_sent_nothing_may_be_retried() -> None:
     attempts: list[int] = []
 
     def refuse_once(request: httpx.Request) -> httpx.Response:

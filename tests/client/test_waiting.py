@@ -1,4 +1,4 @@
-"""`wait()`: how it ends, well and badly."""
+"""Endings of `wait()`: success, failure, cancellation, timeout."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def stream(*seqs: int, **done: Any) -> httpx.Response:
     return httpx.Response(200, content=sse(*seqs, done=job(**done) if done else None))
 
 
-def test_a_job_that_succeeds_is_returned_and_brought_up_to_date() -> None:
-    one = waiting(stream(1, 2, state="succeeded", fine_tuned_model="ft:tiny:x"))
-    assert one.wait() is one
-    assert (one.state, one.fine_tuned_model) == ("succeeded", "ft:tiny:x")
+def test_a_job_that_succeeds_is_returned_and_updated() -> None:
+    watched = waiting(stream(1, 2, state="succeeded", fine_tuned_model="ft:tiny:x"))
+    assert watched.wait() is watched
+    assert (watched.state, watched.fine_tuned_model) == ("succeeded", "ft:tiny:x")
 
 
 def test_a_job_that_is_over_is_not_asked_about_again() -> None:
@@ -47,13 +47,13 @@ def test_a_job_that_is_over_is_not_asked_about_again() -> None:
 
 
 def test_a_failed_job_raises_with_its_reason() -> None:
-    one = waiting(stream(1, state="failed", error=FAILURE))
+    watched = waiting(stream(1, state="failed", error=FAILURE))
     with pytest.raises(JobFailedError, match="out of memory at batch 8") as caught:
-        one.wait()
+        watched.wait()
     error = caught.value
     assert (error.code, error.category, error.hint) == ("out_of_memory", "out_of_memory", "try 4")
     assert error.job.id == "ftjob-1"
-    assert one.state == "failed"
+    assert watched.state == "failed"
 
 
 def test_a_cancelled_job_raises_its_own_error() -> None:
@@ -67,7 +67,7 @@ def test_waiting_by_id_does_the_same() -> None:
         client_of(script).fine_tuning.jobs.wait("ftjob-1")
 
 
-def test_a_wait_ends_in_time_though_the_job_goes_on() -> None:
+def test_a_wait_ends_in_time_while_the_job_continues() -> None:
     clock = Clock()
     with pytest.raises(WaitTimeoutError, match="did not end within 30 s") as caught:
         waiting(stream(1), clock=clock).wait(timeout=30)
@@ -151,7 +151,7 @@ def test_the_bar_says_that_a_job_is_paused() -> None:
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_nothing_turns_beside_a_job_that_is_over(state: str) -> None:
+def test_the_spinner_stops_when_the_job_has_ended(state: str) -> None:
     def spins(last: str) -> bool:
         out = io.StringIO()
         with ProgressView(Console(file=out, width=80)) as view:

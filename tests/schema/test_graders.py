@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tunesmith_schema import Grader, MultiGrader
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 from tunesmith_schema.formulas import parse_formula, used_names
 from tunesmith_schema.methods import ReinforcementMethod
 from tunesmith_schema.templates import Reference, parse_template
@@ -35,7 +35,7 @@ def multi(formula: str = "right", **graders: object) -> dict[str, object]:
 def complaint(grader: object) -> tuple[str, str]:
     with pytest.raises(ValidationError) as caught:
         GRADER.validate_python(grader)
-    (only,) = complaints(caught.value.errors())
+    (only,) = field_errors(caught.value.errors())
     return only.name, only.message
 
 
@@ -54,30 +54,30 @@ def test_a_multi_grader_takes_a_map_or_one_grader_and_gives_back_what_it_took(
 @pytest.mark.parametrize(
     ("grader", "place", "says"),
     [
-        ({"type": "python", "source": "x"}, "", "there is no sandbox"),
-        ({"type": "score_model"}, "", "no model judges here yet"),
-        ({"type": "exact"}, "", "unknown grader type 'exact': it is one of string_check"),
+        ({"type": "python", "source": "x"}, "", "has no sandbox"),
+        ({"type": "score_model"}, "", "graders that use a model are not available yet"),
+        ({"type": "exact"}, "", "unknown grader type 'exact'; the types are string_check"),
         ({"type": ["x"]}, "", "unknown grader type"),
         (3, "", "unknown grader type None"),
         ({**CHECK, "operation": "same"}, "operation", "'eq', 'ne', 'like' or 'ilike'"),
         ({**CHECK, "inputs": "x"}, "", "did you mean 'input'?"),
-        ({**CHECK, "input": "{{sample.text}}"}, "input", "'{{sample.text}}' is not offered"),
+        ({**CHECK, "input": "{{sample.text}}"}, "input", "'{{sample.text}}' is not available"),
         ({**CHECK, "reference": "a {{item.b"}, "reference", "'{{item.b' has no closing }}"),
-        ({**CHECK, "reference": "{{item}}"}, "reference", "write {{item.FIELD}}"),
+        ({**CHECK, "reference": "{{item}}"}, "reference", "use {{item.FIELD}}"),
         ({"type": "regex", "pattern": "a("}, "pattern", "unterminated subpattern"),
-        ({"type": "regex", "pattern": "(" * 1999}, "pattern", "no regular expression"),
+        ({"type": "regex", "pattern": "(" * 1999}, "pattern", "not a valid regular expression"),
         ({"type": "length", "target": 5, "limit": 5}, "", "limit=5 must be above target=5"),
         (
             {"type": "json_schema", "json_schema": {"items": [{"$ref": "http://x/y"}]}},
             "json_schema",
-            "$ref 'http://x/y' leads out of the schema",
+            "$ref 'http://x/y' refers outside the schema",
         ),
-        (multi("right", right={"type": "python"}), "graders.right", "there is no sandbox"),
-        (multi("right", right=multi()), "graders.right", "holds no multi grader"),
-        (multi("r", r={**CHECK, "input": "{{x}}"}), "graders.r.input", "is not offered"),
-        (multi("1", **{"a b": CHECK}), "graders", "'a b' cannot stand in a formula"),
-        (multi("1", max=CHECK), "graders", "'max' cannot stand in a formula"),
-        (multi("wrong"), "calculate_output", "'wrong' is no grader of these: right"),
+        (multi("right", right={"type": "python"}), "graders.right", "has no sandbox"),
+        (multi("right", right=multi()), "graders.right", "cannot contain a multi grader"),
+        (multi("r", r={**CHECK, "input": "{{x}}"}), "graders.r.input", "is not available"),
+        (multi("1", **{"a b": CHECK}), "graders", "'a b' cannot be used in a formula"),
+        (multi("1", max=CHECK), "graders", "'max' cannot be used in a formula"),
+        (multi("wrong"), "calculate_output", "'wrong' is not a grader; the graders are right"),
     ],
 )
 def test_a_wrong_grader_is_refused_with_the_place(grader: object, place: str, says: str) -> None:
@@ -103,7 +103,7 @@ def test_a_job_s_grader_reads_the_completion(grader: dict[str, object], reads: b
     else:
         with pytest.raises(ValidationError) as caught:
             ReinforcementMethod.model_validate({"grader": grader})
-        (only,) = complaints(caught.value.errors())
+        (only,) = field_errors(caught.value.errors())
         assert only.name == "grader"
         assert "gives every completion of a prompt the same score" in only.message
 
@@ -111,33 +111,33 @@ def test_a_job_s_grader_reads_the_completion(grader: dict[str, object], reads: b
 @pytest.mark.parametrize(
     ("formula", "says"),
     [
-        ("a.__class__", "no Attribute"),
-        ("a[0]", "no Subscript"),
-        ("(lambda: 1)()", "is no function of these"),
-        ("[a for a in a]", "no ListComp"),
-        ("(b := a)", "no NamedExpr"),
-        ("f'{a}'", "no JoinedStr"),
-        ("__import__('os')", "is no function of these: min"),
-        ("'a' * 3", "constants are numbers"),
-        ("True", "constants are numbers"),
-        ("1e999", "constants are numbers"),
-        ("9" * 5000, "no formula"),
-        ("a // 2", "has an operator that is none of"),
-        ("a << 9", "has an operator that is none of"),
-        ("a is a", "has an operator that is none of"),
-        ("a in a", "has an operator that is none of"),
-        ("~a", "has an operator that is none of"),
-        ("min(*a)", "no Starred"),
-        ("min(a, key=a)", "min takes one value or more"),
-        ("min()", "min takes one value or more"),
-        ("sqrt(a, 2)", "sqrt takes one value"),
-        ("max", "'max' is no grader of these: a"),
-        ("a +", "is no formula"),
-        ("a; a", "is no formula"),
-        ("a\x00", "is no formula"),
-        ("(" * 900 + "a" + ")" * 900, "is no formula"),
-        ("-" * 1900 + "a", "nested more than 100 deep"),
-        ("+".join("a" * 900), "nested more than 100 deep"),
+        ("a.__class__", "Attribute is not allowed"),
+        ("a[0]", "Subscript is not allowed"),
+        ("(lambda: 1)()", "is not a function"),
+        ("[a for a in a]", "ListComp is not allowed"),
+        ("(b := a)", "NamedExpr is not allowed"),
+        ("f'{a}'", "JoinedStr is not allowed"),
+        ("__import__('os')", "is not a function; the functions are min"),
+        ("'a' * 3", "constants must be finite numbers"),
+        ("True", "constants must be finite numbers"),
+        ("1e999", "constants must be finite numbers"),
+        ("9" * 5000, "not a valid formula"),
+        ("a // 2", "uses an unknown operator"),
+        ("a << 9", "uses an unknown operator"),
+        ("a is a", "uses an unknown operator"),
+        ("a in a", "uses an unknown operator"),
+        ("~a", "uses an unknown operator"),
+        ("min(*a)", "Starred is not allowed"),
+        ("min(a, key=a)", "min takes one or more arguments"),
+        ("min()", "min takes one or more arguments"),
+        ("sqrt(a, 2)", "sqrt takes exactly one argument"),
+        ("max", "'max' is not a grader; the graders are a"),
+        ("a +", "is not a valid formula"),
+        ("a; a", "is not a valid formula"),
+        ("a\x00", "is not a valid formula"),
+        ("(" * 900 + "a" + ")" * 900, "is not a valid formula"),
+        ("-" * 1900 + "a", "nested more than 100 levels deep"),
+        ("+".join("a" * 900), "nested more than 100 levels deep"),
     ],
 )
 def test_a_formula_holds_arithmetic_alone(formula: str, says: str) -> None:
@@ -180,5 +180,5 @@ def test_templates_are_read(template: str, parts: tuple[str | Reference, ...]) -
     "reference", ["", "item.", ".item.a", "item..a", "item.a b", "[0]", "item.a[-1]", "item.a[x]"]
 )
 def test_what_is_no_reference_is_refused(reference: str) -> None:
-    with pytest.raises(ValueError, match="write"):
+    with pytest.raises(ValueError, match=r"use \{\{item"):
         parse_template("{{" + reference + "}}")

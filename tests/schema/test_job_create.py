@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tunesmith_schema import Hyperparameters, JobCreate
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 
 
 def create(**body: Any) -> JobCreate:
@@ -84,9 +84,9 @@ CONFLICTS: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
     ({"n_epochs": 3}, {}, None),
     ({}, {"num_train_epochs": 2.5}, None),
     ({"n_epochs": "auto"}, {"num_train_epochs": 2}, None),
-    ({"n_epochs": 3}, {"max_steps": 10}, "exclude each other"),
+    ({"n_epochs": 3}, {"max_steps": 10}, "both set the length"),
     ({}, {"max_steps": 10}, None),
-    ({"learning_rate_multiplier": 2}, {"learning_rate": 1e-4}, "leave it out"),
+    ({"learning_rate_multiplier": 2}, {"learning_rate": 1e-4}, "remove it"),
     ({"learning_rate_multiplier": 2}, {}, None),
     ({"batch_size": 8}, {"per_device_train_batch_size": 3}, "batch_size=8"),
     ({"batch_size": 8}, {"per_device_train_batch_size": 4}, None),
@@ -130,7 +130,7 @@ def test_two_words_for_one_thing_must_agree(
 def test_hyperparameters_given_twice_must_agree() -> None:
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
     create(method=method, hyperparameters={"n_epochs": 2})
-    with pytest.raises(ValidationError, match="differ: give one"):
+    with pytest.raises(ValidationError, match="differ: set only one"):
         create(method=method, hyperparameters={"n_epochs": 3})
 
 
@@ -149,9 +149,9 @@ def test_what_judges_by_evaluations_needs_a_validation_file(
     create(recipe={"early_stopping": None, "keep": "last"})
     with pytest.raises(ValidationError) as caught:
         create(recipe=recipe)
-    (complaint,) = complaints(caught.value.errors())
+    (complaint,) = field_errors(caught.value.errors())
     assert complaint.name == f"recipe.{field}"
-    assert f"no validation_file: give one, or leave recipe.{field} out" in complaint.message
+    assert f"no validation_file: set validation_file, or remove recipe.{field}" in complaint.message
 
 
 def test_without_hyperparameters_all_are_automatic() -> None:

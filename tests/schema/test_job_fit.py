@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from tunesmith_schema import Hyperparameters, JobCreate, ReinforcementHyperparameters, RunSpec
-from tunesmith_schema.complaints import complaints
-from tunesmith_schema.early_stopping import judged_by
-from tunesmith_schema.retention import badness
+from tunesmith_schema.early_stopping import selection_metric
+from tunesmith_schema.field_errors import field_errors
+from tunesmith_schema.retention import selection_loss
 
 GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
 SPEC = {"job_id": "j", "attempt": 1, "model": "m", "model_path": "m", "training_file": "t"}
@@ -91,7 +91,7 @@ def test_a_field_of_another_method_is_refused_by_name(
             with pytest.raises(ValidationError) as refused:
                 make()
             named = "grpo" if method == "supervised" and "grpo" in recipe else field
-            assert complaints(refused.value.errors())[0].name == f"recipe.{named}"
+            assert field_errors(refused.value.errors())[0].name == f"recipe.{named}"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_field_of_another_method_is_refused_by_name(
         ({"batch_size": 4}, {"per_device_train_batch_size": 3}, None),
         ({"eval_interval": 4}, {"eval_steps": 2}, "eval_interval=4 and recipe.eval_steps=2 differ"),
         ({"eval_interval": 4}, {"eval_steps": 4}, None),
-        ({"compute_multiplier": 2}, {"grpo": {"num_generations": 4}}, "leave it out"),
+        ({"compute_multiplier": 2}, {"grpo": {"num_generations": 4}}, "remove it"),
         ({"compute_multiplier": 2}, {"grpo": {"prompts_per_step": 4}}, None),
         ({"n_epochs": 2}, {"num_train_epochs": 3}, "n_epochs=2"),
     ],
@@ -125,7 +125,7 @@ def test_hyperparameters_in_the_older_place_are_those_of_the_method() -> None:
     assert chosen == ReinforcementHyperparameters(batch_size=4)
     both = reinforcement(batch_size=4, eval_samples=2)
     create(method=both, hyperparameters={"batch_size": 4})
-    with pytest.raises(ValidationError, match="differ: give one"):
+    with pytest.raises(ValidationError, match="differ: set only one"):
         create(method=both, hyperparameters={"batch_size": 5})
 
 
@@ -137,17 +137,17 @@ def test_a_spec_keeps_its_hyperparameters_through_its_file() -> None:
 
 
 def test_a_supervised_run_has_no_grader() -> None:
-    with pytest.raises(ValidationError, match="grader is for method='reinforcement'"):
+    with pytest.raises(ValidationError, match="grader is only for method='reinforcement'"):
         run(grader=GRADER)
 
 
 def test_what_is_judged_follows_the_method() -> None:
     best = {"early_stopping": {}, "keep": "best"}
     made = create(recipe=best, validation_file="file-2", method=reinforcement()).recipe
-    assert judged_by(made.early_stopping, "reinforcement") == "valid_reward"
-    assert judged_by(made.early_stopping, "supervised") == "valid_loss"
-    assert judged_by(None, "reinforcement") == "valid_reward"
+    assert selection_metric(made.early_stopping, "reinforcement") == "valid_reward"
+    assert selection_metric(made.early_stopping, "supervised") == "valid_loss"
+    assert selection_metric(None, "reinforcement") == "valid_reward"
     rewards = [{"valid_reward": value} for value in (0.2, 0.6, 0.4)]
-    assert min(rewards, key=lambda one: badness(one) or 0.0) == {"valid_reward": 0.6}
-    assert badness({"valid_loss": 2.0}) == 2.0
-    assert badness({}) is None
+    assert min(rewards, key=lambda one: selection_loss(one) or 0.0) == {"valid_reward": 0.6}
+    assert selection_loss({"valid_loss": 2.0}) == 2.0
+    assert selection_loss({}) is None

@@ -111,13 +111,13 @@ def test_everything_has_a_default() -> None:
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ({"tuning": "full", "lora": {}}, "lora is for tuning='lora'"),
+        ({"tuning": "full", "lora": {}}, "lora is only for tuning='lora'"),
         ({"from_scratch": True}, "set tuning='full'"),
         ({"add_tokens": ["<a>", "  "]}, "'  ' is only white space"),
         ({"add_tokens": ["<a>", "<b>", "<a>"]}, "'<a>' more than once"),
         ({"from_scratch": True, "tuning": "lora"}, "set tuning='full'"),
-        ({"precision": "bf16_split_master"}, "is for tuning='full'.*use precision='bf16'"),
-        ({"precision": "bf16_sr8"}, "precision='bf16_sr8' is for tuning='full'"),
+        ({"precision": "bf16_split_master"}, "is only for tuning='full'.*Use precision='bf16'"),
+        ({"precision": "bf16_sr8"}, "precision='bf16_sr8' is only for tuning='full'"),
         ({"precision": "fp16"}, "its gradients overflow: use 'bf16'"),
         ({"tuning": "full", "quantization": "nf4"}, "quantised weights cannot be trained"),
     ],
@@ -141,10 +141,10 @@ def test_a_recipe_survives_json() -> None:
     ("patches", "words"),
     [
         (["atention"], "unknown patch 'atention': did you mean 'attention'?"),
-        (["loss", "mlp"], "unknown patch 'mlp': it is 'auto', 'off' or a list of attention_block"),
+        (["loss", "mlp"], "unknown patch 'mlp': use 'auto', 'off' or a list of attention_block"),
         (["mlp_blok", "nonsense"], "did you mean 'mlp_block'?"),
         ("of", "did you mean 'off'?"),
-        ("mlp_block", "names stand in a list: ['mlp_block']"),
+        ("mlp_block", "must be a list: ['mlp_block']"),
     ],
 )
 def test_a_misspelt_patch_is_told_the_nearest_one(patches: object, words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema.unsafe import check_private, check_token, check_url, is_loopback
-from tunesmith_schema.variables import misspelled
+from tunesmith_schema.variables import unknown_variable_warnings
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tunesmith_schema.variables import misspelled
     ],
 )
 def test_a_placeholder_is_no_token(token: str) -> None:
-    with pytest.raises(ValueError, match=r"^IT is a placeholder: use a random one") as caught:
+    with pytest.raises(ValueError, match=r"^IT is a placeholder: use a random value") as caught:
         check_token("IT", token)
     assert token not in str(caught.value)
 
@@ -142,8 +142,8 @@ def test_a_misspelled_variable_is_told_the_nearest_one() -> None:
         "TUNESMITH_TEST_X",
         "HOME",
     ]
-    assert misspelled(names) == [
+    assert unknown_variable_warnings(names) == [
         "TUNESMITH_DATABSE_URL is not a setting and has no effect: "
         "did you mean TUNESMITH_DATABASE_URL?"
     ]
-    assert "docs/reference/settings.md" in misspelled(["TUNESMITH_Q"])[0]
+    assert "docs/reference/settings.md" in unknown_variable_warnings(["TUNESMITH_Q"])[0]

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "two fields of which each is a union": (
         recipe(packing="maybe", max_steps=0), 400, "invalid_request", "recipe.max_steps",
-        "'auto' (got '0')", "2 complaints",
+        "'auto' (got '0')", "2 errors",
     ),
     "no target module": (
         recipe(lora={"target_modules": []}), 400, "invalid_request", "recipe.lora",
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "the best weights without a validation file": (
         recipe(keep="best"), 400, "invalid_request", "recipe.keep",
-        "leave recipe.keep out", "docs/reference/recipe.md",
+        "remove recipe.keep", "docs/reference/recipe.md",
     ),
     "a wrong key": (
         lambda server: Caller(server.client, "ts-wrong").get("/v1/files"), 401,

@@ -177,14 +177,14 @@ def test_a_missing_model_folder_draws_a_warning(
     monkeypatch.setenv("TUNESMITH_STORAGE_URL", "nowhere://")  # it gets no further
     assert main([verb, "--data-dir", str(tmp_path / "data"), "--port", "0"]) == 1
     [line] = [line for line in caplog.messages if "MODEL_DIRS" in line]
-    assert line.startswith(f"TUNESMITH_MODEL_DIRS names {tmp_path}/demo/models, which is not there")
+    assert line.startswith(f"TUNESMITH_MODEL_DIRS names {tmp_path}/demo/models, which is missing")
 
 
 @pytest.mark.parametrize(
     ("model_dirs", "said"),
     [
         ("", "TUNESMITH_MODEL_DIRS is not set"),
-        ("{tmp}/none:{tmp}", "{tmp}/none is not there, {tmp} has none"),
+        ("{tmp}/none:{tmp}", "{tmp}/none is missing, {tmp} has none"),
     ],
 )
 def test_an_unknown_model_is_told_where_it_was_looked_for(

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tunesmith import APIConnectionError, Client
+from tunesmith import APIConnectionError, Client, NotFoundError
 from tunesmith._sdk import files
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 
@@ -86,6 +86,17 @@ def test_the_same_content_is_uploaded_once(client: Client, server: Server, tmp_p
     assert not second.reused
     server.validate(second.id, ok=False)
     assert not client.files.create(file=path).reused
+
+
+def test_a_base_url_without_v1_gets_a_hint(server: Server) -> None:
+    with (
+        listening(server.app) as url,
+        Client(url, "sk-any", max_retries=0) as client,
+        pytest.raises(NotFoundError) as caught,
+    ):
+        client.models.list()
+    assert caught.value.hint
+    assert f"{url}/v1" in caught.value.hint
 
 
 def test_a_download_gives_back_what_was_sent_in_parts(client: Client, tmp_path: Path) -> None:

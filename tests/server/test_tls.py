@@ -19,7 +19,7 @@ from fastapi import Request
 from pydantic import SecretStr
 
 import tunesmith
-from tunesmith_schema.tls import trusting
+from tunesmith_schema.tls import tls_context
 from tunesmith_server import migrate
 from tunesmith_server.app import create_app
 from tunesmith_server.certificate import check_certificate
@@ -75,7 +75,7 @@ def test_the_api_serves_https_and_nothing_else(tmp_path: Path, certificate: Cert
     data_dir.mkdir(mode=0o700)
     migrate.upgrade(f"sqlite:///{data_dir / 'tunesmith.db'}")
     variables = {**certificate.environment, "TUNESMITH_BROKER_URL": "memory://"}
-    trust = trusting(certificate.cert, "tune.example")
+    trust = tls_context(certificate.cert, "tune.example")
     trust.check_hostname = True
     with running("api", data_dir, port, **variables) as output:
         assert json.loads(output.readline())["base_url"] == f"https://127.0.0.1:{port}/v1"
@@ -226,9 +226,9 @@ def test_the_sdk_says_how_to_trust_a_certificate_that_nobody_signed(
 
 
 def test_away_from_this_machine_the_certificates_name_counts(certificate: Certificate) -> None:
-    assert trusting(certificate.cert, "10.1.2.3").check_hostname
-    assert not trusting(certificate.cert, "127.0.0.1").check_hostname
-    assert trusting(certificate.cert, "127.0.0.1").verify_mode == ssl.CERT_REQUIRED
+    assert tls_context(certificate.cert, "10.1.2.3").check_hostname
+    assert not tls_context(certificate.cert, "127.0.0.1").check_hostname
+    assert tls_context(certificate.cert, "127.0.0.1").verify_mode == ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def started(verb: str, data_dir: Path, **variables: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("WORKER_TOKEN", SECRET, "TUNESMITH_WORKER_TOKEN is a placeholder: use a random one"),
+        ("WORKER_TOKEN", SECRET, "TUNESMITH_WORKER_TOKEN is a placeholder: use a random value"),
         (
             "BROKER_URL",
             f"redis://:{SECRET}@127.0.0.1/0",

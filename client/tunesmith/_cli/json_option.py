@@ -8,14 +8,16 @@ from typing import Any
 
 import typer
 
+from .session import without_errno
+
 
 def read_json_object(path: Path, option: str) -> dict[str, Any]:  # Any: JSON
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise typer.BadParameter(f"file not found: {path}", param_hint=option) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
+    except OSError as error:
+        raise typer.BadParameter(without_errno(error), param_hint=option) from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{path} is not UTF-8 text", param_hint=option) from None
     return parse_json_object(text, str(path), option)
 
 

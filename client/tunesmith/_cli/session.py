@@ -43,12 +43,18 @@ def connected(ctx: typer.Context) -> Iterator[Client]:
         fail(error.message, hint=error.hint, request_id=error.request_id)
     except BrokenPipeError:
         raise
-    except FileNotFoundError as error:
-        fail(f"file not found: {error.filename}" if error.filename else str(error))
     except OSError as error:
-        fail(str(error))
+        fail(without_errno(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def without_errno(error: OSError) -> str:
+    """The error's text with its file, without `[Errno 2]`."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    missing = isinstance(error, FileNotFoundError)
+    return f"{'file not found' if missing else error.strerror.lower()}: {error.filename}"
 
 
 def fail(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -181,14 +182,18 @@ def connection_error(error: httpx.RequestError) -> APIConnectionError:
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return APITimeoutError(
             f"no answer in time from {url} ({type(error).__name__})",
-            hint="the server's log may show what it is waiting for",
+            hint="check the log of the server",
         )
     return APIConnectionError(
-        f"no connection to {url}: {str(error) or type(error).__name__}",
+        f"no connection to {url}: {_reason(error)}",
         hint="set SSL_CERT_FILE to a file with the certificate of the server or of its authority"
         if "CERTIFICATE_VERIFY_FAILED" in str(error)
         else "check that the server is running (tunesmith serve) and that the base URL is right",
     )
+
+
+def _reason(error: httpx.RequestError) -> str:
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def path_of(*parts: str) -> str:

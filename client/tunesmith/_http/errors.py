@@ -29,7 +29,7 @@ import httpx
 from pydantic import ValidationError
 
 from tunesmith_schema import ErrorBody, ErrorEnvelope
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 
 from .hints import in_python
 
@@ -186,9 +186,8 @@ def _unexpected_body(response: httpx.Response, base_url: str) -> ErrorBody:
 def invalid_argument(error: ValidationError) -> InvalidArgumentError:
     """Pydantic's report as one line per field: dotted name, value, problem."""
     lines = []
-    for complaint in complaints(error.errors(include_url=False)):
-        value = complaint.first["input"]
+    for field in field_errors(error.errors(include_url=False)):
+        value = field.first["input"]
         shown = "" if isinstance(value, dict) else f" (got {value!r:.80})"
-        name = complaint.name
-        lines.append(f"{name}{shown}: {complaint.message}" if name else complaint.message)
+        lines.append(f"{field.name}{shown}: {field.message}" if field.name else field.message)
     return InvalidArgumentError("\n".join(lines))

@@ -12,7 +12,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from tunesmith_schema.variables import PREFIX, misspelled
+from tunesmith_schema.variables import PREFIX, unknown_variable_warnings
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
@@ -35,7 +35,7 @@ class ClientSettings(BaseModel):
 
 def unknown_variables() -> list[str]:
     """Warnings about TUNESMITH_* variables that no part of Tunesmith reads."""
-    return misspelled(os.environ)
+    return unknown_variable_warnings(os.environ)
 
 
 def cache_folder() -> Path:

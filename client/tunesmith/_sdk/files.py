@@ -141,6 +141,7 @@ class Files:
         """Write the content to `path`, which appears only when complete and verified."""
         target = Path(path)
         file = self.retrieve(file_id)
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             fetch(

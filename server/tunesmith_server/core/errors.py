@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 
 from .storage import StorageUnavailable
 
@@ -197,8 +197,8 @@ def _bug_response(request: Request, error: Exception) -> JSONResponse:
 
 
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
-    """The first of pydantic's complaints, in OpenAI's form."""
-    found = complaints(errors)
+    """Return pydantic's first error in OpenAI's form."""
+    found = field_errors(errors)
     first = found[0].first
     code = ErrorCode.INVALID_REQUEST
     loc = [str(part) for part in found[0].path]
@@ -229,7 +229,7 @@ def _advice(first: Mapping[str, Any], loc: list[str], count: int) -> str:
     if first["type"] == "unknown_field":
         return str(first["ctx"]["advice"])
     if count > 1:
-        return f"{count} complaints in all; this is the first"
+        return f"{count} errors; this is the first"
     if loc[:1] == ["recipe"]:
         return "docs/reference/recipe.md has every field of the recipe with its bounds"
     return "/docs has every field with its bounds"

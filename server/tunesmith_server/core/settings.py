@@ -23,7 +23,7 @@ from tunesmith_schema.unsafe import (
     check_url,
     is_loopback,
 )
-from tunesmith_schema.variables import misspelled
+from tunesmith_schema.variables import unknown_variable_warnings
 
 
 class Settings(BaseSettings):
@@ -154,7 +154,7 @@ class Settings(BaseSettings):
 
 def unknown_variables() -> list[str]:
     """What to say of TUNESMITH_* variables that nothing reads."""
-    return misspelled(os.environ)
+    return unknown_variable_warnings(os.environ)
 
 
 def read_or_write_secret(path: Path, value: str) -> str:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Recipe
 from tunesmith_schema.renames import current_names
-from tunesmith_schema.retention import badness, checkpoints_to_drop
+from tunesmith_schema.retention import checkpoints_to_drop, selection_loss
 from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 
@@ -17,7 +17,7 @@ def drop_beyond_limit(session: Session, job: JobRow) -> None:
         row.step: row
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))
     }
-    values = {step: badness(row.metrics) for step, row in rows.items()}
+    values = {step: selection_loss(row.metrics) for step, row in rows.items()}
     for step in checkpoints_to_drop(values, Recipe.model_validate(current_names(job.recipe))):
         adapter_id = rows[step].adapter_id
         user = select(JobRow.id).where(

@@ -215,7 +215,7 @@ def why_not(row: FileRow, method: MethodName) -> str | None:
         return row.status_details or "no usable rows"
     if row.validation is None:
         return None
-    why = FileValidation.model_validate(row.validation).why_not(method)
+    why = FileValidation.model_validate(row.validation).unusable_reason(method)
     return why and why.replace("\0", "\ufffd")
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, select
 from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, JobState, ResumePoint, RunEvent, StoredFile
-from tunesmith_schema.retention import resume_points_to_keep, stays
+from tunesmith_schema.retention import keeps_step, resume_points_to_keep
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.models import JobRow, ResumePointRow
 
@@ -32,7 +32,7 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
     row.files = [file.model_dump() for file in sorted(files, key=lambda file: file.name)]
     row.bytes = sum(file.bytes for file in files)
     keep_every = job.recipe.get("keep_every")
-    row.stays = stays(step, keep_every)
+    row.stays = keeps_step(step, keep_every)
     session.flush()
     steps = select(ResumePointRow.step).where(ResumePointRow.job_id == job.id)
     kept = resume_points_to_keep(session.scalars(steps).all(), keep_every)

@@ -59,7 +59,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no validation file": (
         lambda run: change(run, recipe={"keep": "best"}),
-        "spec.json: recipe.keep: it needs evaluations, and there is no validation_file: give one",
+        "spec.json: recipe.keep: requires evaluations, but there is no validation_file: set",
     ),
     "a field of several types": (
         lambda run: change(run, recipe={"packing": "maybe"}),
@@ -67,7 +67,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "several": (
         lambda run: change(run, recipe={"max_steps": 0}, seed=-1),
-        " (2 complaints; this is the first)",
+        " (2 errors; this is the first)",
     ),
     "an absolute path": (
         lambda run: change(run, training_file="/data/train.jsonl"),

@@ -74,7 +74,7 @@ def test_a_missing_model_folder_draws_a_warning(
     tmp_path.chmod(0o700)
     assert __main__.main(["worker"]) == 0
     assert [line.partition(":")[0] for line in caplog.messages] == [
-        f"TUNESMITH_MODEL_DIRS names {tmp_path}/none, which is not there",
+        f"TUNESMITH_MODEL_DIRS names {tmp_path}/none, which is missing",
         f"TUNESMITH_MODEL_DIRS names {tmp_path}/a-file, which is not a folder",
     ]
 

@@ -75,10 +75,9 @@ class FakeApi(ServerApi):
     def claim(self, worker_id: str) -> Claim:
         digest = hashlib.sha256(DATA).hexdigest()
         return Claim(
-            job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0, queued_seconds=0.0,
+            job_id="ftjob-1", attempt=self.attempt, fence=1, lease_seconds=8.0,
+            queued_seconds=417.0, recipe=Recipe(), seed=0, hyperparameters=Hyperparameters(),
             model="ft:tiny" if self.base_files else "acme/tiny", base_files=self.base_files,
-            recipe=Recipe(), seed=0,
-            hyperparameters=Hyperparameters(),
             training_file=ClaimedFile(file_id="f", filename="a.jsonl", bytes=1, sha256=digest),
         )  # fmt: skip
 
@@ -138,6 +137,7 @@ def test_what_the_trainer_made_is_stored_and_reported(run: Run) -> None:
     assert api.outcome.state == "succeeded"
     assert [file.name for file in api.outcome.files] == ["weights.safetensors"]
     assert api.puts == 2
+    assert "queued 417 s" in api.messages
 
 
 def test_the_next_attempt_on_a_host_goes_by_the_plan_of_the_last(run: Run, tmp_path: Path) -> None:

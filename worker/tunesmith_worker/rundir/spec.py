@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, RunSpec
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 from tunesmith_schema.renames import read_stored
 
 from .errors import RunError
@@ -68,9 +68,9 @@ def _parsed(path: Path) -> RunSpec:
             ErrorCode.INVALID_REQUEST, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
-        found = complaints(error.errors())
+        found = field_errors(error.errors())
         field = found[0].name
-        more = f" ({len(found)} complaints; this is the first)" if len(found) > 1 else ""
+        more = f" ({len(found)} errors; this is the first)" if len(found) > 1 else ""
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
             f"{path}: {f'{field}: ' if field else ''}{found[0].message}{more}",

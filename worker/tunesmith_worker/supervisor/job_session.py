@@ -104,9 +104,8 @@ class HeldJob:
             (self._run.root / folder).mkdir(parents=True)
         events = EventLog(self._run.events)
         seconds = round(self._claim.queued_seconds + claim_seconds, 3)
-        events.append(
-            EventKind.PHASE, f"claim took {seconds:.2f} s", {"phase": "claim", "seconds": seconds}
-        )
+        queued = f"queued {seconds:.0f} s" if seconds >= 10 else f"queued {seconds:.2f} s"
+        events.append(EventKind.PHASE, queued, {"phase": "claim", "seconds": seconds})
         with events.phase("download"):
             spec = self._meanwhile(
                 self._background.submit(

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith_schema import EventKind, RunEvent, StoredFile
-from tunesmith_schema.retention import stays
+from tunesmith_schema.retention import keeps_step
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.resume_point import MANIFEST, Manifest
 
@@ -58,7 +58,7 @@ class PointUploads:
 
     def _stays(self, event: RunEvent) -> bool:
         step = event.data.get("step")
-        return isinstance(step, int) and stays(step, self._keep_every)
+        return isinstance(step, int) and keeps_step(step, self._keep_every)
 
     def close(self) -> None:
         """Nothing more is sent: the next transfer that fails is the last."""

@@ -18,9 +18,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tunesmith_schema.model_dirs import named_folders
-from tunesmith_schema.tls import trusting
+from tunesmith_schema.tls import tls_context
 from tunesmith_schema.unsafe import check_private, check_token, check_url
-from tunesmith_schema.variables import misspelled
+from tunesmith_schema.variables import unknown_variable_warnings
 
 
 class WorkerSettings(BaseSettings):
@@ -130,7 +130,7 @@ class WorkerSettings(BaseSettings):
         if self.ca_file is None:
             return True
         try:
-            return trusting(self.ca_file, urlsplit(self.server_url).hostname or "")
+            return tls_context(self.ca_file, urlsplit(self.server_url).hostname or "")
         except OSError as error:  # ssl.SSLError is one
             raise ValueError(
                 f"TUNESMITH_CA_FILE {self.ca_file} is not a file of certificates in PEM "
@@ -143,4 +143,4 @@ class WorkerSettings(BaseSettings):
 
 def unknown_variables() -> list[str]:
     """What to say of TUNESMITH_* variables that nothing reads."""
-    return misspelled(os.environ)
+    return unknown_variable_warnings(os.environ)

@@ -63,8 +63,8 @@ _WEIGHTS = "rollout_weights"
 def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
     recipe, choices = spec.recipe, context.plan.choices
-    for doubt in (recipe.grpo or GRPORecipe()).doubts():
-        events.message(doubt, level="warn")
+    for warning in (recipe.grpo or GRPORecipe()).warnings():
+        events.message(warning, level="warn")
     base, model = loaded.base, loaded.model
 
     with events.phase("data"):

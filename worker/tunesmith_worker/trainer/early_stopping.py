@@ -16,7 +16,7 @@ import transformers
 from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
-from tunesmith_schema.early_stopping import HIGHER_IS_BETTER, judged_by
+from tunesmith_schema.early_stopping import HIGHER_IS_BETTER, selection_metric
 from tunesmith_worker.engine.model.adapters import Saved
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
@@ -72,7 +72,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._events, self._evaluated = events, evaluated
         self._kept = best if recipe.keep == "best" else None
         self._saved: Saved | None = None
-        self.course = Course(metric=judged_by(self._rule, spec.method))
+        self.course = Course(metric=selection_metric(self._rule, spec.method))
         self.fired = False
         """The training has ended because there was no gain."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 
 from tunesmith_schema import EventKind, PhaseName, RunSpec
-from tunesmith_schema.retention import badness
+from tunesmith_schema.retention import selection_loss
 from tunesmith_worker.engine.model.adapters import Saved, adapter_dtype, save_trained
 from tunesmith_worker.engine.optimizers.choose import rounded_weights
 from tunesmith_worker.engine.optimizers.lost_updates import LostUpdatesCallback
@@ -98,7 +98,7 @@ class Saving:
                 "metrics": dict(callback.checkpoint_metrics()),
             },
         )
-        self._light.add(step, badness(callback.metrics))
+        self._light.add(step, selection_loss(callback.metrics))
 
     def add_callbacks(
         self,

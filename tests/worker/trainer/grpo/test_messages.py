@@ -63,14 +63,14 @@ def test_a_grader_may_be_called_as_a_metric_is(make_run: MakeRun) -> None:
 )
 def test_settings_that_hardly_go_together(level: Any, loss: Any, doubtful: bool) -> None:
     grpo = GRPORecipe(importance_sampling_level=level, loss_type=loss)
-    assert len([*grpo.doubts()]) == doubtful
+    assert len([*grpo.warnings()]) == doubtful
 
 
 def test_such_settings_are_warned_of(make_run: MakeRun) -> None:
     run = make(make_run, LENGTH, {"importance_sampling_level": "sequence"})
     assert main(run) == 0, read_result(run).error
     said = [one.message for one in read_events(run) if one.level == "warn"]
-    assert any("GSPO has loss_type='grpo'" in one for one in said), said
+    assert any("GSPO uses loss_type='grpo'" in one for one in said), said
 
 
 @pytest.mark.parametrize(

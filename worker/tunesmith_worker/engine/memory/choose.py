@@ -18,7 +18,7 @@ Given = bool | Literal["offload", "auto"]
 
 SAFETY = {False: 0.6, True: 0.9}
 """Of free memory, by whether it is a GPU's. On a host the trial adds what glibc keeps beyond
-tensors and fell short by up to 23 % (docs/reference/benchmarks.md), other programs grow, and the
+tensors and fell short by up to 23 % (docs/reference/performance.md), other programs grow, and the
 kernel kills a process that takes too much."""
 LEAST_OFFLOADED = 512
 """Tokens; below them a GPU waits for its host anyway (engine/memory/offload.py)."""

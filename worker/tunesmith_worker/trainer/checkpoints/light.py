@@ -21,7 +21,7 @@ class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
         self._run, self._recipe, self._forked = run, recipe, forked
         self.saved: dict[str, float | None] = {}
-        """How bad each was, by step: see `badness`."""
+        """How bad each was, by step: see `selection_loss`."""
 
     def state(self) -> dict[str, Untyped]:
         return {"args": {}, "attributes": {"saved": self.saved}}
@@ -30,9 +30,9 @@ class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: 
         if self._forked:
             self.saved = {}  # those of the job it comes from, which keeps them by its own limit
 
-    def add(self, step: int, badness: float | None) -> None:
+    def add(self, step: int, selection_loss: float | None) -> None:
         """One is whole on disk; what is beyond the recipe's limit goes."""
-        self.saved[str(step)] = badness
+        self.saved[str(step)] = selection_loss
         values = {int(one): value for one, value in self.saved.items()}
         for old in checkpoints_to_drop(values, self._recipe):
             shutil.rmtree(self._run.checkpoint(old), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A wrong field draws one complaint that says all that is allowed there."""
+"""A wrong field has one error that lists all allowed values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from tunesmith_schema import JobCreate, Recipe
-from tunesmith_schema.complaints import complaints
+from tunesmith_schema.field_errors import field_errors
 
 
 def said(recipe: dict[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
     with pytest.raises(ValidationError) as caught:
         Recipe.model_validate(recipe)
-    return [(one.name, one.message) for one in complaints(caught.value.errors())]
+    return [(one.name, one.message) for one in field_errors(caught.value.errors())]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def said(recipe: dict[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
             ["'auto'", "'all-linear'", "a list"],
         ),
         ({"precision": "fp8"}, "precision", ["'fp32'", "'bf16_sr8'", "'auto'"]),
-        ({"precision": "fp16"}, "precision", ["fp16 is not offered"]),
+        ({"precision": "fp16"}, "precision", ["fp16 is not available"]),
         ({"gradient_checkpointing": 7}, "gradient_checkpointing", ["true or false", "'offload'"]),
         ({"warmup_steps": -1}, "warmup_steps", ["must be at least 0, or 'auto'"]),
         (
@@ -38,13 +38,13 @@ def said(recipe: dict[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
         ({"add_tokens": ["a", 1]}, "add_tokens.1", ["must be a string"]),
     ],
 )
-def test_a_union_is_one_complaint(recipe: dict[str, Any], name: str, allowed: list[str]) -> None:
+def test_a_union_is_one_error(recipe: dict[str, Any], name: str, allowed: list[str]) -> None:
     [(field, message)] = said(recipe)
     assert field == name
     assert all(words in message for words in allowed), message
 
 
-def test_complaints_are_counted_by_field() -> None:
+def test_errors_are_counted_by_field() -> None:
     assert [name for name, _ in said({"warmup_steps": -1, "max_steps": 0})] == [
         "warmup_steps",
         "max_steps",
@@ -55,4 +55,4 @@ def test_a_callers_own_key_is_kept() -> None:
     body = {"model": "m", "training_file": "f", "metadata": {"of-mine": 3}}
     with pytest.raises(ValidationError) as caught:
         JobCreate.model_validate(body)
-    assert [one.name for one in complaints(caught.value.errors())] == ["metadata.of-mine"]
+    assert [one.name for one in field_errors(caught.value.errors())] == ["metadata.of-mine"]

@@ -1,0 +1,62 @@
+"""Pydantic's validation errors as one plain sentence per field.
+
+Pydantic reports one error for each member of a union and puts the member's name into the path
+(`packing.bool`, `packing.literal['auto']`). Here they are one error that lists all allowed values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .job_fit import DOES_NOT_FIT
+from .pydantic_texts import joined, plain_text
+
+_MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
+
+_TAG = re.compile(r"<\w+>")
+"""Path element of a union member that a discriminator selected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldError:
+    path: tuple[str | int, ...]
+    """Path of the field, without the names of union members."""
+    message: str
+    first: Mapping[str, Any]  # Any: pydantic's own
+    """Pydantic's first error of the field."""
+
+    @property
+    def name(self) -> str:
+        """Dotted path; empty for the whole object."""
+        return ".".join(str(part) for part in self.path)
+
+
+def field_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:  # Any: pydantic's own
+    """Return one error per field. `errors`: result of `ValidationError.errors()`."""
+    by_path: dict[tuple[str | int, ...], FieldError] = {}
+    for error in errors:
+        path, inner = _split(tuple(error["loc"]))
+        if error["type"] == DOES_NOT_FIT:  # reported at `recipe`, about one of its fields
+            path += tuple(error["ctx"]["field"].split("."))
+        message = plain_text(error)
+        if inner:  # an item of a list that is a member of the union
+            message = f"item {'.'.join(str(part) for part in inner)}: {message}"
+        known = by_path.get(path)
+        by_path[path] = FieldError(
+            path=path,
+            message=joined(known.message, message) if known else message,
+            first=known.first if known else error,
+        )
+    return list(by_path.values())
+
+
+def _split(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
+    """Split a location into the field and the place inside a member of its union."""
+    loc = tuple(part for part in loc if not (isinstance(part, str) and _TAG.fullmatch(part)))
+    for index, part in enumerate(loc):
+        if index and isinstance(part, str) and _MEMBER.fullmatch(part):
+            return loc[:index], loc[index + 1 :]
+    return loc, ()
