@@ -65,7 +65,7 @@ def test_a_fork_sends_what_changes_and_nothing_else() -> None:
 
 def test_a_fork_from_two_places_is_refused_before_anything_is_sent() -> None:
     script = Script(httpx.Response(200, json=FORK))
-    with pytest.raises(InvalidArgumentError, match="give one"):
+    with pytest.raises(InvalidArgumentError, match="set only one"):
         client_of(script).fine_tuning.jobs.fork("ftjob-1", step=4, checkpoint="ftckpt-1")
     assert script.requests == []
 
