@@ -37,10 +37,9 @@ def upload(
 ) -> None:
     """Upload a file. A file that the server already has is reused."""
     with connected(ctx) as client:
-        uploaded = client.files.create(file=path, purpose=purpose, progress=True)
-        if uploaded.reused:
-            typer.echo(f"already uploaded as {uploaded.id}; reused", err=True)
-        file: FileObject = uploaded
+        file = client.files.create(file=path, purpose=purpose, progress=True)
+        if file.reused:
+            typer.echo(f"already uploaded as {file.id}; reused", err=True)
         if wait:
             file = client.files.wait_for_processing(file.id)
         _show(file, as_json)

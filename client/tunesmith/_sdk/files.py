@@ -31,13 +31,13 @@ _SLOWEST_POLL = 5.0
 
 
 class File(FileObject):
-    """The result of `client.files.create`."""
+    """A file on the server."""
 
     _reused: bool = PrivateAttr(default=False)
 
     @property
     def reused(self) -> bool:
-        """True when the server had the file already and nothing was uploaded."""
+        """True when `client.files.create` found the file on the server and uploaded nothing."""
         return self._reused
 
 
@@ -120,18 +120,18 @@ class Files:
         order: Order | None = None,
         purpose: str | None = None,
         sha256: str | None = None,
-    ) -> Page[FileObject]:
+    ) -> Page[File]:
         """Files, newest first; of one purpose, or with one content."""
 
-        def fetch(cursor: str | None) -> wire.Page[FileObject]:
+        def fetch(cursor: str | None) -> wire.Page[File]:
             params: dict[str, str | int | None] = {"limit": limit, "after": cursor}
             params |= {"order": order, "purpose": purpose, "sha256": sha256}
-            return self._http.get(wire.Page[FileObject], "files", params)
+            return self._http.get(wire.Page[File], "files", params)
 
         return first_page(fetch, after)
 
-    def retrieve(self, file_id: str) -> FileObject:
-        return self._http.get(FileObject, path_of("files", file_id))
+    def retrieve(self, file_id: str) -> File:
+        return self._http.get(File, path_of("files", file_id))
 
     def content(self, file_id: str) -> bytes:
         """Return the whole content in memory. For large files use `download`."""
@@ -160,7 +160,7 @@ class Files:
     def delete(self, file_id: str) -> FileDeleted:
         return self._http.delete(FileDeleted, path_of("files", file_id))
 
-    def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> FileObject:
+    def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> File:
         """Wait until the server has validated the file and return the file.
 
         Its `status` is then `processed` or `error`, with the reason in `status_details`.
