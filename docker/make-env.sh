@@ -1,17 +1,17 @@
 #!/bin/sh
-# Writes .env for compose.yml: secrets of this installation, and GPUs if the host has any.
-#   ./make-env.sh /srv/models      the folder whose subfolders are base models
+# Writes .env for compose.yml: secrets of this installation, and the number of GPUs.
+#   ./make-env.sh /srv/models      folder whose subfolders are base models
 set -eu
 
 models=${1:?usage: ./make-env.sh FOLDER_OF_BASE_MODELS}
 if [ ! -d "$models" ]; then
-	echo "error: $models is not a folder: make it first, it may be empty" >&2
+	echo "error: $models is not a folder: create it first (it may be empty)" >&2
 	exit 1
 fi
 models=$(cd "$models" && pwd)
 cd "$(dirname "$0")"
 if [ -e .env ]; then
-	echo "error: .env is there already, and the database knows its password: edit it instead" >&2
+	echo "error: $PWD/.env exists and holds the database's password: edit it instead" >&2
 	exit 1
 fi
 
@@ -27,14 +27,14 @@ fi
 
 umask 077
 cat > .env <<END
-# Keep this file: without it the database and its backups cannot be opened.
+# Keep this file: the database and its backups cannot be opened without it.
 COMPOSE_FILE=$files
 COMPOSE_PROFILES=$profiles
 TUNESMITH_MODELS=$models
 TUNESMITH_DATABASE_PASSWORD=$(secret)
 TUNESMITH_BROKER_PASSWORD=$broker
 TUNESMITH_WORKER_TOKEN=$(secret)
-# How workers on this host reach the two.
+# Addresses of the API and the broker for workers on this host.
 TUNESMITH_SERVER_URL=http://api:8000
 TUNESMITH_BROKER_URL=redis://:$broker@valkey:6379/0
 END

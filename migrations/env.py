@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations over the connection that tunesmith_server.migrate opened."""
+"""Entry point of Alembic: runs the migrations on the connection of tunesmith_server.migrate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tunesmith_server.core.database import Base, Database
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow
 
-assert JobRow.metadata is Base.metadata  # importing the tables fills the metadata
+assert JobRow.metadata is Base.metadata  # the import registers all tables
 
 
 def run() -> None:
@@ -20,7 +20,7 @@ def run() -> None:
         with context.begin_transaction():
             context.run_migrations()
         return
-    # `alembic revision --autogenerate` by hand: the database of the environment's settings.
+    # `alembic revision --autogenerate`: use the database of the environment's settings.
     database = Database(Settings().database_url)
     with database.engine.begin() as opened:
         context.configure(connection=opened, target_metadata=Base.metadata, render_as_batch=True)

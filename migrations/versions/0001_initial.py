@@ -1,4 +1,4 @@
-"""The first schema: keys, files, jobs with their events and metrics, adapters, workers."""
+"""Create the tables of keys, files, jobs, events, metrics, adapters and workers."""
 
 from __future__ import annotations
 

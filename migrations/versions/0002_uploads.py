@@ -1,4 +1,4 @@
-"""Uploads in parts: what was announced, and the parts that have arrived."""
+"""Create the tables of uploads and their parts."""
 
 from __future__ import annotations
 

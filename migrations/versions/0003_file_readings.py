@@ -1,4 +1,4 @@
-"""Files count how often a worker began to read them."""
+"""Add the number of times that a worker started to read a file."""
 
 from __future__ import annotations
 

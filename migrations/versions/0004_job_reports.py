@@ -1,4 +1,4 @@
-"""A report for each attempt at a job."""
+"""Create the table of run reports, one per attempt."""
 
 from __future__ import annotations
 

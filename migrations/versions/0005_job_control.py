@@ -1,4 +1,4 @@
-"""Resume points, and what control and bounded attempts need to know of a job."""
+"""Create the table of resume points; add columns for job control and for limited attempts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_jobs_retry_of", "jobs")
     op.drop_column("workers", "not_ready")
-    # One by one: SQLite's way of rebuilding the table would break the rows that refer to it.
+    # One column at a time: rebuilding the table on SQLite would break rows that refer to it.
     for column in (
         "retry_of",
         "forked_step",

@@ -1,4 +1,4 @@
-"""Samples of reinforcement jobs."""
+"""Create the table of reinforcement jobs' samples."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""HTTP API and job state. Knows nothing of torch: what computes lives in the worker."""
+"""HTTP API and job state. Never imports torch: training runs in the worker."""

@@ -1,4 +1,4 @@
-"""`python -m tunesmith_server serve|api|migrate|keys`: the server's commands."""
+"""Command line of the server: `python -m tunesmith_server serve|api|migrate|keys`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.unsafe import first_error
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import ServiceError
-from tunesmith_server.core.settings import Settings, unknown_variables
+from tunesmith_server.core.settings import Settings, variable_warnings
 from tunesmith_server.services import keys
 
 from . import migrate
-from .embedded import StartError, check_parts, check_tls, serve
+from .embedded import StartError, check_backends, check_tls, serve
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    given = {
+    overrides = {
         name: value
         for name in ("data_dir", "host", "port")
         if (value := getattr(arguments, name, None)) is not None
     }
-    os.umask(0o077)  # keys, data and adapters are their owner's alone
-    for said in unknown_variables():
-        log.warning("%s", said)
+    os.umask(0o077)  # only the owner may read keys, data and adapters
+    for warning in variable_warnings():
+        log.warning("%s", warning)
     try:
-        return int(arguments.run(Settings(**given), arguments) or 0)
+        return int(arguments.run(Settings(**overrides), arguments) or 0)
     except ValidationError as error:
         sys.stderr.write(f"error: {first_error(error)}\n")
     except (StartError, ServiceError, ValueError, OSError) as error:
@@ -56,27 +56,29 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     everything = verbs.add_parser("serve", help="API, broker and workers in one process tree")
-    alone = verbs.add_parser("api", help="the API alone; needs a migrated database and a broker")
+    alone = verbs.add_parser("api", help="only the API; needs a migrated database and a broker")
     for verb in (everything, alone):
         _data_dir(verb)
-        verb.add_argument("--host", help="address to listen on (127.0.0.1)")
-        verb.add_argument("--port", type=int, help="port to listen on (8000)")
+        verb.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+        verb.add_argument("--port", type=int, help="port to listen on (default: 8000)")
     everything.set_defaults(run=lambda settings, arguments: serve(settings, as_json=arguments.json))
     alone.set_defaults(run=_api)
 
-    schema = verbs.add_parser("migrate", help="bring the database schema up to date")
+    schema = verbs.add_parser("migrate", help="upgrade the database schema")
     _data_dir(schema)
     schema.set_defaults(run=_migrate)
 
-    key_verbs = verbs.add_parser("keys", help="API keys").add_subparsers(
+    key_verbs = verbs.add_parser("keys", help="create, list and revoke API keys").add_subparsers(
         required=True, metavar="VERB"
     )
-    create = key_verbs.add_parser("create", help="make a key; it is shown once")
-    create.add_argument("name", nargs="?", default="unnamed", help="whose key it is")
+    create = key_verbs.add_parser("create", help="create a key; it is shown only once")
+    create.add_argument(
+        "name", nargs="?", default="unnamed", help="name of the key, for example its owner"
+    )
     create.set_defaults(run=_create_key)
-    listing = key_verbs.add_parser("list", help="all keys, without their secrets")
+    listing = key_verbs.add_parser("list", help="list all keys, without their secrets")
     listing.set_defaults(run=_list_keys)
-    revoke = key_verbs.add_parser("revoke", help="make a key invalid")
+    revoke = key_verbs.add_parser("revoke", help="revoke a key")
     revoke.add_argument("id")
     revoke.set_defaults(run=_revoke_key)
     for verb in (create, listing, revoke):
@@ -87,38 +89,43 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _data_dir(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--data-dir", type=Path, help="where everything lives (.tunesmith)")
+    verb.add_argument("--data-dir", type=Path, help="data directory (default: .tunesmith)")
 
 
 def _api(settings: Settings, arguments: argparse.Namespace) -> None:
-    from .app import create_app  # the other verbs do without the web framework
+    from .app import create_app  # the other verbs do not need the web framework
     from .listener import make_listener
 
     settings.prepare()
     if not settings.broker_url:
-        raise StartError("TUNESMITH_BROKER_URL is not set: `tunesmith serve` brings its own broker")
-    for missing in missing_folders(settings.base_model_folders()):
-        log.warning("%s", missing)
-    check_tls(settings, "127.0.0.1")  # only others know by which name they reach us
-    check_parts(settings)
+        raise StartError(
+            "TUNESMITH_BROKER_URL is not set: set it, or run `tunesmith serve` with its own broker"
+        )
+    for warning in missing_folders(settings.base_model_folders()):
+        log.warning("%s", warning)
+    check_tls(settings, "127.0.0.1")  # the API does not know its public name
+    check_backends(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
-    # Uploads are spooled beside where they end up: /tmp is small on many hosts.
+    # Spool uploads in the data directory: /tmp is small on many hosts.
     spool = settings.data_dir / "tmp"
     spool.mkdir(exist_ok=True)
     tempfile.tempdir = str(spool)
     url = f"{settings.url}/v1"
     _print(arguments, {"event": "starting", "base_url": url}, f"listening on {url}")
     listener = make_listener(create_app(settings), settings)
-    # A full collection would walk all that was imported: 80 ms in which nobody is served.
+    # Exclude imported objects from garbage collection: a full pass blocks requests for 80 ms.
     gc.freeze()
-    # A thread that comes back from the database waits so long for one that computes; 5 ms, Python's
-    # own choice, ten times a request, makes a queue out of a burst.
+    # A thread that returns from the database waits up to this long for the GIL, about ten times a
+    # request. Python's default of 5 ms turns a burst of requests into a queue.
     sys.setswitchinterval(0.0005)
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, said again once all is closed
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after shutdown
         listener.run()
     if not listener.started:
-        raise StartError(f"the API could not listen on {settings.host}:{settings.port}")
+        raise StartError(
+            f"cannot listen on {settings.host}:{settings.port}: the log line above has the reason; "
+            "try another --port"
+        )
 
 
 def _migrate(settings: Settings, arguments: argparse.Namespace) -> None:
@@ -138,7 +145,9 @@ def _create_key(settings: Settings, arguments: argparse.Namespace) -> None:
     with _database(settings).write.begin() as session:
         row, key = keys.create(session, arguments.name)
         shown = {"id": row.id, "name": row.name, "key": key}
-    _print(arguments, shown, f"{key}\n  {row.id}, {row.name}; it is not shown again")
+    _print(
+        arguments, shown, f"{key}\n  {row.id}, {row.name}; store the key now, it is not shown again"
+    )
 
 
 def _list_keys(settings: Settings, arguments: argparse.Namespace) -> None:

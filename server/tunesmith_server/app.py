@@ -1,4 +1,4 @@
-"""The application: routers, errors, and what lives as long as the process."""
+"""The FastAPI application: routers, error handlers, and objects with the process's lifetime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .middleware import RequestEnvelope
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API over `settings`. The database must have the current schema already."""
+    """Build the API from `settings`. The database must already have the current schema."""
     settings.prepare()
     database = Database(settings.database_url)
     storage = Storage(settings.storage_url)

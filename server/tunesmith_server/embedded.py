@@ -1,6 +1,7 @@
 """`tunesmith serve`: API, broker, a train worker and a light worker as one supervised process tree.
 
-Everything lives in one data directory. Each piece can be replaced by a TUNESMITH_*_URL.
+All data is in one data directory. TUNESMITH_DATABASE_URL, TUNESMITH_BROKER_URL and
+TUNESMITH_STORAGE_URL replace the embedded database, broker and storage.
 """
 
 from __future__ import annotations
@@ -41,51 +42,51 @@ from .children import Child, stop_all
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 15.0
-"""For a child to stop; the train worker gets what its trainer may take on top."""
+"""Time for a child to stop; the train worker gets TUNESMITH_RELEASE_SECONDS more."""
 SLOW_SECONDS = 60.0
-"""A start that takes longer says where to look."""
+"""Time after which a slow start logs where the children's logs are."""
 
 
 class StartError(Exception):
-    """`serve` cannot start; the message says why and what to do."""
+    """Error at start; the message has the reason and the remedy."""
 
 
 def serve(settings: Settings, *, as_json: bool = False) -> None:
-    """Run until SIGINT or SIGTERM; `as_json`: say what happens as one JSON object a line.
+    """Run until SIGINT or SIGTERM; `as_json` prints one JSON object per line.
 
-    Raises StartError before anything was started.
+    Raises StartError before any child is started.
     """
     settings.prepare()
     with _lock(settings.data_dir):
-        _serve(settings, _Voice(as_json))
+        _serve(settings, _Output(as_json))
 
 
-def _serve(settings: Settings, voice: _Voice) -> None:
-    for missing in missing_folders(settings.base_model_folders()):
-        log.warning("%s", missing)
+def _serve(settings: Settings, output: _Output) -> None:
+    for warning in missing_folders(settings.base_model_folders()):
+        log.warning("%s", warning)
     settings.port = _free_port(settings.host, settings.port)
     check_tls(settings, urlsplit(settings.url).hostname or "")
-    check_parts(settings)
+    check_backends(settings)
     migrate.upgrade(settings.database_url)
     key_file = settings.data_dir / "api-key"
-    _admin_key(settings, key_file)
+    _register_admin_key(settings, key_file)
 
     children = _children(settings)
     stopping = False
 
-    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+    def request_stop(signum: int, frame: FrameType | None) -> None:
         nonlocal stopping
-        if stopping:  # a second Ctrl-C means now
+        if stopping:  # a second Ctrl-C kills the children
             for child in children:
                 child.kill()
         stopping = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
+        signal.signal(number, request_stop)
     url, opener = settings.url, _opener(settings)
     started, announced, warned = time.monotonic(), False, False
     try:
-        voice.say(
+        output.write(
             f"data directory  {settings.data_dir}\nadmin API key   {key_file}",
             event="starting",
             data_dir=str(settings.data_dir),
@@ -95,25 +96,25 @@ def _serve(settings: Settings, voice: _Voice) -> None:
             child.start()
         while not stopping:
             for child in children:
-                child.tend()
+                child.restart_if_ended()
             if not announced and _ready(opener, url):
                 announced = True
                 seconds = round(time.monotonic() - started, 1)
                 text = f"ready           {url}/v1  ({seconds} s)"
-                voice.say(text, event="ready", base_url=f"{url}/v1", seconds=seconds)
+                output.write(text, event="ready", base_url=f"{url}/v1", seconds=seconds)
             if not announced and not warned and time.monotonic() - started > SLOW_SECONDS:
                 warned = True
-                log.warning("still not ready: the logs are in %s", settings.data_dir / "logs")
+                log.warning("not ready yet: see the logs in %s", settings.data_dir / "logs")
             time.sleep(0.2)
-        voice.say("stopping: a job in progress goes back to the queue", event="stopping")
+        output.write("stopping: a running job goes back to the queue", event="stopping")
     finally:
         stop_all(children)
-    voice.say("stopped", event="stopped")
+    output.write("stopped", event="stopped")
 
 
 def check_tls(settings: Settings, host: str) -> None:
-    """Raises StartError when the certificate cannot be served, or is not for `host`; any will do
-    for a loopback one."""
+    """Raise StartError if the certificate cannot be used or is not for `host`. A loopback host
+    accepts a certificate for any name."""
     if settings.tls_cert and settings.tls_key:
         try:
             check_certificate(settings.tls_cert, settings.tls_key, host)
@@ -121,18 +122,18 @@ def check_tls(settings: Settings, host: str) -> None:
             raise StartError(str(error)) from error
 
 
-def check_parts(settings: Settings) -> None:
-    """Raises StartError when the database or the storage cannot be used."""
+def check_backends(settings: Settings) -> None:
+    """Raise StartError if the database or the storage cannot be used."""
     try:
         database = Database(settings.database_url)
         try:
             with database.engine.connect():
-                """It answers."""
+                pass  # a connection is proof enough
         finally:
             database.dispose()
     except (SQLAlchemyError, ImportError) as error:
-        said = str(error).splitlines()[0]
-        raise StartError(f"TUNESMITH_DATABASE_URL: {said}") from error
+        reason = str(error).splitlines()[0]
+        raise StartError(f"TUNESMITH_DATABASE_URL: {reason}") from error
     try:
         Storage(settings.storage_url).check()
     except (StorageUnavailable, BaseError, ValueError) as error:
@@ -140,7 +141,7 @@ def check_parts(settings: Settings) -> None:
 
 
 def _children(settings: Settings) -> list[Child]:
-    """In order of start; `broker` first."""
+    """Child processes in order of start, the broker first."""
     logs = settings.data_dir / "logs"
     logs.mkdir(exist_ok=True)
     env = {
@@ -169,7 +170,7 @@ def _children(settings: Settings) -> list[Child]:
                 )
             )
         else:
-            log.warning("no valkey-server or redis-server here: using polled files as broker")
+            log.warning("no valkey-server or redis-server found: using polled files as the broker")
     python = [sys.executable, "-m"]
     for name, command in (
         ("api", [*python, "tunesmith_server", "api"]),
@@ -182,7 +183,7 @@ def _children(settings: Settings) -> list[Child]:
                 command=command,
                 env=env if name == "api" else _without_secrets(env),
                 log_file=logs / f"{name}.log",
-                leaves_first=name != "api",
+                stops_first=name != "api",
                 stop_seconds=STOP_SECONDS + (settings.release_seconds if name == "train" else 0),
             )
         )
@@ -190,14 +191,14 @@ def _children(settings: Settings) -> list[Child]:
 
 
 def _without_secrets(env: dict[str, str]) -> dict[str, str]:
-    """For workers, and through them for trainers: what opens the database and the store is the
-    API's alone."""
+    """Environment for workers and their trainers: only the API may open the database and the
+    store."""
     ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
     stores = ("AWS_", "AZURE_", "GOOGLE_")
     return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
 
 
-def _admin_key(settings: Settings, key_file: Path) -> None:
+def _register_admin_key(settings: Settings, key_file: Path) -> None:
     key = read_or_write_secret(key_file, new_key())
     database = Database(settings.database_url)
     with database.write.begin() as session:
@@ -207,7 +208,7 @@ def _admin_key(settings: Settings, key_file: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(data_dir: Path) -> Iterator[None]:
-    """One `serve` per data directory."""
+    """Allow only one `serve` per data directory."""
     with (data_dir / "serve.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,7 +238,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _opener(settings: Settings) -> urllib.request.OpenerDirector:
-    """Asks our own child: never through a proxy of the environment."""
+    """Return a URL opener for the API child that ignores proxies of the environment."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls_cert:
         context = tls_context(settings.tls_cert, urlsplit(settings.url).hostname or "")
@@ -254,12 +255,12 @@ def _ready(opener: urllib.request.OpenerDirector, url: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Voice:
-    """What `serve` says on standard output: lines for people, or JSON for programs."""
+class _Output:
+    """Standard output of `serve`: text for people, or JSON lines for programs."""
 
     as_json: bool
 
-    def say(self, text: str, **fields: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # whoever read our output has left; we have not
+    def write(self, text: str, **fields: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reader has exited; keep serving
             sys.stdout.write((json.dumps(fields) if self.as_json else text) + "\n")
             sys.stdout.flush()

@@ -1,8 +1,7 @@
-"""The janitor: a thread in each API process that mends what crashes leave behind.
+"""Janitor: a thread in each API process that repairs the effects of crashes.
 
-Takes jobs back from silent workers, re-sends wake-ups that nobody followed, deletes expired files,
-the parts of uploads that are over, and content that nothing refers to. Every round is idempotent,
-so several may run.
+Takes jobs back from silent workers, sends lost wake-ups again, and deletes expired files, parts of
+closed uploads and unreferenced content. Every round is idempotent, so several janitors may run.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Janitor(threading.Thread):
         self._settings, self._database = settings, database
         self._storage, self._wake_ups = storage, wake_ups
         self._stop_asked = threading.Event()
-        # Workers could not report while no API was up: give each lease one more term.
+        # Workers could not report while the API was down: extend every lease by one term.
         self._may_take_back = time.monotonic() + settings.lease_seconds
         self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
@@ -57,7 +56,7 @@ class Janitor(threading.Thread):
         while not self._stop_asked.wait(self._settings.janitor_seconds):
             try:
                 self.round()
-            except Exception:  # the next round may do better; a dead janitor never does
+            except Exception:  # one failed round must not end the thread
                 log.exception("janitor round failed")
 
     def stop(self) -> None:
@@ -66,11 +65,11 @@ class Janitor(threading.Thread):
 
     def round(self) -> None:
         with self._database.write.begin() as session:
-            if self._may_judge_leases(session):
+            if self._may_expire_leases(session):
                 leases.take_back_expired(session, self._settings)
-                waiting.tell(session)
-            self._wake_again(session)
-            _forget_old(session)
+                waiting.update_warnings(session)
+            self._resend_wake_ups(session)
+            _delete_old_rows(session)
             resume_points.drop_unneeded(session)
             upload_completion.expire(session)
         self._delete_parts()
@@ -78,30 +77,32 @@ class Janitor(threading.Thread):
             self._next_sweep = time.monotonic() + SWEEP_SECONDS
             self.sweep()
 
-    def _may_judge_leases(self, session: Session) -> bool:
-        """Not until one lease after our start, nor after a leap of the database's clock, which on
-        SQLite is the host's: the reports that renew leases must have had time to come."""
+    def _may_expire_leases(self, session: Session) -> bool:
+        """Return False for one lease term after the start and after a jump of the database clock
+        (on SQLite the host's clock): reports that renew leases need that time to arrive."""
         now = session.execute(select(epoch_now())).scalar_one()
-        steady = time.monotonic()  # after it: to begin on SQLite may have meant to wait for others
+        steady = time.monotonic()  # read after `now`, which may wait for other writers
         ahead, lease = now - steady, self._settings.lease_seconds
         if self._clock_ahead is not None and ahead - self._clock_ahead > lease / 4:
-            log.warning("the clock leapt by %.0f s", ahead - self._clock_ahead)
+            jump = ahead - self._clock_ahead
+            log.warning("the database clock jumped by %.0f s: leases are extended", jump)
             self._may_take_back = steady + lease
         self._clock_ahead = ahead
         return steady >= self._may_take_back
 
     def _delete_parts(self) -> None:
-        """From storage first, while no transaction is open; rows left by a crash say it again."""
+        """Delete parts from storage outside a transaction, then their rows. After a crash the rows
+        remain and the next round repeats this."""
         with self._database.read() as session:
             part_ids = upload_completion.leftover_parts(session)
         for part_id in part_ids:
             self._storage.delete_part(part_id)
         if part_ids:
             with self._database.write.begin() as session:
-                upload_completion.forget_parts(session, part_ids)
+                upload_completion.delete_part_rows(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no row refers to; gives how many blobs."""
+        """Delete content that no row refers to; return the number of blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
             in_use.update(session.scalars(select(SamplesRow.sha256)))
@@ -111,19 +112,19 @@ class Janitor(threading.Thread):
                     in_use.update(file["sha256"] for file in stored)
         return self._storage.sweep(in_use, older_than)
 
-    def _wake_again(self, session: Session) -> None:
+    def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()
         before, ahead = now - WAKE_AGAIN_SECONDS, now + WAKE_AGAIN_SECONDS
-        # One message however many jobs wait: it wakes one worker, which goes on until none waits,
-        # and idle workers ask by themselves. Messages must not pile up while all are busy. A
-        # wake-up of the future was sent before the clock was set back.
-        unheard = (
+        # One message for all waiting jobs: the worker that it wakes claims jobs until none waits,
+        # and idle workers poll. More messages would pile up while all workers are busy. A
+        # `woken_at` in the future was written before the clock was set back.
+        overdue = (
             workers.may_start(),
             or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
         )
-        job_id = session.scalar(select(JobRow.id).where(*unheard).order_by(JobRow.created_at))
+        job_id = session.scalar(select(JobRow.id).where(*overdue).order_by(JobRow.created_at))
         if job_id is not None:
-            session.execute(update(JobRow).where(*unheard).values(woken_at=now))
+            session.execute(update(JobRow).where(*overdue).values(woken_at=now))
             self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
         unread_files = session.scalars(
             select(FileRow)
@@ -139,7 +140,7 @@ class Janitor(threading.Thread):
             self._wake_ups.send_after_commit(session, VALIDATE_FILE_TASK, file.id)
 
 
-def _forget_old(session: Session) -> None:
+def _delete_old_rows(session: Session) -> None:
     now = time.time()
     session.execute(
         delete(IdempotencyRow).where(IdempotencyRow.created_at < now - IDEMPOTENCY_SECONDS)

@@ -1,4 +1,4 @@
-"""uvicorn as we run it: TLS, proxies that are believed, and an end for live event streams."""
+"""uvicorn server with TLS, trusted proxies, and an end for live event streams."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Listener(uvicorn.Server):
         self._hub = hub
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # A stream has no end of its own: it would hold up the exit, then be cut off.
+        # An event stream never ends by itself and would delay the exit.
         self._hub.close()
         await super().shutdown(sockets)
 
 
 def make_listener(app: FastAPI, settings: Settings) -> Listener:
-    """Serves `app`, made by `create_app` from the same settings."""
+    """Build the server of `app`, which `create_app` made from the same settings."""
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        # Given even when empty: left out, uvicorn would read a variable of its own.
+        # Set even if empty: otherwise uvicorn reads the variable FORWARDED_ALLOW_IPS.
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
         log_config=None,

@@ -1,4 +1,4 @@
-"""What every request goes through: an id, a limit on the body, one log line, an answer."""
+"""Middleware of every request: request id, body limit, access log, response to unhandled errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import MAX_PART_BYTES, ErrorCode
-from tunesmith_server.core.errors import TooLarge, service_error_response, unforeseen_response
+from tunesmith_server.core.errors import TooLarge, service_error_response, unhandled_error_response
 
 log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
 _PARTS = re.compile(r"^/v1/uploads/[^/]+/parts$")
-_WRAPPING = 64 * 1024
-"""What multipart adds to a file."""
+_MULTIPART_BYTES = 64 * 1024
+"""Upper bound on the bytes that multipart encoding adds to a file."""
 JSON_BYTES = 4 * 1024 * 1024
 """Largest body of a request that is not an upload."""
 
 
 class RequestEnvelope:
-    """Gives each request an id (the caller's, when it is a plain one) and refuses huge bodies."""
+    """ASGI middleware; the request id is the caller's `X-Request-ID` if that is valid."""
 
     def __init__(self, app: ASGIApp, *, max_upload_bytes: int) -> None:
         self._app = app
-        self._max_upload_bytes = max_upload_bytes + _WRAPPING
+        self._max_upload_bytes = max_upload_bytes + _MULTIPART_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        given = request.headers.get("x-request-id", "")
-        request_id = given if _ID.match(given) else f"req-{secrets.token_hex(8)}"
+        callers_id = request.headers.get("x-request-id", "")
+        request_id = callers_id if _ID.match(callers_id) else f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), 0
 
@@ -70,8 +70,8 @@ class RequestEnvelope:
                 await self._app(scope, receive_within_limit, send_with_id)
             except Exception as error:
                 if status:
-                    raise  # the answer has begun: all that is left is to cut it off
-                await unforeseen_response(request, error)(scope, receive, send_with_id)
+                    raise  # the response has started and can only be cut off
+                await unhandled_error_response(request, error)(scope, receive, send_with_id)
         log.info(
             "%s %s %d %.1f ms %s",
             scope["method"], scope["path"], status,
@@ -80,16 +80,16 @@ class RequestEnvelope:
 
     def _limit(self, path: str) -> int | None:
         if path.startswith("/internal/") and "/blobs/" in path:
-            return None  # weights: as large as they are, from an authenticated worker
+            return None  # weights from an authenticated worker have no limit
         if _PARTS.match(path):
-            return MAX_PART_BYTES + _WRAPPING
+            return MAX_PART_BYTES + _MULTIPART_BYTES
         return self._max_upload_bytes if path == "/v1/files" else JSON_BYTES
 
 
-def _too_large(got: int, limit: int) -> TooLarge:
+def _too_large(size: int, limit: int) -> TooLarge:
     return TooLarge(
         ErrorCode.REQUEST_TOO_LARGE,
-        f"the body has at least {got:,} bytes; the limit here is {limit:,}",
-        hint="send a large file in parts of at most 64 MiB (/v1/uploads; our SDK does so by itself)"
-        ", or raise TUNESMITH_MAX_FILE_BYTES",
+        f"the body has at least {size:,} bytes; the limit is {limit:,}",
+        hint="send a large file in parts of at most 64 MiB with POST /v1/uploads (the SDK does so "
+        "automatically), or ask the operator to raise TUNESMITH_MAX_FILE_BYTES",
     )

@@ -1,4 +1,4 @@
-"""The database schema: bring it up to date, or say that it is not."""
+"""Database migrations: upgrade the schema, or check that it is current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from tunesmith_server.core.database import Database
 
 _LOCK = 0x74756E65
-"""Several hosts may start at once: one migrates, the others wait and find it done."""
+"""PostgreSQL advisory lock: one of several starting hosts migrates, the others wait."""
 
 
 def _config() -> Config:
@@ -24,7 +24,7 @@ def _config() -> Config:
             config = Config()
             config.set_main_option("script_location", str(folder))
             return config
-    raise FileNotFoundError(f"no migrations beside {package}: the installation is incomplete")
+    raise FileNotFoundError(f"no migrations folder in {package}: reinstall tunesmith")
 
 
 def upgrade(url: str, revision: str = "head") -> None:
@@ -42,7 +42,7 @@ def _run(url: str, revision: str, *, up: bool) -> None:
     config = _config()
     try:
         with database.engine.begin() as connection:
-            if connection.dialect.name == "postgresql":  # SQLite's writers queue up anyway
+            if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
                 connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
             config.attributes["connection"] = connection
             (command.upgrade if up else command.downgrade)(config, revision)
@@ -51,7 +51,7 @@ def _run(url: str, revision: str, *, up: bool) -> None:
 
 
 def is_current(url: str) -> bool:
-    """Whether the database has the newest schema."""
+    """Return True if the database has the newest schema."""
     database = Database(url)
     try:
         with database.engine.connect() as connection:

@@ -149,7 +149,7 @@ def test_a_worker_told_to_stop_hands_its_job_back_within_the_grace_period(
     assert host.stop("train"), "it had to be killed, or left a process behind"
     assert job.refresh().state == "queued"
     job.cancel()
-    assert not any("went silent" in event.message for event in job.stream())
+    assert not any("stopped reporting" in event.message for event in job.stream())
     host.start("train")
     host.until(host.container("train").healthy, "the worker's health")
 

@@ -66,7 +66,7 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
     assert job.attempt == 2
     assert_complete(job, LONG["max_steps"])
     messages = [event.message for event in job.stream()]
-    assert any("attempt 1 ended badly, queued again" in message for message in messages)
+    assert any("attempt 1 failed: queued again" in message for message in messages)
     (lost,) = job.report().earlier_attempts
     assert (lost.attempt, lost.outcome) == (1, None)
 

@@ -70,7 +70,7 @@ def test_each_file_can_be_had_alone_and_in_parts(
 def test_a_file_that_it_does_not_have_is_404(server: Server, adapter: str) -> None:
     reply = server.user.get(f"{adapter}/content/other.bin")
     assert reply.status_code == 404
-    assert "adapter_config.json" in reply.json()["error"]["message"]
+    assert "adapter_config.json" in reply.json()["error"]["hint"]
 
 
 def test_the_content_outlives_the_janitors_sweep(

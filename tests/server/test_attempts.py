@@ -10,8 +10,8 @@ from sqlalchemy import select
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import JobRow, WorkerRow
-from tunesmith_server.services import attempts, waiting
+from tunesmith_server.models import JobRow
+from tunesmith_server.services import attempts
 
 from .actors import Server
 
@@ -76,7 +76,7 @@ def test_each_wait_is_longer_and_a_claim_respects_it(server: Server) -> None:
         assert server.worker.claim_reply().status_code == 204
         assert server.worker.hello().json() == {"jobs_waiting": False}
     assert waits == [pytest.approx(seconds, abs=3) for seconds in (10, 30, 90)]
-    assert "to start in 90 s at the earliest" in server.messages(job_id)[-1]
+    assert "earliest start in 90 s" in server.messages(job_id)[-1]
 
 
 def test_the_longest_wait_is_ten_minutes() -> None:
@@ -85,7 +85,7 @@ def test_the_longest_wait_is_ten_minutes() -> None:
 
 
 def test_every_category_is_in_the_table() -> None:
-    assert set(attempts.ANOTHER_MAY_DO_BETTER) == set(ErrorCategory)
+    assert set(attempts.RETRIED_CATEGORIES) == set(ErrorCategory)
 
 
 def test_no_wake_up_is_sent_before_the_wait_is_over_and_one_is_after(server: Server) -> None:
@@ -138,27 +138,9 @@ def test_a_long_message_leaves_room_for_the_history(server: Server) -> None:
     assert "attempt 2, " in server.job(job_id)["error"]["message"]
 
 
-def test_a_job_whose_model_nobody_has_any_more_says_so_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = server.create_job(server.good_file())
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", -1.0)
-
-    def told() -> int:
-        with server.database.write.begin() as session:
-            waiting.tell(session)
-        return sum("no train worker that is up" in text for text in server.messages(job_id))
-
-    assert told() == 0
-    with server.database.write.begin() as session:
-        for worker in session.scalars(select(WorkerRow)):
-            worker.models = []
-    assert (told(), told()) == (1, 1)
-
-
 def test_the_codes_that_get_one_more_attempt_would_not_by_their_category() -> None:
-    assert set(attempts.ONCE_MORE) == {ErrorCode.KILLED_FOR_MEMORY}
-    assert not attempts.ANOTHER_MAY_DO_BETTER[ErrorCategory.OUT_OF_MEMORY]
+    assert set(attempts.RETRIED_ONCE) == {ErrorCode.KILLED_FOR_MEMORY}
+    assert not attempts.RETRIED_CATEGORIES[ErrorCategory.OUT_OF_MEMORY]
 
 
 def test_a_job_that_fails_while_it_pauses_is_paused(server: Server) -> None:

@@ -108,7 +108,7 @@ def test_a_revoked_key_opens_nothing(server: Server) -> None:
         keys.revoke(session, row.id)
     reply = bob.get("/v1/files")
     assert reply.status_code == 401
-    assert "any more" in reply.json()["error"]["message"]
+    assert "has been revoked" in reply.json()["error"]["message"]
     assert server.user.get("/v1/files").status_code == 200
 
 

@@ -53,13 +53,13 @@ def with_revoked_key(server: Server) -> Response:
 
 CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     "an empty file": (
-        upload(b""), 400, "invalid_request", "file", "'rows.jsonl' is empty", "right path",
+        upload(b""), 400, "invalid_request", "file", "'rows.jsonl' is empty", "check the path",
     ),
     "an unknown purpose": (
         upload(b"x", "fun"), 400, "invalid_request", "purpose", "'fun'", "/docs",
     ),
     "a body over the limit": (
-        upload(b"x" * 200_000), 413, "request_too_large", None, "the limit here is 165,536",
+        upload(b"x" * 200_000), 413, "request_too_large", None, "the limit is 165,536",
         "in parts",
     ),
     "a file with a bad row": (
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
         lambda server: Caller(server.client, "ts-wrong").get("/v1/files"), 401,
         "invalid_api_key", None, "key", "key",
     ),
-    "a revoked key": (with_revoked_key, 401, "invalid_api_key", None, "any more", "key"),
+    "a revoked key": (with_revoked_key, 401, "invalid_api_key", None, "has been revoked", "key"),
     "a wrong worker token": (
         lambda server: Caller(server.client, "no").post("/internal/jobs/claim"), 401,
         "invalid_api_key", None, "worker token", "TUNESMITH_WORKER_TOKEN",

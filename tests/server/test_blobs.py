@@ -38,7 +38,7 @@ def test_a_damaged_blob_is_refused(server: Server, claim: dict[str, Any]) -> Non
     wrong = hashlib.sha256(b"other").hexdigest()
     reply = server.worker.put_blob(claim, b"weights", wrong)
     assert reply.status_code == 400
-    assert "send it again" in reply.json()["error"]["hint"]
+    assert "send the file again" in reply.json()["error"]["hint"]
     assert not stored(server, b"weights")
 
 

@@ -64,8 +64,8 @@ def test_a_crashed_child_is_restarted_at_once(make: Make, caplog: pytest.LogCapt
     child = make()
     child.start()
     crash(child)
-    child.tend()
-    child.tend()
+    child.restart_if_ended()
+    child.restart_if_ended()
     assert child.process is not None
     assert child.process.poll() is None
     assert "ended with status -9" in caplog.text
@@ -75,7 +75,7 @@ def test_a_running_child_is_left_alone(make: Make) -> None:
     child = make()
     child.start()
     process = child.process
-    child.tend()
+    child.restart_if_ended()
     assert child.process is process
 
 
@@ -90,18 +90,18 @@ def test_a_child_that_keeps_crashing_is_restarted_ever_more_slowly(
     child.start()
     for _ in range(8):
         crash(child)
-        child.tend()
+        child.restart_if_ended()
         delays.append(child.restart_at - clock[0])
         clock[0] += delays[-1] - 0.01
-        child.tend()
+        child.restart_if_ended()
         assert child.process is None or delays[-1] == 0
         clock[0] += 0.02
-        child.tend()
+        child.restart_if_ended()
         assert child.process is not None
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
     clock[0] += module.STABLE_SECONDS + 1
     crash(child)
-    child.tend()
+    child.restart_if_ended()
     assert child.restart_at == clock[0], "it had become stable"
 
 

@@ -199,4 +199,4 @@ def test_a_stopped_job_given_back_ends_if_nothing_of_it_is_stored(
     server.worker.report(claim, outcome={"state": "released"})
     job = server.job(job_id)
     assert job["state"] == ("queued" if point else "cancelled")
-    assert point or "before anything was stored" in server.messages(job_id)[-1]
+    assert point or "no resume point to keep" in server.messages(job_id)[-1]

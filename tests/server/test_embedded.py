@@ -9,7 +9,7 @@ import pytest
 
 from tunesmith_server.__main__ import main
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.embedded import StartError, _admin_key, _free_port, _lock, serve
+from tunesmith_server.embedded import StartError, _free_port, _lock, _register_admin_key, serve
 
 from ..certificates import issue
 from .actors import FakeWakeUps, serving
@@ -71,7 +71,7 @@ def test_serve_refuses_a_certificate_for_another_host(
     monkeypatch.setattr("tunesmith_server.embedded._free_port", lambda host, port: 8000)
     assert main(["serve", *where]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: TUNESMITH_TLS_CERT {made.cert} would be refused: Hostname mis")
+    assert said.startswith(f"error: clients would refuse TUNESMITH_TLS_CERT {made.cert}: Hostname")
     assert "'localhost.localdomain'" in said
     # The API alone is reached by names that it does not know.
     assert main(["api", *where]) == 1
@@ -85,7 +85,7 @@ def test_the_first_start_makes_a_key_that_works(settings: Settings, wake_ups: Fa
     key_file = settings.data_dir / "api-key"
     settings.data_dir.mkdir(mode=0o700, exist_ok=True)
     for _ in range(2):
-        _admin_key(settings, key_file)
+        _register_admin_key(settings, key_file)
     assert key_file.stat().st_mode & 0o777 == 0o600
     with serving(settings, wake_ups) as server:
         admin = Caller(server.client, key_file.read_text().strip())

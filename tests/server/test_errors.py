@@ -76,6 +76,12 @@ def test_a_refusal_is_the_envelope(server: Server, name: str) -> None:
     assert reply.headers.get("x-should-retry") == (None if error.retryable else "false")
 
 
+@pytest.mark.parametrize("path", ["/files", "/fine_tuning/jobs/ftjob-1/events", "/models/a"])
+def test_a_base_url_without_v1_gets_a_hint(server: Server, path: str) -> None:
+    error = server.user.get(path).json()["error"]
+    assert error["hint"] == f"the route is /v1{path}: the base URL must end in /v1"
+
+
 def test_a_wrong_method_is_told_a_right_one(server: Server) -> None:
     assert server.user.put("/v1/files/file-x").headers["allow"]
 

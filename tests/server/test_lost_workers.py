@@ -20,8 +20,8 @@ def test_a_job_of_a_silent_worker_is_queued_again(server: Server) -> None:
     assert server.take_back() == 1
     job = server.job(job_id)
     assert (job["status"], job["phase"]) == ("queued", None)
-    assert "attempt 1 ended badly, queued again" in server.messages(job_id)[-1]
-    assert "worker worker-1 went silent" in server.messages(job_id)[-1]
+    assert "attempt 1 failed: queued again" in server.messages(job_id)[-1]
+    assert "worker worker-1 stopped reporting" in server.messages(job_id)[-1]
     assert server.worker.claim_reply("worker-2").status_code == 204, "it backs off first"
     server.end_back_off(job_id)
     server.janitor().round()
@@ -50,7 +50,7 @@ def test_a_job_that_loses_every_worker_fails(server: Server) -> None:
     job = server.job(job_id)
     assert (job["status"], job["attempt"]) == ("failed", 3)
     assert (job["error"]["code"], job["error"]["category"]) == ("worker_lost", "infrastructure")
-    assert "3 attempts ended badly" in job["error"]["message"]
+    assert "3 attempts failed" in job["error"]["message"]
     assert job["error"]["hint"]
     assert server.worker.claim_reply().status_code == 204
 

@@ -25,7 +25,7 @@ def while_a_job_is_made(server: Server, file_id: str, act: Callable[[], T]) -> t
     body = JobCreate(model="tiny-llama", training_file=file_id)
     with ThreadPoolExecutor(1) as pool:
         with server.database.write.begin() as session:
-            by = job_create.Caller(owner="key-1")
+            by = job_create.Requester(owner="key-1")
             job, _ = job_create.create(session, server.settings, server.wake_ups, body, by)
             acting = pool.submit(act)
             time.sleep(0.2)

@@ -33,7 +33,7 @@ def test_a_job_is_retried_once(server: Server, job_in: JobIn) -> None:
         assert new["id"] == again.json()["id"] != job_id
         assert again.headers["idempotent-replayed"] == "true"
         assert (new["retry_of"], new["forked_from"], new["state"]) == (job_id, None, "queued")
-        assert server.messages(new["id"])[0].endswith(f"retry of {job_id}, from the beginning")
+        assert server.messages(new["id"])[0].endswith(f"retry of {job_id}, from step 0")
         assert (server.job(job_id)["state"], server.messages(job_id)) == (state, told)
         server.ask(new["id"], "cancel")
 

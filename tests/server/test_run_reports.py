@@ -130,7 +130,7 @@ def test_an_attempt_without_one_is_named(server: Server, claim: dict[str, Any]) 
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (404, "no_report", "attempt")
     assert "attempt 9" in error["message"]
-    assert error["hint"] == "those with one: 1"
+    assert error["hint"] == "attempts with a report: 1"
 
 
 def test_a_job_that_is_not_there_has_none(server: Server) -> None:

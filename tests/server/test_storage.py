@@ -11,7 +11,7 @@ import pytest
 
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage, StorageUnavailable
-from tunesmith_server.embedded import StartError, check_parts
+from tunesmith_server.embedded import StartError, check_backends
 
 from ..stacks import S3
 from .actors import FakeWakeUps, serving
@@ -86,13 +86,13 @@ def test_a_bucket_that_is_not_there_is_said_before_anything_starts(
         monkeypatch.setenv(name, value)
     settings = Settings(data_dir=tmp_path, storage_url="s3://missing-bucket")
     with pytest.raises(StartError, match=r"TUNESMITH_STORAGE_URL: s3://missing-bucket.*404"):
-        check_parts(settings)
+        check_backends(settings)
 
 
 def test_a_database_that_does_not_answer_is_said_without_its_password(tmp_path: Path) -> None:
     url = "postgresql://ann:hunter2@127.0.0.1:1/tunesmith"
     with pytest.raises(StartError, match=r"TUNESMITH_DATABASE_URL: .*refused") as caught:
-        check_parts(Settings(data_dir=tmp_path, database_url=url))
+        check_backends(Settings(data_dir=tmp_path, database_url=url))
     assert "hunter2" not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import update
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.janitor import WAKE_AGAIN_SECONDS
 from tunesmith_server.models import FileRow
-from tunesmith_server.services.files import MOST_READINGS
+from tunesmith_server.services.files import MAX_READINGS
 
 from .actors import Server
 
@@ -24,11 +24,11 @@ def begin(server: Server, file_id: str) -> dict[str, Any]:
 def test_a_file_that_ends_every_worker_gets_a_verdict(server: Server) -> None:
     file_id = server.upload()
     job_id = server.create_job(file_id)
-    for _ in range(MOST_READINGS):
+    for _ in range(MAX_READINGS):
         assert begin(server, file_id)["status"] == "uploaded"
     file = begin(server, file_id)
     assert file["status"] == "error"
-    assert file["status_details"].startswith("reading it ended the worker 3 times")
+    assert file["status_details"].startswith("the worker crashed 3 times")
     job = server.job(job_id)
     assert (job["status"], job["error"]["code"]) == ("failed", "invalid_training_file")
     assert job["error"]["hint"]
@@ -38,7 +38,7 @@ def test_a_file_that_ends_every_worker_gets_a_verdict(server: Server) -> None:
 
 def test_messages_that_no_worker_took_do_not_count(server: Server) -> None:
     file_id = server.upload()
-    for _ in range(MOST_READINGS + 2):
+    for _ in range(MAX_READINGS + 2):
         with server.database.write.begin() as session:
             session.execute(update(FileRow).values(woken_at=FileRow.woken_at - WAKE_AGAIN_SECONDS))
         server.wake_ups.sent.clear()

@@ -1,1 +1,1 @@
-"""Thin HTTP: parse, call one service function, return."""
+"""HTTP routes: parse the request, call one service function, return the result."""

@@ -1,4 +1,4 @@
-"""/v1/adapters: what jobs produced, file by file or as one tar."""
+"""Routes under /v1/adapters: trained weights, by file or as one tar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunesmith_schema import Adapter
 from tunesmith_server.services import adapters
 
 from .deps import CallerDep, KeyRoute, ReaderDep, StateDep
-from .files import BINARY, hand_out_blob
+from .files import BINARY, send_or_redirect
 
 router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)
 
@@ -27,7 +27,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
     responses={200: {"content": {"application/x-tar": {}}}},
 )
 def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: str) -> Response:
-    """All files as an uncompressed tar: `curl ... | tar x` gives a folder that PEFT loads."""
+    """Return all files as an uncompressed tar: `curl ... | tar x` makes a PEFT folder."""
     row = adapters.retrieve(session, adapter_id)
     return StreamingResponse(
         adapters.tar_stream(row, state.storage),
@@ -49,4 +49,4 @@ def one_file(
     range: Annotated[str | None, Header()] = None,
 ) -> Response:
     file = adapters.find_file(adapters.retrieve(session, adapter_id), name)
-    return hand_out_blob(state, file.sha256, file.bytes, file.name, range)
+    return send_or_redirect(state, file.sha256, file.bytes, file.name, range)

@@ -1,4 +1,4 @@
-"""What routes ask for: sessions, settings, and who is calling."""
+"""FastAPI dependencies of the routes: sessions, settings, and the caller's API key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.database import READ_ONLY, Database
 from tunesmith_server.core.errors import Unauthorized
 from tunesmith_server.core.queue import WakeUps
-from tunesmith_server.core.security import same
+from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
@@ -29,7 +29,7 @@ from .stream import EventHub
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What one API process holds open."""
+    """Objects shared by all requests of one API process."""
 
     settings: Settings
     database: Database
@@ -43,7 +43,7 @@ def state_of(request: Request) -> State:
     return state
 
 
-# Dependencies are `async` where they do not wait: FastAPI sends each of the others to a thread.
+# Dependencies that never block are `async`: FastAPI runs all others in a thread.
 async def get_state(request: Request) -> State:
     return state_of(request)
 
@@ -52,66 +52,68 @@ StateDep = Annotated[State, Depends(get_state)]
 
 
 async def get_session(state: StateDep) -> Session:
-    """One request is one transaction: `TransactionRoute` ends it."""
+    """Session of the request's single transaction; `TransactionRoute` commits it."""
     return state.database.write()
 
 
 async def get_reader(state: StateDep) -> Session:
-    """A session that never waits for a writer and never writes."""
+    """Read-only session that never waits for a writer."""
     return state.database.read()
 
 
 SessionDep = Annotated[Session, Depends(get_session)]
 ReaderDep = Annotated[Session, Depends(get_reader)]
 
-Endpoint = Callable[..., Any]  # Any: routes return whatever they like
+Endpoint = Callable[..., Any]  # Any: routes return different types
 _ENDS_TRANSACTION = "_ends_transaction"
 
 
 def _in_one_transaction(endpoint: Endpoint) -> Endpoint:
-    """`endpoint` in the thread that also commits: before the reply leaves, and without waiting for
-    another thread while others wait for the transaction to end."""
+    """Wrap `endpoint` so that its own thread commits, before the reply is sent. A commit in another
+    thread would keep the transaction open for longer."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
 
     @functools.wraps(endpoint)
-    def run(**given: Any) -> Any:  # Any: what the endpoint takes and returns
-        sessions = [value for value in given.values() if isinstance(value, Session)]
+    def run(**arguments: Any) -> Any:  # Any: the endpoint's own types
+        sessions = [value for value in arguments.values() if isinstance(value, Session)]
         if not sessions:
-            return endpoint(**given)
+            return endpoint(**arguments)
         (session,) = sessions
         with session, nullcontext() if session.info.get(READ_ONLY) else session.begin():
-            return endpoint(**given)
+            return endpoint(**arguments)
 
     setattr(run, _ENDS_TRANSACTION, True)
     return run
 
 
 class TransactionRoute(APIRoute):
-    """Commits the route's session once its function has returned; an error rolls it back."""
+    """Route that commits its session when the endpoint returns and rolls back on an error."""
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:  # Any: FastAPI's own
         super().__init__(path, _in_one_transaction(endpoint), **options)
 
 
-def _recognise_caller(request: Request) -> None:
+def _authenticate_caller(request: Request) -> None:
     with state_of(request).database.read() as session:
-        request.state.caller = keys.recognise(session, request.headers.get("authorization"))
+        request.state.caller = keys.authenticate(session, request.headers.get("authorization"))
 
 
 def _check_worker_token(request: Request) -> None:
     expected = state_of(request).settings.worker_token.get_secret_value()
-    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    if not expected or not same(given, expected):
+    token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    if not expected or not equal_secrets(token, expected):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             "the worker token is missing or wrong",
-            hint="set TUNESMITH_WORKER_TOKEN to the content of worker-token in the data directory",
+            hint="set TUNESMITH_WORKER_TOKEN to the content of worker-token in the server's data "
+            "directory",
         )
 
 
 def _guarded_by(check: Callable[[Request], None]) -> type[TransactionRoute]:
-    """A route that runs `check` before it reads the body, so that strangers fill no disk."""
+    """Return a route class that runs `check` before it reads the body, so that unauthorized uploads
+    never reach the disk."""
 
     class Guarded(TransactionRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -126,14 +128,14 @@ def _guarded_by(check: Callable[[Request], None]) -> type[TransactionRoute]:
     return Guarded
 
 
-KeyRoute = _guarded_by(_recognise_caller)
-"""Needs an API key."""
+KeyRoute = _guarded_by(_authenticate_caller)
+"""Route that requires an API key."""
 WorkerRoute = _guarded_by(_check_worker_token)
-"""Needs the token that workers share; API keys do not open it."""
+"""Route that requires the workers' token; API keys are refused."""
 
 
 async def get_caller(request: Request) -> str:
-    """Id of the API key that calls, on a `KeyRoute`."""
+    """Id of the caller's API key, on a `KeyRoute`."""
     caller: str = request.state.caller
     return caller
 
@@ -143,7 +145,7 @@ CallerDep = Annotated[str, Depends(get_caller)]
 
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
-    """`after`, `limit`, `order`: how every list is paged."""
+    """Paging parameters of the list routes."""
 
     after: str | None
     limit: int

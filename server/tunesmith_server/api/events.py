@@ -1,4 +1,4 @@
-"""What a job tells: events as pages or live (SSE), metrics, checkpoints, samples."""
+"""Routes of a job's output: events as pages or live (SSE), metrics, checkpoints, samples."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def list_events(
     stream: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Events, newest first. `stream=true`: SSE from `Last-Event-ID` (or `after`) on, oldest first,
-    ending with an event named `done`."""
+    """List events, newest first. `stream=true` sends them as SSE, oldest first, starting after
+    `Last-Event-ID` (or `after`) and ending with an event named `done`."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(
@@ -59,7 +59,7 @@ def metrics(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
 ) -> Page[MetricPoint]:
-    """All values by optimiser step, first step first."""
+    """List metric values by optimiser step, first step first."""
     jobs.retrieve(session, job_id)
     return events.list_metrics(session, job_id, after=after, limit=limit, order=order)
 
@@ -84,12 +84,12 @@ def samples(
     limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
     order: Order = "desc",
 ) -> Page[Sample]:
-    """What a reinforcement job drew: prompts, completions, rewards; newest step first, or those of
-    one `step`. There are none of other jobs."""
+    """List a reinforcement job's prompts, generated completions and rewards, newest step first or
+    only those of one `step`. Other jobs have none."""
     with state.database.read() as session:
         jobs.retrieve(session, job_id)
         slices, more = sample_files.find_page(
             session, job_id, step=step, after=after, limit=limit, order=order
         )
-    # Storage may take its time: no transaction stays open meanwhile.
+    # Storage may be slow: read it after the transaction has ended.
     return sample_files.read_page(state.storage, job_id, slices, more)

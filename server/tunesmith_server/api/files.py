@@ -1,4 +1,4 @@
-"""/v1/files: OpenAI's file resource."""
+"""Routes under /v1/files: OpenAI's file resource."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 
 BINARY: dict[int | str, dict[str, Any]] = {  # Any: FastAPI's own
     200: {"content": {"application/octet-stream": {}}},
-    206: {"content": {"application/octet-stream": {}}, "description": "The range asked for."},
+    206: {"content": {"application/octet-stream": {}}, "description": "The requested byte range."},
 }
-"""For the OpenAPI document: a route that answers with `send_blob`."""
+"""OpenAPI responses of a route that answers with `send_blob`."""
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
 
@@ -41,11 +41,11 @@ def create(
         Literal["created_at"] | None, Form(alias="expires_after[anchor]")
     ] = None,
 ) -> FileObject:
-    """Upload a file. The parser has spooled it to disk by now; memory stays flat."""
+    """Upload a file. The server spools the body to disk."""
     if expires_from and not expires_in:
         raise BadRequest(
-            ErrorCode.INVALID_REQUEST, "expires_after needs seconds",
-            param="expires_after[seconds]", hint="3600 to 2592000",
+            ErrorCode.INVALID_REQUEST, "expires_after[anchor] requires expires_after[seconds]",
+            param="expires_after[seconds]", hint="send 3600 to 2592000 seconds",
         )  # fmt: skip
     return files.create(
         session,
@@ -88,7 +88,7 @@ def content(
     range: Annotated[str | None, Header()] = None,
 ) -> Response:
     row = files.retrieve(session, file_id)
-    return hand_out_blob(state, row.sha256, row.bytes, row.filename, range)
+    return send_or_redirect(state, row.sha256, row.bytes, row.filename, range)
 
 
 @router.delete("/{file_id}")
@@ -97,25 +97,25 @@ def delete(caller: CallerDep, session: SessionDep, file_id: str) -> FileDeleted:
     return FileDeleted(id=file_id)
 
 
-def hand_out_blob(
-    state: State, sha256: str, size: int, filename: str, wanted: str | None
+def send_or_redirect(
+    state: State, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
-    """A blob for a user: a redirect to the store where the operator wants it and it can, or the
-    bytes. Range goes with the redirect; our key does not, clients drop it on another host."""
+    """Return a redirect to the store if presigned URLs are enabled and supported, else the bytes.
+    Clients send Range again after a redirect, but drop the API key on another host."""
     seconds = state.settings.presigned_seconds
     link = state.storage.link(sha256, seconds) if seconds else None
     if link is None:
-        return send_blob(state.storage, sha256, size, filename, wanted)
+        return send_blob(state.storage, sha256, size, filename, range_header)
     return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
 
 
 def send_blob(
-    storage: Storage, sha256: str, size: int, filename: str, wanted: str | None
+    storage: Storage, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
-    """A blob, or the one range of it that was asked for (RFC 9110, section 14)."""
-    if wanted and not wanted.lower().startswith("bytes="):
-        wanted = None  # a unit we do not know is to be ignored
-    start, end = _parse_range(wanted, size)
+    """Return a blob, or one byte range of it (RFC 9110, section 14)."""
+    if range_header and not range_header.lower().startswith("bytes="):
+        range_header = None  # unknown units are ignored
+    start, end = _parse_range(range_header, size)
     plain = re.sub(r"[^A-Za-z0-9._ -]", "_", filename)
     headers = {
         "accept-ranges": "bytes",
@@ -124,24 +124,24 @@ def send_blob(
         "x-content-type-options": "nosniff",
         "etag": f'"{sha256}"',
     }
-    if wanted:
+    if range_header:
         headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
     return StreamingResponse(
         storage.stream(sha256, start, end),
-        status_code=206 if wanted else 200,
+        status_code=206 if range_header else 200,
         media_type="application/octet-stream",
         headers=headers,
     )
 
 
-def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
-    if not wanted:
+def _parse_range(range_header: str | None, size: int) -> tuple[int, int]:
+    if not range_header:
         return 0, size
-    match = _RANGE.fullmatch(wanted)
+    match = _RANGE.fullmatch(range_header)
     if match is None or match.groups() == ("", ""):
         raise BadRequest(
-            ErrorCode.INVALID_REQUEST, f"Range {wanted!r} is not a single byte range",
-            hint="for example: Range: bytes=0-1023",
+            ErrorCode.INVALID_REQUEST, f"Range {range_header!r} is not a single byte range",
+            hint="send one range, for example: Range: bytes=0-1023",
         )  # fmt: skip
     first, last = match.groups()
     if first:
@@ -150,8 +150,8 @@ def _parse_range(wanted: str | None, size: int) -> tuple[int, int]:
         start, end = max(0, size - int(last)), size
     if start >= end:
         raise RangeNotSatisfiable(
-            ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {wanted!r} is outside the {size} bytes",
-            hint="ask for bytes that are there, or send no Range for all of them",
+            ErrorCode.RANGE_NOT_SATISFIABLE, f"Range {range_header!r} is outside the {size} bytes",
+            hint=f"request bytes below {size}, or send no Range header for all bytes",
             headers={"content-range": f"bytes */{size}"},
         )  # fmt: skip
     return start, end

@@ -1,4 +1,4 @@
-"""Is the process alive, and can it take work?"""
+"""Routes /healthz (the process answers) and /readyz (the service accepts work)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ router = APIRouter(tags=["health"], route_class=TransactionRoute)
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """200 as long as the process answers."""
+    """Return 200 while the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 def readyz(session: ReaderDep, response: Response) -> dict[str, object]:
-    """200 once the database answers and a train worker takes jobs; 503 until then."""
+    """Return 200 if the database answers and a train worker accepts jobs, else 503."""
     live, idle = workers.ready(session), workers.not_ready(session)
     if not live.get(TRAIN_QUEUE):
         if idle:
             raise Unavailable(
                 ErrorCode.UNAVAILABLE,
-                "no train worker takes jobs: "
-                + "; ".join(f"{worker_id}: {why}" for worker_id, why in sorted(idle.items())),
-                hint="mend that, or start another worker; its log has more",
+                "no train worker accepts jobs: "
+                + "; ".join(f"{worker_id}: {reason}" for worker_id, reason in sorted(idle.items())),
+                hint="fix the reason, or start another worker; the worker's log has details",
             )
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
-            "no train worker has said hello in the last 35 s",
-            hint="is one starting? `tunesmith worker` starts one",
+            "no train worker has reported in the last 35 s",
+            hint="start one with `tunesmith worker`, and wait some seconds",
         )
     return {"status": "ready", "workers": live, "not_ready": idle}

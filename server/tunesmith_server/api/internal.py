@@ -1,4 +1,4 @@
-"""/internal: what workers say. Opened by the worker token, not by API keys."""
+"""Routes under /internal, for workers. They require the worker token and refuse API keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def goodbye(session: SessionDep, worker_id: str) -> dict[str, bool]:
 
 @router.post("/jobs/claim", response_model=None)
 def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | Response:
-    """The best eligible job, leased; 204 when there is none."""
+    """Lease the oldest job that the worker can serve; 204 if there is none."""
     return leases.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 
 
@@ -63,7 +63,7 @@ async def put_blob(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> StoredFile:
-    """Store one file of a checkpoint or adapter, while the fence holds the job."""
+    """Store one file of a checkpoint or adapter while `fence` holds the job."""
 
     def check() -> None:
         with state.database.read() as session:
@@ -73,11 +73,11 @@ async def put_blob(
     with tempfile.TemporaryFile() as spool:
         async for piece in request.stream():
             await run_in_threadpool(spool.write, piece)
-        got, size = await run_in_threadpool(hash_of, spool)
-        if got != sha256:
+        actual, size = await run_in_threadpool(hash_of, spool)
+        if actual != sha256:
             raise BadRequest(
-                ErrorCode.INVALID_REQUEST, f"the body's sha256 is {got}, not {sha256}",
-                hint="the transfer was damaged: send it again",
+                ErrorCode.INVALID_REQUEST, f"the body's sha256 is {actual}, not {sha256}",
+                hint="the transfer was damaged: send the file again",
             )  # fmt: skip
         await run_in_threadpool(state.storage.put, spool, sha256)
     return StoredFile(name="blob", bytes=size, sha256=sha256)
@@ -91,7 +91,7 @@ def is_stored(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> dict[str, bool]:
-    """Whether that content need not be sent: it is here, and will not be swept before long."""
+    """Return true if the content is stored and will not be swept soon: it need not be sent."""
     leases.check_fence(session, job_id, fence)
     return {"stored": state.storage.has_fresh(sha256, BLOB_GRACE / 2)}
 
@@ -104,7 +104,7 @@ def resume_file(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> Response:
-    """One file of a resume point that the claim named."""
+    """Return one file of a resume point that the claim listed."""
     job = leases.check_fence(session, job_id, fence)
     file = resume_points.find_file(session, job, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
@@ -118,7 +118,7 @@ def base_file(
     name: str,
     fence: Annotated[int, Query(ge=1)],
 ) -> Response:
-    """One file of the tuned model that the job starts from."""
+    """Return one file of the tuned model that the job starts from."""
     job = leases.check_fence(session, job_id, fence)
     file = adapters.find_file(adapters.retrieve(session, job.base_adapter_id or ""), name)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
@@ -141,9 +141,10 @@ def file_content(
 
 
 @router.post("/files/{file_id}/validation/begin")
-def begin_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObject:
-    """A light worker is about to read the file; `status` says whether it still should."""
-    row = files.begin_reading(session, file_id)
+def start_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObject:
+    """Record that a light worker starts to read the file, which it skips unless `status` is
+    `uploaded`."""
+    row = files.start_reading(session, file_id)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)
     return files.to_wire(row)
@@ -153,7 +154,7 @@ def begin_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObj
 def validation(
     state: StateDep, session: SessionDep, file_id: str, body: FileValidation
 ) -> FileObject:
-    """What a light worker found; jobs that waited for it go on."""
+    """Store a light worker's validation; queue or fail the jobs that waited for it."""
     row = files.record_validation(session, file_id, body)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)

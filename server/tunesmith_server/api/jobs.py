@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: OpenAI's job resource, with `recipe`."""
+"""Routes under /v1/fine_tuning/jobs: OpenAI's job resource, with `recipe`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDe
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
 
-async def get_once(
+async def get_requester(
     caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
     x_stainless_retry_count: Annotated[int, Header()] = 0,
-) -> job_create.Caller:
-    """Who makes a job, and by what the same request is known again."""
-    return job_create.Caller(
+) -> job_create.Requester:
+    """Caller of a create request, with the headers that identify a repeated request."""
+    return job_create.Requester(
         owner=caller,
         idempotency_key=idempotency_key,
         is_retry=x_stainless_retry_count > 0,
     )
 
 
-OnceDep = Annotated[job_create.Caller, Depends(get_once)]
+RequesterDep = Annotated[job_create.Requester, Depends(get_requester)]
 
 _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 
 
 @router.post("")
 def create(
-    by: OnceDep, state: StateDep, session: SessionDep, body: JobCreate, response: Response
+    requester: RequesterDep,
+    state: StateDep,
+    session: SessionDep,
+    body: JobCreate,
+    response: Response,
 ) -> Job:
-    """Start a fine-tuning job. The same `Idempotency-Key` gives the same job again."""
-    made = job_create.create(session, state.settings, state.wake_ups, body, by)
-    return _answer(made, response)
+    """Create a fine-tuning job. A repeated `Idempotency-Key` returns the same job."""
+    result = job_create.create(session, state.settings, state.wake_ups, body, requester)
+    return _mark_replay(result, response)
 
 
-def _answer(made: tuple[Job, bool], response: Response) -> Job:
-    job, replayed = made
+def _mark_replay(result: tuple[Job, bool], response: Response) -> Job:
+    job, replayed = result
     if replayed:
         response.headers["idempotent-replayed"] = "true"
     return job
@@ -53,7 +57,8 @@ def _answer(made: tuple[Job, bool], response: Response) -> Job:
 def list_jobs(
     caller: CallerDep, session: ReaderDep, cursor: CursorDep, request: Request
 ) -> Page[Job]:
-    """Jobs, newest first; `metadata[key]=value` filters, `metadata=null` takes those without."""
+    """List jobs, newest first. `metadata[key]=value` filters; `metadata=null` selects jobs without
+    metadata."""
     pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
     return jobs.list_jobs(
         session,
@@ -77,57 +82,57 @@ def report(
     job_id: str,
     attempt: Annotated[int | None, Query(ge=1)] = None,
 ) -> JobReport:
-    """Where the time went, what was reached, what bounds the run and what would help: of the newest
-    attempt, or of the one asked for. Live while it trains, a few seconds old at most."""
+    """Return the report of the newest attempt, or of `attempt`: times, results, the bottleneck and
+    advice. While the job trains, the report is a few seconds old at most."""
     return reports.retrieve(session, jobs.retrieve(session, job_id), attempt)
 
 
 @router.post("/{job_id}/cancel")
 def cancel(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
-    """Cancel. A training job obeys within 5 s; until then it still shows as running."""
+    """Cancel a job. A training job stops within 5 s; until then its status is running."""
     return job_control.cancel(session, job_id)
 
 
 @router.post("/{job_id}/pause")
 def pause(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
-    """Pause. A training job saves a resume point and gives its device back; until it has, `state`
-    is `pausing` and `status` running. Then `state` is `paused`, which shows as queued."""
+    """Pause a job. A training job saves a resume point and frees its GPU; until then `state` is
+    `pausing` and `status` running. A `paused` job has the status queued."""
     return job_control.pause(session, job_id)
 
 
 @router.post("/{job_id}/resume")
 def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str) -> Job:
-    """Go on with a paused job from where it was; a pause still under way is called off."""
+    """Resume a paused job where it left off, or withdraw a pause in progress."""
     return job_control.resume(session, state.wake_ups, job_id)
 
 
 @router.post("/{job_id}/stop")
 def stop(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str) -> Job:
-    """End the training at its next step and keep what it has made: the job succeeds early."""
+    """End the training at its next step and keep the result: the job succeeds early."""
     return job_control.stop(session, state.wake_ups, job_id)
 
 
 @router.post("/{job_id}/fork")
 def fork(
-    by: OnceDep,
+    requester: RequesterDep,
     state: StateDep,
     session: SessionDep,
     job_id: str,
     response: Response,
     body: JobFork | None = None,
 ) -> Job:
-    """Start another job from a resume point of this one, with a changed recipe. The job itself,
-    which may be in any state, is left as it is. `Idempotency-Key` as in a create."""
-    given = body or JobFork()
-    made = job_fork.fork(session, state.settings, state.wake_ups, job_id, given, by)
-    return _answer(made, response)
+    """Create a job that starts from a resume point of this job, with a changed recipe. This job may
+    be in any state and is not changed. `Idempotency-Key` works as in a create."""
+    changes = body or JobFork()
+    result = job_fork.fork(session, state.settings, state.wake_ups, job_id, changes, requester)
+    return _mark_replay(result, response)
 
 
 @router.post("/{job_id}/retry")
 def retry(
     caller: CallerDep, state: StateDep, session: SessionDep, job_id: str, response: Response
 ) -> Job:
-    """Take up a job that failed or was cancelled: a new one with the same body, which goes on from
-    the newest resume point. There is one retry of a job; asking again gives that one."""
-    made = job_fork.retry(session, state.settings, state.wake_ups, job_id, caller)
-    return _answer(made, response)
+    """Retry a failed or cancelled job: create a job with the same body that continues from the
+    newest resume point. A job has at most one retry; repeating the request returns it."""
+    result = job_fork.retry(session, state.settings, state.wake_ups, job_id, caller)
+    return _mark_replay(result, response)

@@ -1,4 +1,4 @@
-"""/v1/models: base models of this installation and the ones tuned here."""
+"""Routes under /v1/models: base models and tuned models of this installation."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: str)
 
 @router.delete("/{model:path}")
 def delete(caller: CallerDep, session: SessionDep, model: str) -> ModelDeleted:
-    """Delete a tuned model. Base models are the operator's."""
+    """Delete a tuned model. Base models cannot be deleted."""
     adapters.delete_model(session, model)
     return ModelDeleted(id=model)

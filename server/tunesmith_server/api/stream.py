@@ -1,8 +1,7 @@
-"""Live events for many watchers: each event is read and formatted once a process, however many
-watch.
+"""Live events: each process reads and formats an event once for all its watchers.
 
-A watcher reads the backlog itself, then takes what its job's feed has. One that falls behind the
-feed reads the database again until it has caught up.
+A watcher reads the backlog from the database, then follows its job's feed. A watcher that falls
+behind the feed reads the database again until it has caught up.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ TAIL_SECONDS = 0.25
 PING_SECONDS = 15.0
 _BATCH = 500
 _FEED_BYTES = 1024 * 1024
-"""What a feed keeps for those who are a little behind."""
+"""Size of the newest events that a feed keeps for slow watchers, in bytes."""
 
 
 class _Feed:
-    """The newest events of one job as SSE bytes: those after `base` up to `head`, without gaps."""
+    """Newest events of one job as SSE bytes: those after `base` up to `head`, without gaps."""
 
     def __init__(self) -> None:
         self.watchers = 0
         self.head: int | None = None
-        """None until the first watcher has caught up with the database."""
+        """Newest event number; None until the first watcher has caught up with the database."""
         self.base = 0
         self.done: bytes | None = None
-        """What ends the streams, once `head` is the job's last event."""
+        """Final SSE message, sent after the job's last event."""
         self.changed = asyncio.Event()
         self._lines: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -64,7 +63,7 @@ class _Feed:
         return self.head is not None and seq >= self.base
 
     def after(self, seq: int) -> bytes:
-        if self._joined[0] != seq:  # nearly all watchers ask for the same
+        if self._joined[0] != seq:  # nearly all watchers have the same position
             newest_first = takewhile(lambda item: item[0] > seq, reversed(self._lines))
             lines = [line for _, line in newest_first]
             self._joined = (seq, b"".join(reversed(lines)))
@@ -77,7 +76,7 @@ class _Feed:
 
 @dataclass(frozen=True, kw_only=True)
 class _News:
-    """What the database has of one job that its feed has not."""
+    """Events of one job that its feed does not have yet."""
 
     job_id: str
     lines: list[tuple[int, bytes]]
@@ -85,7 +84,7 @@ class _News:
 
 
 class EventHub:
-    """Follows the jobs that somebody watches."""
+    """Feeds of all jobs with watchers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -93,7 +92,7 @@ class EventHub:
         self._closing = False
 
     async def run(self) -> None:
-        """Tail the database until cancelled: one query a round, one more a job that has news."""
+        """Poll the database until cancelled: a query per round, and one per job with new events."""
         while True:
             await asyncio.sleep(TAIL_SECONDS)
             heads = {name: feed.head for name, feed in self._feeds.items() if not feed.done}
@@ -102,26 +101,26 @@ class EventHub:
                 continue
             try:
                 news = await run_in_threadpool(self._news, known)
-            except Exception:  # the next round may do better; a dead tailer never does
+            except Exception:  # one failed round must not end the task
                 log.exception("cannot follow the watched jobs")
                 continue
-            for told in news:
-                feed = self._feeds.get(told.job_id)
-                if feed is None or feed.head != known[told.job_id]:
-                    continue  # its watchers left meanwhile, and others may have come
-                for seq, line in told.lines:
+            for update in news:
+                feed = self._feeds.get(update.job_id)
+                if feed is None or feed.head != known[update.job_id]:
+                    continue  # the feed ended during the query; there may be another one
+                for seq, line in update.lines:
                     feed.add(seq, line)
-                feed.done = told.done
+                feed.done = update.done
                 feed.notify()
 
     def close(self) -> None:
-        """End all streams, so that the process can leave; clients reconnect and resume."""
+        """End all streams so that the process can exit; clients reconnect and resume."""
         self._closing = True
         for feed in self._feeds.values():
             feed.notify()
 
     async def sse(self, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
-        """SSE bytes: all events after `after_seq`, live ones as they come, at the end `done`."""
+        """Yield all events after `after_seq`, then live events, as SSE bytes; `done` at the end."""
         feed = self._feeds.setdefault(job_id, _Feed())
         feed.watchers += 1
         try:
@@ -136,12 +135,12 @@ class EventHub:
                     if job.state in TERMINAL:
                         yield _done(job)
                         return
-                    # Not beyond what exists: a watcher may name an event that never was.
+                    # `after_seq` may be larger than any event number.
                     feed.start(min(after_seq, last_seq))
                     continue
                 changed = feed.changed
                 if fresh := feed.after(after_seq):
-                    assert feed.head is not None, "it has lines"
+                    assert feed.head is not None, "a feed with lines has a head"
                     after_seq = feed.head
                     yield fresh
                 elif feed.done:
@@ -159,13 +158,13 @@ class EventHub:
                 del self._feeds[job_id]
 
     def _news(self, heads: dict[str, int]) -> list[_News]:
-        found = []
+        news = []
         with self._database.read() as session:
             rows = session.execute(
                 select(JobRow.id, JobRow.last_seq, JobRow.state).where(JobRow.id.in_(heads))
             ).all()
             for job_id, last_seq, state in rows:
-                # The state was read before the events: it cannot end a stream before its last one.
+                # The state was read before the events: `ended` cannot hide the last event.
                 ended = JobState(state) in TERMINAL
                 if last_seq == heads[job_id] and not ended:
                     continue
@@ -173,11 +172,11 @@ class EventHub:
                 over = ended and len(batch) < _BATCH
                 done = _done(jobs.to_wire(jobs.retrieve(session, job_id))) if over else None
                 lines = [(event.seq, _line(event)) for event in batch]
-                found.append(_News(job_id=job_id, lines=lines, done=done))
-        return found
+                news.append(_News(job_id=job_id, lines=lines, done=done))
+        return news
 
     def _read(self, job_id: str, after_seq: int) -> tuple[list[Event], Job, int]:
-        # The job first: a state read after the events could end the stream before the last one.
+        # The job first: a state read after the events could end the stream before its last event.
         with self._database.read() as session:
             row = jobs.retrieve(session, job_id)
             job, last_seq = jobs.to_wire(row), row.last_seq
@@ -194,5 +193,5 @@ def _done(job: Job) -> bytes:
 
 
 def parse_last_event_id(value: str | None) -> int:
-    """The number in a `Last-Event-ID` header; 0 (everything) when absent or not ours."""
+    """Return the number in a `Last-Event-ID` header; 0 (all events) if it is missing or invalid."""
     return number_in(value or "") or 0

@@ -1,4 +1,4 @@
-"""/v1/uploads: OpenAI's resource for large files, and a GET of ours to go on with one."""
+"""Routes under /v1/uploads: OpenAI's resource for large files, and a GET to continue an upload."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def create_part(
     upload_id: str,
     data: Annotated[UploadFile, File()],
 ) -> UploadPart:
-    """The parser has spooled the part to disk; `session` is not begun before it is stored."""
+    """Add a part. The transaction starts after the part is stored."""
     sha256, size = hash_of(data.file)
     with state.database.read() as reader:
-        twin = uploads.find_part(reader, upload_id, sha256, size)
-    if twin:
-        return uploads.part_to_wire(twin)
+        known = uploads.find_part(reader, upload_id, sha256, size)
+    if known:
+        return uploads.part_to_wire(known)
     return uploads.add_part(session, state.storage, upload_id, data.file, sha256=sha256, size=size)
 
 
@@ -46,7 +46,8 @@ def create_part(
 def complete(
     caller: CallerDep, state: StateDep, session: SessionDep, upload_id: str, body: UploadComplete
 ) -> Upload:
-    """Takes seconds per GB; `session` is not begun before the content is stored."""
+    """Assemble the parts into a file, which takes seconds per GB. The transaction starts after the
+    content is stored."""
     with state.database.read() as reader:
         work = upload_completion.plan(reader, upload_id, body)
     if isinstance(work, Upload):

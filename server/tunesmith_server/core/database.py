@@ -1,8 +1,8 @@
-"""Engine and sessions. The same code serves SQLite and PostgreSQL.
+"""Database engine and sessions, for SQLite and PostgreSQL.
 
-Writers on SQLite begin with BEGIN IMMEDIATE, so that two of them queue up instead of failing at
-commit; readers begin deferred and never wait for a writer (WAL). Those of one process queue up at
-a lock: SQLite itself waits by asking again after ever longer pauses, up to 100 ms.
+On SQLite a write transaction starts with BEGIN IMMEDIATE: concurrent writers wait instead of
+failing at commit. A read transaction starts deferred and never waits for a writer (WAL). Writers of
+one process wait at a lock, because SQLite itself polls with pauses of up to 100 ms.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BUSY_SECONDS = 15
 
 
 class Base(DeclarativeBase):
-    """Base of every table."""
+    """Declarative base class of all tables."""
 
 
 class epoch_now(FunctionElement[float]):
-    """The database's clock, unix seconds. Leases are judged by this clock alone."""
+    """Database clock in Unix seconds. Leases use only this clock."""
 
     type = Double()
     inherit_cache = True
@@ -47,7 +47,7 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 
 
 class Database:
-    """One engine; `write()` and `read()` open sessions."""
+    """Engine of one database; `write()` and `read()` open sessions."""
 
     def __init__(self, url: str) -> None:
         on_sqlite = url.startswith("sqlite")
@@ -70,46 +70,46 @@ class Database:
         self.engine.dispose()
 
 
-def _to_json(value: Any) -> str:  # Any: what JSON columns hold
-    """JSON with null for NaN, which PostgreSQL would refuse."""
+def _to_json(value: Any) -> str:  # Any: JSON column values
+    """Serialize to JSON with null for NaN, which PostgreSQL refuses."""
     return to_json(value, inf_nan_mode="null").decode()
 
 
 class _SQLiteConnection(sqlite3.Connection):
-    """Gives the lock of the writers back when its transaction has ended, however it did."""
+    """Connection that holds the process's writer lock during a write transaction."""
 
-    writers: threading.Lock
-    _writes = False
+    writer_lock: threading.Lock
+    _holds_lock = False
 
-    def wait_for_turn(self) -> None:
-        # After the timeout SQLite itself decides, and says what there is to say.
-        self._writes = self.writers.acquire(timeout=_BUSY_SECONDS)
+    def acquire_writer_lock(self) -> None:
+        # After a timeout SQLite tries its own lock and raises its own error.
+        self._holds_lock = self.writer_lock.acquire(timeout=_BUSY_SECONDS)
 
     def commit(self) -> None:
         try:
             super().commit()
         finally:
-            self._end_turn()
+            self._release_writer_lock()
 
     def rollback(self) -> None:
         try:
             super().rollback()
         finally:
-            self._end_turn()
+            self._release_writer_lock()
 
-    def _end_turn(self) -> None:
-        if self._writes:
-            self._writes = False
-            self.writers.release()
+    def _release_writer_lock(self) -> None:
+        if self._holds_lock:
+            self._holds_lock = False
+            self.writer_lock.release()
 
 
 def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
-    writers = threading.Lock()
+    writer_lock = threading.Lock()
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: _SQLiteConnection, record: object) -> None:
-        connection.writers = writers
-        connection.isolation_level = None  # we say BEGIN ourselves
+        connection.writer_lock = writer_lock
+        connection.isolation_level = None  # _on_begin executes BEGIN
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",
@@ -126,10 +126,10 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
             connection.exec_driver_sql("BEGIN")
             return
         raw = cast(_SQLiteConnection, connection.connection.dbapi_connection)
-        raw.wait_for_turn()  # given back by the pool's rollback, should the next line fail
+        raw.acquire_writer_lock()  # if the next line fails, the pool's rollback releases it
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `ftjob-4f1c...`: 96 random bits."""
+    """Return a new id such as `ftjob-4f1c...`: 96 random bits."""
     return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,7 +1,7 @@
-"""Errors that carry their status, and the one place that makes an error's body.
+"""Errors with their HTTP status, and the body of every error response.
 
-Every refusal the process can give, FastAPI's and Starlette's own included, leaves as OpenAI's
-envelope with a hint, `retryable` and the request id.
+Every error, including FastAPI's and Starlette's own, is sent as OpenAI's error envelope with a
+hint, `retryable` and the request id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ServiceError(Exception):
-    """A refusal. Subclasses fix status and OpenAI's coarse type."""
+    """Error sent to the client. Subclasses set the HTTP status and OpenAI's error type."""
 
     status = 400
     type = "invalid_request_error"
@@ -48,42 +48,42 @@ class ServiceError(Exception):
 
 
 class BadRequest(ServiceError):
-    """The request cannot be served as it is."""
+    """Invalid request."""
 
 
 class Unauthorized(ServiceError):
-    """No key, or one that is not valid."""
+    """Missing or invalid key."""
 
     status = 401
     type = "authentication_error"
 
 
 class NotFound(ServiceError):
-    """No such thing, or not for this caller."""
+    """Unknown route or object."""
 
     status = 404
 
 
 class Conflict(ServiceError):
-    """It contradicts what is stored; sending it again does not help."""
+    """Request that contradicts stored data; repeating the request does not help."""
 
     status = 409
 
 
 class TooLarge(ServiceError):
-    """The body is over a limit."""
+    """Body above a size limit."""
 
     status = 413
 
 
 class RangeNotSatisfiable(ServiceError):
-    """The asked-for bytes do not exist."""
+    """Byte range outside the content."""
 
     status = 416
 
 
 class Unavailable(ServiceError):
-    """Not now; the same request may succeed in a moment."""
+    """Temporary failure; the same request may succeed later."""
 
     status = 503
     type = "service_unavailable"
@@ -91,7 +91,7 @@ class Unavailable(ServiceError):
 
 
 class DiskFull(ServiceError):
-    """No space for what the request brought; nothing of it was kept."""
+    """Full disk; nothing of the request was stored."""
 
     status = 507
     type = "service_unavailable"
@@ -99,7 +99,7 @@ class DiskFull(ServiceError):
 
 
 class StorageReadOnly(ServiceError):
-    """The store takes no writes, and will not until an operator has mended that."""
+    """Storage that refuses writes until an operator fixes the cause."""
 
     status = 500
     type = "server_error"
@@ -107,9 +107,10 @@ class StorageReadOnly(ServiceError):
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_REFUSED = tuple(f"os error {number}" for number in (errno.EROFS, errno.EACCES, errno.EPERM))
-_REFUSED += ("AccessDenied", "403 Forbidden")
-"""How obstore words a read-only file system, a folder of somebody else's, and a bucket's policy."""
+_WRITE_REFUSED = tuple(f"os error {number}" for number in (errno.EROFS, errno.EACCES, errno.EPERM))
+_WRITE_REFUSED += ("AccessDenied", "403 Forbidden")
+"""Parts of obstore's messages for a read-only file system, missing permissions, and a bucket's
+policy."""
 
 _BY_STATUS = {
     401: ErrorCode.INVALID_API_KEY,
@@ -118,7 +119,7 @@ _BY_STATUS = {
     413: ErrorCode.REQUEST_TOO_LARGE,
     503: ErrorCode.UNAVAILABLE,
 }
-_HINTS = dict.fromkeys((404, 405), "routes are listed at /docs")
+_HINTS = dict.fromkeys((404, 405), "GET /docs lists the routes")
 
 
 def error_response(request: Request, status: int, body: ErrorBody) -> JSONResponse:
@@ -144,11 +145,11 @@ def service_error_response(request: Request, error: ServiceError) -> JSONRespons
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a write failed for want of space, be it Python's, the storage's or the database's."""
+    """Return True if a write failed because the disk is full (Python, storage or database)."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True
-        text = str(error)  # the storage is written in Rust, which has errors of its own
+        text = str(error)  # obstore's errors have the errno only in their text
         if any(f"os error {number})" in text for number in _NO_SPACE):
             return True
         if "database or disk is full" in text:
@@ -158,34 +159,34 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def is_read_only(error: StorageUnavailable) -> bool:
-    """Whether the store refused, as opposed to not answering."""
-    return any(words in f"{error} {error.__cause__}" for words in _REFUSED)
+    """Return True if the store refused a write, False if it did not answer."""
+    return any(words in f"{error} {error.__cause__}" for words in _WRITE_REFUSED)
 
 
 def _disk_full_response(request: Request, error: BaseException) -> JSONResponse:
     log.error("disk full in %s %s: %s", request.method, request.url.path, error)
     refusal = DiskFull(
         ErrorCode.DISK_FULL,
-        "the server's disk is full: nothing of this request was kept",
-        hint="have the operator free space in the data directory, then send it again",
+        "the server's disk is full: nothing of this request was stored",
+        hint="ask the operator to free space in the data directory, then repeat the request",
     )
     return service_error_response(request, refusal)
 
 
-def unforeseen_response(request: Request, error: Exception) -> JSONResponse:
-    """The answer to an error that no route foresaw."""
+def unhandled_error_response(request: Request, error: Exception) -> JSONResponse:
+    """Response to an error that no route handles."""
     if is_disk_full(error):
         return _disk_full_response(request, error)
     return _bug_response(request, error)
 
 
 def _bug_response(request: Request, error: Exception) -> JSONResponse:
-    """The log has the text, the caller the id."""
+    """Response with the request id; the traceback goes to the log."""
     body = ErrorBody(
         message=f"internal error: {type(error).__name__}",
         type="server_error",
         code=ErrorCode.INTERNAL,
-        hint="a bug of ours: the server's log has the traceback under this request id",
+        hint="this is a bug: the server's log has the traceback under this request id",
         retryable=True,
     )
     response = error_response(request, 500, body)
@@ -198,41 +199,41 @@ def _bug_response(request: Request, error: Exception) -> JSONResponse:
 
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     """Return pydantic's first error in OpenAI's form."""
-    found = field_errors(errors)
-    first = found[0].first
+    fields = field_errors(errors)
+    first = fields[0].first
     code = ErrorCode.INVALID_REQUEST
-    loc = [str(part) for part in found[0].path]
+    loc = [str(part) for part in fields[0].path]
     if loc[:1] in (["body"], ["query"], ["path"], ["header"]):
         loc.pop(0)
     if first["type"] == "unknown_field":
         code = ErrorCode.UNKNOWN_FIELD
         loc.append(str(first["ctx"]["field"]))
     param = ".".join(loc) or None
-    message = found[0].message
+    message = fields[0].message
     if first["type"] == "model_attributes_type" and param is None:
-        message = "the body is not a JSON object sent as 'Content-Type: application/json'"
+        message = "the body must be a JSON object with 'Content-Type: application/json'"
     if first["type"] == "json_invalid":
         param, message = None, f"the body is not valid JSON: {first['ctx']['error']}"
-    given = first.get("input")
-    if isinstance(given, str | int | float | bool) and first["type"] != "missing":
-        message += f" (got {str(given)[:80]!r})"
+    value = first.get("input")
+    if isinstance(value, str | int | float | bool) and first["type"] != "missing":
+        message += f" (got {str(value)[:80]!r})"
     return ErrorBody(
         message=f"{param}: {message}" if param else message,
         type="invalid_request_error",
         param=param,
         code=code,
-        hint=_advice(first, loc, len(found)),
+        hint=_hint(first, loc, len(fields)),
     )
 
 
-def _advice(first: Mapping[str, Any], loc: list[str], count: int) -> str:
+def _hint(first: Mapping[str, Any], loc: list[str], count: int) -> str:
     if first["type"] == "unknown_field":
         return str(first["ctx"]["advice"])
     if count > 1:
         return f"{count} errors; this is the first"
     if loc[:1] == ["recipe"]:
-        return "docs/reference/recipe.md has every field of the recipe with its bounds"
-    return "/docs has every field with its bounds"
+        return "docs/reference/recipe.md lists every recipe field with its bounds"
+    return "GET /docs lists every field with its bounds"
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -248,8 +249,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def _unstorable(request: Request, error: DataError) -> JSONResponse:
         refusal = BadRequest(
             ErrorCode.INVALID_REQUEST,
-            "a value in the request cannot be looked up or stored",
-            hint="is there a NUL character, or a number or text that is far too long?",
+            "a value in the request cannot be stored",
+            hint="remove NUL characters, and shorten very long numbers and texts",
         )
         return service_error_response(request, refusal)
 
@@ -261,44 +262,51 @@ def install_error_handlers(app: FastAPI) -> None:
         if is_read_only(error):
             refused = StorageReadOnly(
                 ErrorCode.STORAGE_READ_ONLY,
-                "the server's storage takes no writes",
-                hint="have the operator look at TUNESMITH_STORAGE_URL: is the file system mounted "
-                "read-only, or may its owner no longer write there? The server's log has the words",
+                "the server's storage refuses writes",
+                hint="ask the operator to check TUNESMITH_STORAGE_URL: the file system may "
+                "be read-only, or write permission may be missing; the server's log has the error",
             )
             return service_error_response(request, refused)
         refusal = Unavailable(
-            ErrorCode.UNAVAILABLE, "the storage did not do what was asked of it",
-            hint="the server's log says why; the same request may succeed in a moment",
+            ErrorCode.UNAVAILABLE, "the server's storage failed or did not answer",
+            hint="repeat the request; the server's log has the reason",
         )  # fmt: skip
         return service_error_response(request, refusal)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, ServiceError):
-            # FastAPI turns whatever stopped it from reading the body into a plain 400.
+            # FastAPI converts every error while it reads the body into a plain 400.
             return service_error_response(request, error.__cause__)
         if is_disk_full(error.__cause__):  # the upload's spool
             return _disk_full_response(request, error.__cause__ or error)
         path = f"{request.method} {request.url.path}"
         message = {
             404: f"no route {path}",
-            405: f"{path} is not allowed",
+            405: f"the route does not allow {path}",
         }.get(error.status_code, str(error.detail))
         body = ErrorBody(
             message=message,
             type="invalid_request_error" if error.status_code < 500 else "server_error",
             code=_BY_STATUS.get(error.status_code, ErrorCode.INVALID_REQUEST),
-            hint=_HINTS.get(error.status_code, "/docs has what each route takes"),
+            hint=_HINTS.get(error.status_code, "GET /docs lists the parameters of each route"),
         )
+        below_v1 = f"/v1{request.url.path}"
+        if (
+            error.status_code == 404
+            and not request.url.path.startswith("/v1/")
+            and _methods(app, below_v1)
+        ):
+            body.hint = f"the route is {below_v1}: the base URL must end in /v1"
         response = error_response(request, error.status_code, body)
         response.headers.update(error.headers or {})
-        if error.status_code == 405 and (allowed := _allowed(app, request.url.path)):
+        if error.status_code == 405 and (allowed := _methods(app, request.url.path)):
             response.headers["allow"] = allowed
         return response
 
 
-def _allowed(app: FastAPI, path: str) -> str:
-    """Every method of the path. Starlette names those of the first route that has it."""
+def _methods(app: FastAPI, path: str) -> str:
+    """Return all methods of the path. Starlette lists only those of the first matching route."""
     methods: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
@@ -307,7 +315,10 @@ def _allowed(app: FastAPI, path: str) -> str:
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {  # Any: FastAPI's own
-    "4XX": {"model": ErrorEnvelope, "description": "Refused: the body says why, and what to do."},
-    "5XX": {"model": ErrorEnvelope, "description": "Failed: `retryable` says whether to repeat."},
+    "4XX": {"model": ErrorEnvelope, "description": "Refused: the body has the reason and a hint."},
+    "5XX": {
+        "model": ErrorEnvelope,
+        "description": "Failed: `retryable` tells if a repeat may help.",
+    },
 }
-"""For the OpenAPI document: what every route may answer."""
+"""Error responses of every route, for the OpenAPI document."""

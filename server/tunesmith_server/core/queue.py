@@ -1,7 +1,7 @@
-"""Wake-ups for workers: Celery messages by task name, sent after the commit and never trusted.
+"""Wake-ups for workers: Celery messages, sent after the commit.
 
-A message that is lost, doubled or late is harmless: the database is the truth and the janitor
-sends another.
+A lost, repeated or late message is harmless: workers act on the database's state, and the janitor
+sends another message.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tunesmith_schema.queue import (
 log = logging.getLogger(__name__)
 
 EXPIRES_SECONDS = 3600.0
-"""A worker that was busy for longer asks the server by itself; old wake-ups are thrown away."""
+"""Age at which the broker drops a message. Workers also poll the server."""
 
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
 class WakeUps:
-    """The Celery producer."""
+    """Celery producer."""
 
     def __init__(self, broker_url: str) -> None:
         url, options = broker_transport(broker_url)
         self._celery = Celery("tunesmith", broker=url)
         self._celery.conf.update(
-            # One more try, at once: kombu's own would hold up the caller for 6 s.
+            # Retry once, at once: kombu's default would block the caller for 6 s.
             broker_transport_options={**options, "max_retries": 1, "interval_start": 0},
             task_ignore_result=True,
             task_serializer="json",
@@ -43,7 +43,7 @@ class WakeUps:
         )
 
     def send(self, task: str, subject_id: str) -> None:
-        """Send now; a broker that is away costs a log line, not an error."""
+        """Send a message now. An unreachable broker is logged, not raised."""
         try:
             self._celery.send_task(
                 task,
@@ -53,11 +53,11 @@ class WakeUps:
                 ignore_result=True,
                 expires=EXPIRES_SECONDS,
             )
-        except Exception as error:  # any transport's own error: the janitor is the recovery
+        except Exception as error:  # each transport has its own errors; the janitor sends again
             log.warning("wake-up %s for %s not sent: %s", task, subject_id, error)
 
     def send_after_commit(self, session: Session, task: str, subject_id: str) -> None:
-        """Send once `session` has committed; a rollback drops it."""
+        """Send a message after `session` has committed; a rollback discards the message."""
 
         @event.listens_for(session, "after_commit", once=True)
         def _sent(_: Session) -> None:

@@ -1,4 +1,4 @@
-"""Keys: 256 random bits, kept as sha256. High entropy needs no slow hash."""
+"""API keys: 256 random bits, stored as sha256. High entropy needs no slow hash."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def same(one: str, other: str) -> bool:
+def equal_secrets(left: str, right: str) -> bool:
     """Compare two secrets in constant time."""
-    return hmac.compare_digest(one.encode(), other.encode())
+    return hmac.compare_digest(left.encode(), right.encode())

@@ -1,6 +1,6 @@
-"""The server's settings, read once at start from the environment, nowhere else.
+"""Server settings, read once at start from the environment, nowhere else.
 
-Unsafe ones are refused: values when they are read, files on disk by `prepare`.
+Unsafe values are refused when they are read, unsafe files by `prepare`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tunesmith_schema.variables import unknown_variable_warnings
 
 
 class Settings(BaseSettings):
-    """One process, one object. A variable that is set to nothing counts as not set."""
+    """Settings of one server process. An empty variable counts as not set."""
 
     model_config = SettingsConfigDict(
         env_prefix="TUNESMITH_",
@@ -37,20 +37,20 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Holds everything that is not told to live elsewhere; closed to other users."""
+    """Directory for all data that no other setting places elsewhere; closed to other users."""
     host: str = "127.0.0.1"
-    """Address or name to listen on. One that other machines reach needs TLS or a proxy."""
+    """Address or name to listen on. An address open to other machines needs TLS or a proxy."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 chooses a free port."""
     tls_cert: Path | None = None
-    """PEM file with the certificate, and its chain, under which the API serves https."""
+    """PEM file with the API's TLS certificate and its chain."""
     tls_key: Path | None = None
     """PEM file with the certificate's key, without a passphrase; closed to other users."""
     trusted_proxies: str = ""
-    """Addresses and networks, separated by commas, of the proxies in front that end TLS, or `*`
-    where nothing else reaches the port. Their X-Forwarded-* headers are believed, nobody else's."""
+    """Addresses and networks, separated by commas, of the proxies that terminate TLS, or `*` if
+    nothing else can reach the port. X-Forwarded-* headers are accepted only from these proxies."""
     database_url: str = Field(default="", repr=False)
-    """SQLAlchemy URL; not set: SQLite in the data directory."""
+    """SQLAlchemy URL of the database; not set: SQLite in the data directory."""
     broker_url: str = Field(default="", repr=False)
     """Celery broker URL; not set: the embedded broker of `tunesmith serve`."""
     storage_url: str = Field(default="", repr=False)
@@ -58,33 +58,34 @@ class Settings(BaseSettings):
     aws_secret_access_key: SecretStr = Field(
         default=SecretStr(""), validation_alias="AWS_SECRET_ACCESS_KEY"
     )
-    """Key of an `s3://` store. The store's client reads it, and the other `AWS_*` variables, by
-    itself; here it is only held against well-known defaults."""
+    """Secret key of an `s3://` store. The store's client reads this and the other `AWS_*`
+    variables; the server only refuses well-known defaults."""
     presigned_seconds: int = Field(default=0, ge=0, le=604_800)
-    """How long a link to the store is valid, to which downloads are redirected; 0: the API sends
-    the bytes itself, as it always does from a local directory."""
+    """Lifetime of the presigned store URLs to which downloads are redirected; 0: the API sends the
+    bytes. Content in a local directory is always sent by the API."""
     worker_token: SecretStr = SecretStr("")
-    """What workers present under `/internal`, 16 characters or more; not set: the content of
-    `worker-token` in the data directory, which the first start makes."""
+    """Workers' token for `/internal`, at least 16 characters; not set: the content of
+    `worker-token` in the data directory, which the first start creates."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons. One that is not there draws a
-    warning at start."""
+    """Folders whose subfolders are base models, separated by colons. A missing folder is logged
+    as a warning at start."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
     """Second part of a tuned model's name."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
-    """Largest upload in one request, bytes."""
+    """Largest upload in one request, in bytes."""
     lease_seconds: float = Field(default=180.0, ge=1.0)
-    """How long a worker may stay silent before its job is taken back."""
+    """Time without a report from a worker before its job is taken back."""
     janitor_seconds: float = Field(default=5.0, gt=0.0)
     """Time between two rounds of the janitor."""
     max_losses: int = Field(default=3, ge=1)
-    """Attempts that may end badly, by a lost worker or a failure that another attempt may mend,
-    before a job fails instead of being queued again."""
+    """Failed attempts (worker lost, or an error that another attempt may avoid) after which a job
+    fails instead of being queued again."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """As the worker's: `serve` gives its train worker so long, and a little more, to stop."""
+    """Time that `serve` gives its train worker to store a resume point when it stops, plus 15 s.
+    The worker reads the same variable."""
     retry_seconds: float = Field(default=10.0, ge=0.0)
-    """Wait before the attempt after the first bad one; each further wait is three times as long,
-    up to ten minutes."""
+    """Wait after the first failed attempt; each further wait is three times as long, up to ten
+    minutes."""
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -93,21 +94,21 @@ class Settings(BaseSettings):
         for proxy in proxies if proxies != ["*"] else []:
             try:
                 ip_network(proxy)
-            except ValueError as error:  # a name would be compared with addresses and never match
+            except ValueError as error:  # a host name would never match an address
                 raise ValueError(
                     f"{error}: give the proxy's address, or a network such as 10.0.0.0/24"
                 ) from None
         return ",".join(proxies)
 
     @model_validator(mode="after")
-    def _refuse_what_is_unsafe(self) -> Self:
+    def _refuse_unsafe_values(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("TUNESMITH_TLS_CERT and TUNESMITH_TLS_KEY: set both, or neither")
-        if not (self.tls_cert or self.trusted_proxies or _only_here(self.host)):
+        if not (self.tls_cert or self.trusted_proxies or _is_local(self.host)):
             raise ValueError(
                 f"TUNESMITH_HOST (--host) {self.host!r} is open to other machines, and API keys "
                 "would travel unencrypted: set TUNESMITH_TLS_CERT and TUNESMITH_TLS_KEY; or "
-                "TUNESMITH_TRUSTED_PROXIES, if a proxy in front ends TLS; or listen on 127.0.0.1"
+                "TUNESMITH_TRUSTED_PROXIES, if a proxy terminates TLS; or listen on 127.0.0.1"
             )
         if token := self.worker_token.get_secret_value():
             check_token("TUNESMITH_WORKER_TOKEN", token)
@@ -120,7 +121,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _fill_in_what_the_data_directory_gives(self) -> Self:
+    def _fill_in_defaults(self) -> Self:
         self.data_dir = self.data_dir.expanduser().resolve()
         self.tls_cert = self.tls_cert and self.tls_cert.expanduser().resolve()
         self.tls_key = self.tls_key and self.tls_key.expanduser().resolve()
@@ -133,15 +134,15 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """Where processes on this machine reach the API, without `/v1`."""
+        """URL of the API for processes on this machine, without `/v1`."""
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         scheme = "https" if self.tls_cert else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def prepare(self) -> None:
-        """Make the data directory and the worker token, if they are not there yet.
+        """Create the data directory and the worker token if they do not exist.
 
-        Raises ValueError when other users of this machine can read them.
+        Raises ValueError if other users of this machine can read them.
         """
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self.data_dir, "the data directory")
@@ -152,36 +153,36 @@ class Settings(BaseSettings):
             self.worker_token = SecretStr(token)
 
 
-def unknown_variables() -> list[str]:
-    """What to say of TUNESMITH_* variables that nothing reads."""
+def variable_warnings() -> list[str]:
+    """Return warnings about TUNESMITH_* variables that no program reads."""
     return unknown_variable_warnings(os.environ)
 
 
 def read_or_write_secret(path: Path, value: str) -> str:
-    """Content of `path`; `value` is written there (mode 0600) when the file does not exist."""
+    """Return the content of `path`; if there is no such file, write `value` to it (mode 0600)."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        if known := path.read_text().strip():
+        if content := path.read_text().strip():
             check_private(path, "the secret in")
-            return known
+            return content
         raise ValueError(f"{path} is empty: delete it and start again") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(value + "\n")
     return value
 
 
-def _only_here(host: str) -> bool:
-    """Whether listening on `host` is listening on this machine's own addresses only."""
+def _is_local(host: str) -> bool:
+    """Return True if only this machine can reach a port on `host`."""
     if is_loopback(host):
         return True
-    if not host:  # every address there is
+    if not host:  # all addresses
         return False
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(
             f"TUNESMITH_HOST (--host) {host!r} is neither an address nor a name that this machine "
             f"can resolve ({error})"
         ) from None
-    return all(is_loopback(str(address[0])) for *_, address in found)
+    return all(is_loopback(str(address[0])) for *_, address in addresses)

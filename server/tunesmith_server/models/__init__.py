@@ -1,4 +1,4 @@
-"""One SQLAlchemy table (or pair) per file. Importing this package registers them all."""
+"""SQLAlchemy tables, one or two per file. Importing this package registers all of them."""
 
 from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow

@@ -1,4 +1,4 @@
-"""What training produced: adapters (or full weights), and the checkpoints that name them."""
+"""Tables of adapters (or full weights) and of the checkpoints that refer to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class AdapterRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     model: Mapped[str] = mapped_column(String(255), unique=True)
-    """Its name as a model."""
+    """Model name."""
     base_model: Mapped[str] = mapped_column(String(512))
     kind: Mapped[str] = mapped_column(String(8))
     step: Mapped[int] = mapped_column(Integer)
     bytes: Mapped[int] = mapped_column(BigInteger)
     files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """StoredFile, by name."""
+    """List of StoredFile, sorted by name."""
 
 
 class CheckpointRow(Base):
@@ -35,6 +35,6 @@ class CheckpointRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int] = mapped_column(Integer)
     model: Mapped[str] = mapped_column(String(255))
-    """Its name as a model."""
+    """Model name."""
     metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
     adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))

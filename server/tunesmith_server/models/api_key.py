@@ -1,4 +1,4 @@
-"""API keys. Only the hash is kept; the key itself is shown once."""
+"""Table of API keys. Only the hash is stored; the key is shown once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class ApiKeyRow(Base):
     name: Mapped[str] = mapped_column(String(120))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     prefix: Mapped[str] = mapped_column(String(16))
-    """First characters of the key, so that its owner can tell keys apart."""
+    """First characters of the key, to tell keys apart."""
     created_at: Mapped[float] = mapped_column(Double)
     revoked_at: Mapped[float | None] = mapped_column(Double)

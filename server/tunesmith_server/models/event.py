@@ -1,4 +1,4 @@
-"""What jobs told: events in order, and metrics by step."""
+"""Tables of job events, in order, and of metrics, by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EventRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """1, 2, 3, ... given out in the transaction that stores the event: readers never skip one."""
+    """1, 2, 3, ... assigned in the transaction that stores the event: readers skip none."""
     created_at: Mapped[float] = mapped_column(Double)
     attempt: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str] = mapped_column(String(16))
@@ -31,4 +31,4 @@ class MetricRow(Base):
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[float | None] = mapped_column(Double)
-    """Null stands for NaN. A repeated step of a later attempt overwrites."""
+    """Null means NaN. A later attempt that repeats the step overwrites the value."""

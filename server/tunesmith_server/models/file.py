@@ -1,4 +1,4 @@
-"""Uploaded files. The content lies in storage under its sha256."""
+"""Table of uploaded files. The content is in storage under its sha256."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class FileRow(Base):
     status_details: Mapped[str | None] = mapped_column(Text)
     validation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """When a validation message was last sent; the janitor sends another after a while."""
+    """Time of the last validation message; the janitor sends another after a while."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
-    """How often a light worker began to read it."""
+    """Number of times that a light worker started to read the file."""

@@ -1,4 +1,4 @@
-"""Idempotency keys: which job a create request made, so that sending it twice makes one job."""
+"""Table of idempotency keys: the job of each create request, to recognise repeats."""
 
 from __future__ import annotations
 

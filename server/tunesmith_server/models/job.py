@@ -1,4 +1,4 @@
-"""Fine-tuning jobs: the truth about who may do what with them."""
+"""Table of fine-tuning jobs; the only authority on their state."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ class JobRow(Base):
     owner: Mapped[str] = mapped_column(String(40))
     """Id of the API key that created it."""
     body_sha256: Mapped[str] = mapped_column(String(64))
-    """Of the create body: a client's retry without a key is recognised by it."""
+    """sha256 of the create body; identifies a client's retry without an idempotency key."""
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
-    """The weights it starts from, when the base model was trained here."""
+    """Weights to start from, if the base model was trained here."""
     training_file: Mapped[str] = mapped_column(String(40), index=True)
     validation_file: Mapped[str | None] = mapped_column(String(40), index=True)
     suffix: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int] = mapped_column(BigInteger)
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
-    """`metadata` on the wire; SQLAlchemy keeps that name for itself."""
+    """`metadata` on the wire; SQLAlchemy reserves that name."""
     recipe: Mapped[dict[str, Any]] = mapped_column(JSON)
     hyperparameters: Mapped[dict[str, Any]] = mapped_column(JSON)
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
-    """End at the next step and keep what there is. A pause is the state `pausing`."""
+    """End at the next step and keep the result. A requested pause is the state `pausing`."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
-    """Claims so far."""
+    """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
-    """Attempts that ended badly; a release is not one."""
+    """Number of failed attempts; a release does not count."""
     failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
-    """Why each of them ended: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
+    """Reason of each failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
     not_before: Mapped[float | None] = mapped_column(Double)
-    """Not to be claimed earlier, by the database's clock."""
+    """Earliest time of the next claim, by the database clock."""
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Fencing token: only who quotes the newest one may write."""
+    """Fencing token: only a worker with the newest token may write."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Double)
-    """By the database's clock."""
+    """End of the lease, by the database clock."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """When a wake-up was last sent for it."""
+    """Time of the last wake-up message."""
 
     last_seq: Mapped[int] = mapped_column(BigInteger, default=0)
     """Highest event number."""
     source_seq: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Highest number of this attempt's events.jsonl that is stored."""
+    """Highest event number of this attempt's events.jsonl that is stored."""
     step: Mapped[int] = mapped_column(Integer, default=0)
     total_steps: Mapped[int | None] = mapped_column(Integer)
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
@@ -69,7 +69,7 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     forked_from: Mapped[str | None] = mapped_column(String(40))
-    """The job whose resume point it starts from."""
+    """Job whose resume point it starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40), index=True, unique=True)
-    """The job that failed or was cancelled and that this one takes up; at most one does."""
+    """Failed or cancelled job that this job retries; a job has at most one retry."""

@@ -1,4 +1,4 @@
-"""Run reports: the newest word of each attempt's worker."""
+"""Table of run reports: the newest report of each attempt."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class ReportRow(Base):
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
     updated_at: Mapped[float] = mapped_column(Double)
     content: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """RunReport. A later one of the same attempt replaces it."""
+    """RunReport; a later report of the same attempt replaces it."""

@@ -1,4 +1,4 @@
-"""What a job can go on from: full-state checkpoints in storage."""
+"""Table of resume points: full-state checkpoints in storage from which a job can continue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ResumePointRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """Optimiser steps done."""
+    """Number of completed optimiser steps."""
     created_at: Mapped[float] = mapped_column(Double)
     stays: Mapped[bool] = mapped_column(Boolean, default=False)
-    """`recipe.keep_every` names its step."""
+    """True if `recipe.keep_every` keeps this step."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """StoredFile, by name."""
+    """List of StoredFile, sorted by name."""

@@ -1,4 +1,4 @@
-"""What reinforcement jobs drew: the step's file in storage, which holds the texts."""
+"""Table of reinforcement jobs' samples: one stored file per step, which holds the texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class SamplesRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """Of a later attempt, the same step's replace them."""
+    """A later attempt that repeats the step replaces the row."""
     created_at: Mapped[float] = mapped_column(Double)
     count: Mapped[int] = mapped_column(Integer)
-    """Samples in the file, at least one: a page is found without reading it."""
+    """Number of samples in the file, at least one; paging does not need to read the file."""
     bytes: Mapped[int] = mapped_column(BigInteger)
-    """Of the file as it is stored."""
+    """Size of the stored file."""
     sha256: Mapped[str] = mapped_column(String(64))
-    """JSON lines, gzip."""
+    """Hash of the stored file: JSON lines, gzip."""

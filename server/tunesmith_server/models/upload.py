@@ -1,4 +1,4 @@
-"""Uploads in parts. The parts lie in storage under their upload until it is over."""
+"""Tables of uploads in parts. The parts stay in storage until the upload is closed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class UploadRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float] = mapped_column(Double, index=True)
     status: Mapped[str] = mapped_column(String(16))
-    """A `pending` one past `expires_at` is expired, whether or not the janitor has said so."""
+    """A `pending` upload past `expires_at` is expired, even before the janitor writes so."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     filename: Mapped[str] = mapped_column(String(255))
     mime_type: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))
     file_seconds: Mapped[int | None] = mapped_column(Integer)
-    """How long the file is to stay once it exists."""
+    """Lifetime of the completed file."""
     part_ids: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """What it was completed with, so that asking again gets the same answer."""
+    """Parts in the completing request; repeating that request returns the same result."""
     file_id: Mapped[str | None] = mapped_column(String(40))
 
 

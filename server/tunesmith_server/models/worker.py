@@ -1,4 +1,4 @@
-"""Workers that said they are there. Readiness looks here; job state never does."""
+"""Table of workers that have reported. Used for readiness and matching, never for job state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(255))
     version: Mapped[str] = mapped_column(String(32))
     models: Mapped[list[str]] = mapped_column(JSON)
-    """Base models its host has."""
+    """Base models on its host."""
     not_ready: Mapped[str | None] = mapped_column(String(500))
-    """Why it takes no job; null: it does."""
+    """Reason why it accepts no job; null if it accepts jobs."""
     last_seen: Mapped[float] = mapped_column(Double)
-    """By the database's clock."""
+    """Time of its last report, by the database clock."""

@@ -1,1 +1,1 @@
-"""The rules, as functions that take a session. They never commit: the edge of the request does."""
+"""Business rules, as functions on a session. They never commit: the route does."""

@@ -1,4 +1,4 @@
-"""Adapters and full weights: recorded when a worker hands them over, read by file or as tar."""
+"""Adapters and full weights: recorded from workers' reports, read by file or as a tar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 512
 def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
-    """Insert what a job produced; the same name of an earlier attempt is replaced in place."""
+    """Insert a job's weights; a row of an earlier attempt with the same name is replaced."""
     row = session.scalar(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
     )
@@ -63,7 +63,7 @@ def retrieve(session: Session, adapter_id: str) -> AdapterRow:
     if row is None:
         raise NotFound(
             ErrorCode.NOT_FOUND, f"no adapter {adapter_id!r}",
-            hint="a job that succeeded names its adapter in adapter_id",
+            hint="GET /v1/fine_tuning/jobs/ID has the adapter_id of a succeeded job",
         )  # fmt: skip
     return row
 
@@ -73,14 +73,19 @@ def find_file(row: AdapterRow, name: str) -> StoredFile:
         if file["name"] == name:
             return StoredFile.model_validate(file)
     names = ", ".join(file["name"] for file in row.files)
-    raise NotFound(ErrorCode.NOT_FOUND, f"adapter {row.id} has no file {name!r}: it has {names}")
+    raise NotFound(
+        ErrorCode.NOT_FOUND, f"adapter {row.id!r} has no file {name!r}", hint=f"its files: {names}"
+    )
 
 
 def delete_model(session: Session, name: str) -> None:
-    """Delete a tuned model. Its content goes with the janitor's next sweep."""
+    """Delete a tuned model. The janitor's next sweep deletes its content."""
     row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
     if row is None:
-        raise NotFound(ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r}")
+        raise NotFound(
+            ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r}",
+            hint="GET /v1/models lists tuned models; base models cannot be deleted",
+        )  # fmt: skip
     user = session.scalar(
         select(JobRow).where(
             JobRow.base_adapter_id == row.id,
@@ -118,13 +123,13 @@ def to_wire(row: AdapterRow) -> Adapter:
 
 
 def tar_bytes(row: AdapterRow) -> int:
-    """Size of the archive that `tar_stream` gives."""
+    """Size of the archive of `tar_stream`, in bytes."""
     blocks: int = sum(1 + -(-file["bytes"] // _BLOCK) for file in row.files)
     return (blocks + 2) * _BLOCK
 
 
 def tar_stream(row: AdapterRow, storage: Storage) -> Iterator[bytes]:
-    """An uncompressed tar of all files, made on the fly, the same bytes every time."""
+    """Yield an uncompressed tar of all files, the same bytes in every call."""
     for file in row.files:
         info = tarfile.TarInfo(file["name"])
         info.size, info.mtime, info.mode = file["bytes"], int(row.created_at), 0o644

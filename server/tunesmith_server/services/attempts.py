@@ -1,7 +1,7 @@
-"""Attempts that ended badly: which are worth another, when it may begin, and when that is enough.
+"""Failed attempts: which are retried, when, and how often.
 
-A release (drain, pause, SIGTERM) never comes here and is not charged. A failure after progress is
-charged like any other: a job that costs a worker at every resume point must end too.
+A release (drain, pause, SIGTERM) is not a failed attempt. A failure after progress counts like any
+other: a job that loses a worker at every resume point must end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tunesmith_server.models import JobRow
 
 from . import job_control, jobs
 
-ANOTHER_MAY_DO_BETTER: Mapping[ErrorCategory, bool] = MappingProxyType(
+RETRIED_CATEGORIES: Mapping[ErrorCategory, bool] = MappingProxyType(
     {
         ErrorCategory.USER: False,
         ErrorCategory.DATA: False,
@@ -31,49 +31,46 @@ ANOTHER_MAY_DO_BETTER: Mapping[ErrorCategory, bool] = MappingProxyType(
         ErrorCategory.INFRASTRUCTURE: True,
     }
 )
-"""The same request meets the same end, unless it was the host's doing."""
-ONCE_MORE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
-"""Whatever their category: another process may have taken the memory; the second time it did not.
-"""
+"""Only failures of the infrastructure are retried: others would repeat."""
+RETRIED_ONCE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
+"""Codes that are retried once: another process may have used the memory."""
 BACK_OFF_FACTOR = 3.0
 MAX_BACK_OFF_SECONDS = 600.0
-_SHOWN = 10
-_LINE = 200
+_MAX_LISTED = 10
+_MAX_LINE = 200
 
 
-def end_badly(
+def fail_attempt(
     session: Session,
     settings: Settings,
     job: JobRow,
     failure: JobFailure,
-    values: Mapping[str, Any] = MappingProxyType({}),  # Any: columns set along
+    values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
-    """Charge a held job's attempt: queue it again for later, or fail it with its history; what its
-    user has asked for meanwhile goes first.
+    """Count a failed attempt of a held job: queue the job again for later, or fail it with its
+    history. A cancel of the user comes first; a pause or stop comes first unless the job fails.
 
-    Conditional on the job's fence; None: nothing was changed.
+    Conditional on the job's fence. Returns None if nothing was changed.
     """
-    ended = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
-    failures = [*job.failures, ended]
+    record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
+    failures = [*job.failures, record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}
-    reason = f"attempt {job.attempt} ended badly"
-    may_go_on = _worth_another(failure, failures)
-    if job.cancel_requested:
-        return jobs.move(
-            session, job.id, JobState.CANCELLED, "cancelled", fence=job.fence, values=columns
-        )
+    reason = f"attempt {job.attempt} failed"
+    may_retry = _may_retry(failure, failures)
+    end = job_control.requested_end(session, job) if may_retry or job.cancel_requested else None
     columns |= {"phase": None, "lease_until": None}
-    if may_go_on and job.state == JobState.PAUSING:
-        message = f"{reason}: paused ({failure.message})"
+    if end is not None:
+        state, outcome = end
         return jobs.move(
-            session, job.id, JobState.PAUSED, message, fence=job.fence, level="warn", values=columns
+            session,
+            job.id,
+            state,
+            outcome if job.cancel_requested else f"{reason}: {outcome} ({failure.message})",
+            fence=job.fence,
+            level="info" if state == JobState.CANCELLED else "warn",
+            values=columns,
         )
-    if may_go_on and job.stop_requested and not job_control.has_resume_point(session, job):
-        message = f"{reason} before anything was stored that the stop could have kept: cancelled"
-        return jobs.move(
-            session, job.id, JobState.CANCELLED, message, fence=job.fence, values=columns
-        )
-    if not may_go_on or job.losses + 1 >= settings.max_losses:
+    if not may_retry or job.losses + 1 >= settings.max_losses:
         last = failure.model_copy(update={"message": _with_history(failure, failures)})
         return jobs.fail(session, job.id, last, fence=job.fence, values=columns)
     wait = back_off(settings, job.losses + 1)
@@ -88,7 +85,7 @@ def end_badly(
         session,
         job.id,
         JobState.QUEUED,
-        f"{reason}, queued again, to start in {wait:.0f} s at the earliest: {failure.message}",
+        f"{reason}: queued again, earliest start in {wait:.0f} s ({failure.message})",
         fence=job.fence,
         level="warn",
         data=data,
@@ -102,23 +99,23 @@ def end_badly(
 
 
 def back_off(settings: Settings, losses: int) -> float:
-    """Seconds before the next attempt, after that many bad ones."""
+    """Seconds to wait after `losses` failed attempts."""
     wait = settings.retry_seconds * BACK_OFF_FACTOR ** min(losses - 1, 20)
     return min(MAX_BACK_OFF_SECONDS, wait)
 
 
-def _worth_another(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
-    if failure.code in ONCE_MORE:
-        return [one["code"] for one in failures].count(failure.code) == 1
-    return ANOTHER_MAY_DO_BETTER[failure.category]
+def _may_retry(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
+    if failure.code in RETRIED_ONCE:
+        return [record["code"] for record in failures].count(failure.code) == 1
+    return RETRIED_CATEGORIES[failure.category]
 
 
 def _with_history(failure: JobFailure, failures: list[dict[str, Any]]) -> str:
     if len(failures) == 1:
         return failure.message
-    lines = [f"{failure.message[:2000]}", f"{len(failures)} attempts ended badly:"]
-    for one in failures[-_SHOWN:]:
-        when = datetime.fromtimestamp(one["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        what = str(one["message"]).partition("\n")[0][:_LINE]
-        lines.append(f"attempt {one['attempt']}, {when}: {one['code']}: {what}")
+    lines = [f"{failure.message[:2000]}", f"{len(failures)} attempts failed:"]
+    for record in failures[-_MAX_LISTED:]:
+        when = datetime.fromtimestamp(record["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        first_line = str(record["message"]).partition("\n")[0][:_MAX_LINE]
+        lines.append(f"attempt {record['attempt']}, {when}: {record['code']}: {first_line}")
     return "\n".join(lines)[:4000]

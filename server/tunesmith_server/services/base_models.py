@@ -1,7 +1,7 @@
-"""Which base models a job may name, and the names of tuned ones.
+"""Base models that a job may use, and names of tuned models.
 
-A base model is a folder below an allowed directory (of this host or of a worker's), a hub id, or
-the full weights that an earlier job produced.
+A base model is a folder in an allowed directory (on this host or on a worker's), a Hugging Face id,
+or the full weights of an earlier job.
 """
 
 from __future__ import annotations
@@ -31,73 +31,66 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 @dataclass(frozen=True, kw_only=True)
 class BaseChoice:
     name: str
-    """As the job will carry it: never a host path outside the allowed directories."""
+    """Name in the job: never a host path outside the allowed directories."""
     adapter_id: str | None = None
     """Full weights of an earlier job."""
-    on_no_worker: bool = False
-    """Whether it is a folder that no train worker that is up has."""
+    missing_on_workers: bool = False
+    """True for a folder that no live train worker has."""
 
 
-def folders(settings: Settings) -> dict[str, Path]:
+def local_folders(settings: Settings) -> dict[str, Path]:
     """Model folders on this host by name; the first directory wins."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for directory in settings.base_model_folders():
         if directory.is_dir():
             for entry in sorted(directory.iterdir()):
                 if (entry / "config.json").is_file():
-                    found.setdefault(entry.name, entry)
-    return found
+                    folders.setdefault(entry.name, entry)
+    return folders
 
 
 def names(session: Session, settings: Settings) -> list[str]:
-    """Names of base models here and on the workers."""
-    return sorted(set(folders(settings)) | on_workers(session))
+    """Names of base models on this host and on workers."""
+    return sorted({*local_folders(settings), *on_workers(session)})
 
 
-def on_workers(session: Session) -> set[str]:
-    """Names of base models on the hosts of live train workers."""
-    live = select(WorkerRow.models).where(
+def on_workers(session: Session) -> dict[str, list[str]]:
+    """Ids of live train workers by the base models on their hosts."""
+    live = select(WorkerRow.worker_id, WorkerRow.models).where(
         WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > epoch_now() - READY_SECONDS
     )
-    return {name for models in session.scalars(live) for name in models}
+    workers: dict[str, list[str]] = {}
+    for worker_id, models in session.execute(live.order_by(WorkerRow.worker_id)):
+        for name in models:
+            workers.setdefault(name, []).append(worker_id)
+    return workers
 
 
 def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
-    """The base model a job asks for. Raises BadRequest when it cannot be one."""
+    """Resolve the base model of a new job. Raises BadRequest if the job cannot use it."""
     if name.startswith("ft:"):
         return _tuned(session, name)
-    ready = on_workers(session)
-    known = sorted(set(folders(settings)) | ready)
+    loadable = on_workers(session)
+    known = sorted({*local_folders(settings), *loadable})
     if name.startswith(("/", "./", "../", "~")) and name not in known:
         name = _folder_below_allowed(settings, name)
     elif name not in known and not _HUB_ID.fullmatch(name):
         raise _unknown(name, known, settings.base_model_folders())
-    return BaseChoice(name=name, on_no_worker="/" not in name and name not in ready)
+    return BaseChoice(name=name, missing_on_workers="/" not in name and name not in loadable)
 
 
-def _unknown(name: str, known: list[str], looked_at: list[Path]) -> BadRequest:
+def _unknown(name: str, known: list[str], searched: list[Path]) -> BadRequest:
     near = difflib.get_close_matches(name, known, n=1)
     return BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
-        f"model {name!r} is neither on this host nor a hub id",
+        f"no model {name!r} on this server; {name!r} is not a Hugging Face id",
         param="model",
         hint=f"did you mean {near[0]!r}?"
         if near
-        else f"base models here: {', '.join(known)}"
+        else f"base models on this server: {', '.join(known)}"
         if known
-        else f"no base models here: {why_no_models(looked_at)}; a hub id looks like org/name",
-    )
-
-
-def why_it_waits(base: BaseChoice) -> str | None:
-    """A warning when no worker that is up could serve a job on `base`."""
-    return no_worker_has(base.name) if base.on_no_worker else None
-
-
-def no_worker_has(name: str) -> str:
-    return (
-        f"no train worker that is up has the base model {name!r}, so the job waits: start one "
-        "whose TUNESMITH_MODEL_DIRS has that folder"
+        else f"this server has no base models: {why_no_models(searched)}; a Hugging Face id has "
+        "the form org/name",
     )
 
 
@@ -105,35 +98,35 @@ def _tuned(session: Session, name: str) -> BaseChoice:
     row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
     if row is None:
         raise BadRequest(
-            ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r} here", param="model",
-            hint="GET /v1/models lists them",
+            ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r} on this server", param="model",
+            hint="GET /v1/models lists all models",
         )  # fmt: skip
     if row.kind != "full":
         raise BadRequest(
             ErrorCode.MODEL_NOT_USABLE,
             f"{name!r} is a LoRA adapter, not a base model",
             param="model",
-            hint=f"train on its base model, {row.base_model!r}",
+            hint=f"use its base model, {row.base_model!r}",
         )
     return BaseChoice(name=name, adapter_id=row.id)
 
 
 def _folder_below_allowed(settings: Settings, name: str) -> str:
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # what no path can be is none
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # an invalid path is refused below
         path = Path(name).expanduser().resolve()
         for directory in settings.base_model_folders():
             if directory in path.parents and (path / "config.json").is_file():
                 return str(path.relative_to(directory))
     raise BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
-        f"model {name!r} is not a model folder below an allowed directory",
+        f"model {name!r} is not a model folder in an allowed directory",
         param="model",
-        hint="the operator allows directories with TUNESMITH_MODEL_DIRS",
+        hint="ask the operator to add the directory to TUNESMITH_MODEL_DIRS",
     )
 
 
 def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) -> str:
-    """`ft:BASE:PROJECT:SUFFIX:ID`, BASE without slashes or host paths."""
+    """Name of a tuned model: `ft:BASE:PROJECT:SUFFIX:ID`, BASE without slashes or host paths."""
     base = model.split(":")[1] if model.startswith("ft:") else model.rstrip("/").rsplit("/", 1)[-1]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", base)[:100]
     suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "")
@@ -141,7 +134,7 @@ def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) 
 
 
 def list_models(session: Session, settings: Settings) -> list[Model]:
-    local = folders(settings)
+    local = local_folders(settings)
     base = [
         Model(
             id=name,
@@ -158,7 +151,9 @@ def retrieve(session: Session, settings: Settings, name: str) -> Model:
     for model in list_models(session, settings):
         if model.id == name:
             return model
-    raise NotFound(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", hint="GET /v1/models")
+    raise NotFound(
+        ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", hint="GET /v1/models lists all models"
+    )
 
 
 def _tuned_to_wire(row: AdapterRow) -> Model:

@@ -1,4 +1,4 @@
-"""Checkpoints beyond `recipe.save_total_limit`: their rows go when a newer one is recorded."""
+"""Retention of checkpoints: rows beyond `recipe.save_total_limit` are deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
-    """Not one that another job, not ended yet, starts from. Content goes with the next sweep."""
+    """Delete checkpoints beyond the limit, except those that an unfinished job starts from. The
+    next sweep deletes their content."""
     rows = {
         row.step: row
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))

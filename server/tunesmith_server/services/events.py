@@ -63,7 +63,7 @@ def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
         if name not in _NOT_METRICS and (value is None or isinstance(value, int | float))
     ]
     if rows:
-        insert: Any = sqlite.insert  # Any: the two dialects' inserts share no base with upsert
+        insert: Any = sqlite.insert  # Any: no common base class has on_conflict_do_update
         if session.get_bind().dialect.name == "postgresql":
             insert = postgresql.insert
         statement = insert(MetricRow)
@@ -87,7 +87,7 @@ def event_id(job_id: str, seq: int) -> str:
 
 
 def seq_of(job_id: str, after: str) -> int:
-    """The number inside an event id of this job."""
+    """Return the number in an event id of this job."""
     head, _, text = after.rpartition("-")
     seq = number_in(text)
     if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or seq is None:
@@ -193,12 +193,12 @@ def list_checkpoints(
     return _page(items, more)
 
 
-def forget_steps_after(session: Session, job_id: str, step: int) -> None:
-    """Drop metrics of steps that a new attempt will do again."""
+def delete_metrics_after(session: Session, job_id: str, step: int) -> None:
+    """Delete the metrics of steps that a new attempt repeats."""
     session.execute(delete(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step > step))
 
 
-def _page(items: list[Any], more: bool) -> Page[Any]:  # Any: one helper for three item types
+def _page(items: list[Any], more: bool) -> Page[Any]:  # Any: three item types
     return Page(
         data=items,
         has_more=more,

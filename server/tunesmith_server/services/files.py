@@ -1,4 +1,4 @@
-"""Uploaded files and what validation found in them."""
+"""Uploaded files and their validation."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ USE: dict[MethodName, str] = {
     "supervised": "trained on",
     "reinforcement": "used for reinforcement",
 }
-"""What a job does with a file, after "cannot be"."""
-MOST_READINGS = 3
-"""Begun and never ended; a message that no worker took does not count."""
+"""Use of a file by a job of each method; follows "cannot be" in messages."""
+MAX_READINGS = 3
+"""Reads that may start without an end. A message that no worker received does not count."""
 
 
 def create(
@@ -47,12 +47,12 @@ def create(
     content: IO[bytes],
     expires_in: int | None = None,
 ) -> FileObject:
-    """Store the content, then the row; a data set is handed to a light worker after the commit."""
+    """Store the content, then the row. A light worker validates a data set after the commit."""
     sha256, size = hash_of(content)
     if size == 0:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST, f"file {filename!r} is empty", param="file",
-            hint="was the right path given?",
+            hint="check the path of the uploaded file",
         )  # fmt: skip
     storage.put(content, sha256)
     row = record(
@@ -72,7 +72,7 @@ def record(
     size: int,
     expires_in: int | None,
 ) -> FileRow:
-    """The row of content that is stored already; see `create`."""
+    """Insert the row of content that is already stored; see `create`."""
     now = time.time()
     row = FileRow(
         id=new_id("file"),
@@ -94,7 +94,7 @@ def record(
 
 
 def plain_name(filename: str) -> str:
-    """The last part of a client's path, without what a terminal or file system would obey."""
+    """Return the last part of a client's path, without control characters."""
     last = filename.replace("\\", "/").rsplit("/", 1)[-1]
     plain = "".join(letter for letter in last if letter.isprintable()).strip()[:255]
     return plain if plain.strip(".") else "file"
@@ -107,14 +107,14 @@ def retrieve(
     param: str | None = None,
     lock: bool | dict[str, bool] = False,
 ) -> FileRow:
-    """The file. `lock` (shared: {"read": True}) keeps PostgreSQL from changing it meanwhile, so
-    that a job made while its file is validated or deleted sees that, or is seen by it."""
+    """Return the file's row. `lock` (shared: {"read": True}) blocks concurrent changes on
+    PostgreSQL, so that creating a job and validating or deleting its file happen in sequence."""
     row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:
-        kind = BadRequest if param else NotFound
-        raise kind(
+        error = BadRequest if param else NotFound
+        raise error(
             ErrorCode.NOT_FOUND, f"no file {file_id!r}", param=param,
-            hint="upload it with POST /v1/files; GET /v1/files lists what is here",
+            hint="GET /v1/files lists all files; POST /v1/files uploads one",
         )  # fmt: skip
     return row
 
@@ -157,7 +157,7 @@ def list_files(
 
 
 def delete(session: Session, file_id: str) -> None:
-    """Remove the row; the janitor sweeps the content once nothing refers to it."""
+    """Delete the row; the janitor sweeps content that no row refers to."""
     row = retrieve(session, file_id, lock=True)
     if user := job_using(session, file_id):
         raise Conflict(
@@ -180,43 +180,43 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
     )
 
 
-def begin_reading(session: Session, file_id: str) -> FileRow:
-    """A light worker begins to read the file. One that ended every worker so far gets a verdict
-    instead: `status` is then `error`, and the worker leaves it."""
+def start_reading(session: Session, file_id: str) -> FileRow:
+    """Record that a light worker starts to read the file. After MAX_READINGS crashed workers set
+    `status` to `error` instead, so that the worker skips the file."""
     row = retrieve(session, file_id, lock=True)
     if row.status != "uploaded":
         return row
-    if row.readings < MOST_READINGS:
+    if row.readings < MAX_READINGS:
         row.readings += 1
         return row
     problem = RowProblem(
         row=0,
-        message=f"reading it ended the worker {row.readings} times: does it exhaust the memory of "
-        "the worker's host? Split it and upload the parts",
+        message=f"the worker crashed {row.readings} times while reading the file, probably because "
+        "its host ran out of memory: split the file and upload the parts",
     )
-    found = FileValidation(ok=False, problems=[problem], num_problems=1)
-    return record_validation(session, file_id, found)
+    result = FileValidation(ok=False, problems=[problem], num_problems=1)
+    return record_validation(session, file_id, result)
 
 
-def record_validation(session: Session, file_id: str, found: FileValidation) -> FileRow:
+def record_validation(session: Session, file_id: str, result: FileValidation) -> FileRow:
     row = retrieve(session, file_id, lock=True)
-    row.validation = found.model_dump(mode="json")
-    row.status = "processed" if found.ok else "error"
+    row.validation = result.model_dump(mode="json")
+    row.status = "processed" if result.ok else "error"
     row.status_details = None
-    if not found.ok:
-        shown = BadRows(problems=found.problems, num_problems=found.num_problems)
-        row.status_details = shown.summary().replace("\0", "\ufffd")
+    if not result.ok:
+        bad_rows = BadRows(problems=result.problems, num_problems=result.num_problems)
+        row.status_details = bad_rows.summary().replace("\0", "\ufffd")
     return row
 
 
-def why_not(row: FileRow, method: MethodName) -> str | None:
-    """Why a job of that kind cannot be trained on the file; None: it can, or is not known yet."""
+def refusal(row: FileRow, method: MethodName) -> str | None:
+    """Reason why a job of this method cannot use the file; None if it can, or before validation."""
     if row.status == "error":
         return row.status_details or "no usable rows"
     if row.validation is None:
         return None
-    why = FileValidation.model_validate(row.validation).unusable_reason(method)
-    return why and why.replace("\0", "\ufffd")
+    reason = FileValidation.model_validate(row.validation).unusable_reason(method)
+    return reason and reason.replace("\0", "\ufffd")
 
 
 def to_wire(row: FileRow) -> FileObject:

@@ -1,7 +1,7 @@
-"""What users ask of a job that exists: pause, resume, cancel, stop. And what its worker is told.
+"""User commands on a job (pause, resume, cancel, stop), and the command sent to its worker.
 
-Each locks the job's row first, so that two wishes, or a wish and a worker's report, come one after
-the other. Saying one twice is saying it once. docs/contributing/decisions/0015 has the table.
+Each command locks the job's row first, so that commands and workers' reports take effect one after
+the other. Repeating a command is safe. docs/contributing/decisions/0015 has the table.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from tunesmith_server.models import JobRow, ResumePointRow
 from . import events, jobs
 from .jobs import HELD
 
-_RETRY = "POST /v1/fine_tuning/jobs/{id}/retry takes it up again"
-_DONE = "GET /v1/fine_tuning/jobs/{id} names what it made; POST /v1/fine_tuning/jobs trains anew"
+_RETRY = "POST /v1/fine_tuning/jobs/{id}/retry retries it"
+_DONE = "GET /v1/fine_tuning/jobs/{id} has its result; POST /v1/fine_tuning/jobs creates a new job"
 
 
 def cancel(session: Session, job_id: str) -> Job:
-    """Cancel at once where no worker holds the job; else ask its worker, which obeys within 5 s."""
+    """Cancel at once if no worker holds the job; else ask its worker, which stops within 5 s."""
     job = jobs.lock(session, job_id)
     if job.state in HELD:
         if not job.cancel_requested:
             job.cancel_requested = True
             events.add(session, job, "cancel requested")
     elif job.state not in TERMINAL:
-        job = _moved(session, job, JobState.CANCELLED, "cancelled")
+        job = _move(session, job, JobState.CANCELLED, "cancelled")
     elif job.state != JobState.CANCELLED:
         raise BadRequest(
             ErrorCode.NOT_CANCELLABLE,
             f"job {job_id!r} has already {job.state}",
-            hint="only a job that has not ended can be cancelled",
+            hint="only an unfinished job can be cancelled",
         )
     return jobs.to_wire(job)
 
 
 def pause(session: Session, job_id: str) -> Job:
-    """Hold a waiting job; have a running one save a resume point and give its device back."""
+    """Pause a queued job; ask a running one to save a resume point and free its GPU."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_PAUSABLE, "paused")
     if job.state == JobState.VALIDATING_FILES:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
-            f"job {job_id!r} cannot be paused while its files are read",
-            hint="that takes seconds: pause it once it is queued, or cancel it",
+            f"job {job_id!r} cannot be paused while its files are validated",
+            hint="wait some seconds until it is queued, or cancel it",
         )
     if job.state not in (JobState.PAUSING, JobState.PAUSED) and job.stop_requested:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
-            f"job {job_id!r} was asked to stop and is about to end with what it has made",
+            f"job {job_id!r} was asked to stop and will end with the result so far",
             hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it without a result",
         )
     if job.state == JobState.QUEUED:
-        job = _moved(session, job, JobState.PAUSED, "paused before a worker had it")
+        job = _move(session, job, JobState.PAUSED, "paused before a worker claimed it")
     elif job.state == JobState.RUNNING:
-        job = _moved(session, job, JobState.PAUSING, "pause requested")
+        job = _move(session, job, JobState.PAUSING, "pause requested")
     return jobs.to_wire(job)
 
 
 def resume(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
-    """Queue a paused job; call off a pause that is under way. Whatever goes on anyway goes on."""
+    """Queue a paused job, or withdraw a pause in progress. A running job is not changed."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_RESUMABLE, "resumed")
     if job.state == JobState.PAUSED:
         _requeue(session, wake_ups, job, "resumed: queued again")
     elif job.state == JobState.PAUSING:
-        _call_off_pause(session, job)
+        _withdraw_pause(session, job)
     return jobs.to_wire(job)
 
 
 def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
-    """End the training at its next step and keep what it has made. A job that no worker holds is
-    taken up once more for that, from its newest resume point."""
+    """End the training at its next step and keep the result. If no worker holds the job, a worker
+    claims it once more and saves its newest resume point."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_STOPPABLE, "stopped")
     if job.stop_requested:
@@ -85,20 +85,20 @@ def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
     if job.state not in HELD and not has_resume_point(session, job):
         raise BadRequest(
             ErrorCode.NOT_STOPPABLE,
-            f"job {job_id!r} is {job.state} and has made nothing that could be kept",
+            f"job {job_id!r} is {job.state} and has no resume point to keep",
             hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it",
         )
     job.stop_requested = True
     events.add(session, job, "stop requested")
     if job.state == JobState.PAUSING:
-        _call_off_pause(session, job)
+        _withdraw_pause(session, job)
     elif job.state == JobState.PAUSED:
-        _requeue(session, wake_ups, job, "queued again, to save what it has made")
+        _requeue(session, wake_ups, job, "queued again, to save its result")
     return jobs.to_wire(job)
 
 
-def order(job: JobRow) -> Control:
-    """What whoever holds the job is told with the reply to a report."""
+def command_for(job: JobRow) -> Control:
+    """Command for the job's worker, sent in the reply to a report."""
     if job.cancel_requested:
         return Control.CANCEL
     if job.state == JobState.PAUSING:
@@ -106,7 +106,7 @@ def order(job: JobRow) -> Control:
     return Control.STOP if job.stop_requested else Control.CONTINUE
 
 
-def let_go(
+def release(
     session: Session,
     wake_ups: WakeUps,
     job: JobRow,
@@ -115,22 +115,30 @@ def let_go(
     level: str = "info",
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """What becomes of a job whose worker has let it go, or was lost: what its user asked for, else
-    it is queued again. `reason` begins the event's message. None: the fence was no longer right."""
-    idle = {"phase": None, "lease_until": None, **(values or {})}
-    to, message = JobState.CANCELLED, "cancelled"
-    if job.cancel_requested:
-        pass
-    elif job.state == JobState.PAUSING:
-        to, message = JobState.PAUSED, f"{reason}: paused"
-    elif job.stop_requested and not has_resume_point(session, job):
-        message = f"{reason} before anything was stored that the stop could have kept: cancelled"
-    else:
+    """Move a job that its worker has released to the state that its user requested, else back to
+    the queue. `reason` starts the event's message. Returns None if the fence is outdated."""
+    end = requested_end(session, job)
+    if end is None:
         return jobs.enqueue(
             session, wake_ups, job.id, f"{reason}: queued again", fence=job.fence, level=level,
             values=values,
         )  # fmt: skip
-    return jobs.move(session, job.id, to, message, fence=job.fence, level=level, values=idle)
+    state, outcome = end
+    message = outcome if job.cancel_requested else f"{reason}: {outcome}"
+    columns = {"phase": None, "lease_until": None, **(values or {})}
+    return jobs.move(session, job.id, state, message, fence=job.fence, level=level, values=columns)
+
+
+def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
+    """State that the user's command leads to once no worker holds the job, and words for the event;
+    None if the job is to train further."""
+    if job.cancel_requested:
+        return JobState.CANCELLED, "cancelled"
+    if job.state == JobState.PAUSING:
+        return JobState.PAUSED, "paused"
+    if job.stop_requested and not has_resume_point(session, job):
+        return JobState.CANCELLED, "cancelled, because the stop has no resume point to keep"
+    return None
 
 
 def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
@@ -151,15 +159,15 @@ def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
         )
 
 
-def _moved(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
+def _move(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
     moved = jobs.move(session, job.id, to, message)
-    assert moved is not None, "the row is locked, and the caller looked at its state"
+    assert moved is not None, "the row is locked, and the caller checked its state"
     return moved
 
 
-def _call_off_pause(session: Session, job: JobRow) -> None:
-    # Should its worker have been told already, it lets go all the same, and the job is queued.
-    _moved(session, job, JobState.RUNNING, "the pause was called off")
+def _withdraw_pause(session: Session, job: JobRow) -> None:
+    # A worker that has the command already still releases the job, which is then queued.
+    _move(session, job, JobState.RUNNING, "pause withdrawn")
 
 
 def _requeue(session: Session, wake_ups: WakeUps, job: JobRow, message: str) -> None:
@@ -167,5 +175,5 @@ def _requeue(session: Session, wake_ups: WakeUps, job: JobRow, message: str) -> 
 
 
 def has_resume_point(session: Session, job: JobRow) -> bool:
-    found = select(exists().where(ResumePointRow.job_id == job.id))
-    return bool(session.scalar(found))
+    query = select(exists().where(ResumePointRow.job_id == job.id))
+    return bool(session.scalar(query))

@@ -1,4 +1,4 @@
-"""How a job comes to be: a create, and the insert that forks and retries share with it."""
+"""Creation of jobs, and the insert that forks and retries also use."""
 
 from __future__ import annotations
 
@@ -19,42 +19,46 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
 
-from . import base_models, events, files, jobs
+from . import base_models, events, files, jobs, waiting
 
 REPLAY_SECONDS = 300.0
-"""A client's automatic retry of a create (no key, same body) is recognised for this long."""
+"""Time in which a client's automatic retry (no key, same body) returns the same job."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
-    """Who asks for a job, and how the same request is known again."""
+class Requester:
+    """Caller of a create request, and what identifies a repeated request."""
 
     owner: str
     idempotency_key: str | None = None
     is_retry: bool = False
-    """Whether the client says that it sends this once more."""
+    """True if the client marks the request as a retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a job that does not begin at step 0 comes from."""
+    """Source of a fork or retry."""
 
-    words: str
-    """Ends the event "created: ..."."""
+    description: str
+    """End of the message of the event "created: ..."."""
     job_id: str | None = None
-    """Whose resume point it starts from; None: it begins anew."""
+    """Job whose resume point it starts from; None: it starts at step 0."""
     step: int | None = None
     retry_of: str | None = None
 
 
 def create(
-    session: Session, settings: Settings, wake_ups: WakeUps, body: JobCreate, by: Caller
+    session: Session,
+    settings: Settings,
+    wake_ups: WakeUps,
+    body: JobCreate,
+    requester: Requester,
 ) -> tuple[Job, bool]:
-    """Make a job, or find the one this request already made; also whether it is that one."""
+    """Create a job, or return the job that this request already created and True."""
     digest = hashlib.sha256(body.model_dump_json().encode()).hexdigest()
-    if earlier := made_before(session, by, digest):
+    if earlier := find_earlier(session, requester, digest):
         return jobs.to_wire(earlier), True
-    return jobs.to_wire(insert(session, settings, wake_ups, body, by, digest)), False
+    return jobs.to_wire(insert(session, settings, wake_ups, body, requester, digest)), False
 
 
 def insert(
@@ -62,22 +66,23 @@ def insert(
     settings: Settings,
     wake_ups: WakeUps,
     body: JobCreate,
-    by: Caller,
+    requester: Requester,
     digest: str,
     origin: Origin | None = None,
 ) -> JobRow:
-    """A new job, checked and queued. `digest`: sha256 of the request."""
+    """Check and insert a job; queue it if its files are validated. `digest` is the request's
+    sha256."""
     base = base_models.choose(session, settings, body.model)
-    kind: MethodName = body.method.type if body.method else "supervised"
-    row_files = [_usable_file(session, body.training_file, "training_file", kind)]
+    method: MethodName = body.method.type if body.method else "supervised"
+    file_rows = [_usable_file(session, body.training_file, "training_file", method)]
     if body.validation_file:
-        row_files.append(_usable_file(session, body.validation_file, "validation_file", kind))
+        file_rows.append(_usable_file(session, body.validation_file, "validation_file", method))
     now = time.time()
     job = JobRow(
         id=new_id("ftjob"),
         state=JobState.VALIDATING_FILES,
         created_at=now,
-        owner=by.owner,
+        owner=requester.owner,
         body_sha256=digest,
         model=base.name,
         base_adapter_id=base.adapter_id,
@@ -88,7 +93,7 @@ def insert(
         labels=body.metadata,
         recipe=body.recipe.model_dump(mode="json"),
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
-        method=_whole_method(body),
+        method=_effective_method(body),
         last_seq=0,
         forked_from=origin and origin.job_id,
         forked_step=origin and origin.step,
@@ -96,34 +101,34 @@ def insert(
     )
     session.add(job)
     session.flush()
-    if by.idempotency_key:
+    if requester.idempotency_key:
         session.add(
             IdempotencyRow(
-                owner=by.owner,
-                key=by.idempotency_key,
+                owner=requester.owner,
+                key=requester.idempotency_key,
                 body_sha256=digest,
                 job_id=job.id,
                 created_at=now,
             )
         )
-    about = f", {origin.words}" if origin else ""
-    events.add(session, job, f"created: {base.name} on {row_files[0].filename}{about}")
-    if warning := base_models.why_it_waits(base):
-        events.add(session, job, warning, level="warn")
+    suffix = f", {origin.description}" if origin else ""
+    events.add(session, job, f"created: {base.name} on {file_rows[0].filename}{suffix}")
+    if base.missing_on_workers:
+        waiting.warn(session, job)
     try:
         session.flush()
     except IntegrityError as error:  # the same key in another transaction (PostgreSQL only)
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
-            f"a request with Idempotency-Key {by.idempotency_key!r} is being served right now",
-            hint="send it again: the answer is the job that the other one made",
+            f"another request with Idempotency-Key {requester.idempotency_key!r} is in progress",
+            hint="repeat the request: it returns the job of the other request",
         ) from error
-    jobs.queue_if_validated(session, wake_ups, job, row_files)
+    jobs.queue_if_validated(session, wake_ups, job, file_rows)
     return job
 
 
-def _whole_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
-    """As it is shown, and as it makes the job again: with the hyperparameters in force."""
+def _effective_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
+    """Return `method` with all hyperparameters filled in, as shown and as used by a retry."""
     if body.method is None or body.method.reinforcement is None:
         return body.method.model_dump(mode="json") if body.method else None
     member = {
@@ -133,25 +138,25 @@ def _whole_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
     return {"type": "reinforcement", "reinforcement": member}
 
 
-def made_before(session: Session, by: Caller, digest: str) -> JobRow | None:
-    """The job that this very request has already made."""
-    if key := by.idempotency_key:
-        known = session.get(IdempotencyRow, (by.owner, key))
-        if known is None:
+def find_earlier(session: Session, requester: Requester, digest: str) -> JobRow | None:
+    """Return the job that the same request has already created."""
+    if key := requester.idempotency_key:
+        row = session.get(IdempotencyRow, (requester.owner, key))
+        if row is None:
             return None
-        if known.body_sha256 != digest:
+        if row.body_sha256 != digest:
             raise Conflict(
                 ErrorCode.IDEMPOTENCY_CONFLICT,
-                f"Idempotency-Key {key!r} was used for a different request (job {known.job_id})",
+                f"Idempotency-Key {key!r} was used for a different request (job {row.job_id})",
                 hint="use a new key for a new job",
             )
-        return session.get(JobRow, known.job_id)
-    if not by.is_retry:
+        return session.get(JobRow, row.job_id)
+    if not requester.is_retry:
         return None
     return session.scalar(
         select(JobRow)
         .where(
-            JobRow.owner == by.owner,
+            JobRow.owner == requester.owner,
             JobRow.body_sha256 == digest,
             JobRow.created_at > time.time() - REPLAY_SECONDS,
         )
@@ -160,21 +165,21 @@ def made_before(session: Session, by: Caller, digest: str) -> JobRow | None:
     )
 
 
-def _usable_file(session: Session, file_id: str, param: str, kind: MethodName) -> FileRow:
+def _usable_file(session: Session, file_id: str, param: str, method: MethodName) -> FileRow:
     row = files.retrieve(session, file_id, param=param, lock={"read": True})
     if row.purpose != "fine-tune":
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"{param}: file {file_id!r} was uploaded for {row.purpose!r}",
+            f"{param}: file {file_id!r} ({row.filename}) has the purpose {row.purpose!r}",
             param=param,
             hint="upload it with purpose 'fine-tune'",
         )
-    if why := files.why_not(row, kind):
-        place = "problems" if row.status == "error" else f"refused.{kind}.problems"
+    if reason := files.refusal(row, method):
+        field = "problems" if row.status == "error" else f"refused.{method}.problems"
         raise BadRequest(
             jobs.invalid_file_code(param),
-            f"{param}: {row.filename} cannot be {files.USE[kind]}: {why}",
+            f"{param}: {row.filename} cannot be {files.USE[method]}: {reason}",
             param=param,
-            hint=f"GET /v1/files/{file_id} lists the bad rows under validation.{place}",
+            hint=f"GET /v1/files/{file_id} lists the bad rows under validation.{field}",
         )
     return row

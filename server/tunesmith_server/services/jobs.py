@@ -1,8 +1,8 @@
-"""Job state: the one place that writes it.
+"""Job state, written only here.
 
-`move` is the only way a job changes state: a conditional UPDATE along the table of legal
-transitions, logged as an event in the same transaction. On it build leases.py (workers' doings),
-job_control.py (what users ask of a job), job_create.py and job_fork.py (how jobs come to be).
+Only `move` changes a job's state: a conditional UPDATE along the table of legal transitions, with
+an event in the same transaction. Its callers are leases.py (workers' reports), job_control.py (user
+commands), job_create.py and job_fork.py (new jobs).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from . import events, files
 from .paging import Order, fetch_page, unknown_cursor
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
-"""A worker has the lease."""
+"""States in which a worker holds the lease."""
 
 
 def move(
@@ -55,9 +55,9 @@ def move(
     data: dict[str, JsonValue] | None = None,
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """Change a job's state, if it may and nobody was faster. None: nothing was changed.
+    """Change a job's state if the transition is legal. Returns None if nothing was changed.
 
-    `fence` makes the change conditional on the fencing token; `values` are columns set along.
+    `fence` makes the change conditional on the fencing token; `values` are other columns to set.
     """
     sources = [old for old, new in TRANSITIONS.items() if to in new]
     if only_from is not None:
@@ -111,29 +111,29 @@ def invalid_file_code(param: str) -> ErrorCode:
 
 
 def queue_if_validated(
-    session: Session, wake_ups: WakeUps, job: JobRow, of_job: list[FileRow]
+    session: Session, wake_ups: WakeUps, job: JobRow, file_rows: list[FileRow]
 ) -> None:
-    """Queue a job whose files are all read and good; fail it on a bad one; else leave it."""
-    kind = kind_of(job)
-    for param, file in zip(("training_file", "validation_file"), of_job, strict=False):
-        if why := files.why_not(file, kind):
+    """Queue a job if all its files are valid, fail it if one is not, else leave it unchanged."""
+    method = method_of(job)
+    for param, file in zip(("training_file", "validation_file"), file_rows, strict=False):
+        if reason := files.refusal(file, method):
             failure = JobFailure(
                 category=ErrorCategory.DATA,
                 code=invalid_file_code(param),
-                message=f"{file.filename} cannot be {files.USE[kind]}: {why}"[:4000],
-                hint="mend the rows and upload the file again",
+                message=f"{file.filename} cannot be {files.USE[method]}: {reason}"[:4000],
+                hint="fix the rows and upload the file again",
                 param=param,
             )
             fail(session, job.id, failure)
             return
-    if all(file.status == "processed" for file in of_job):
-        rows = (of_job[0].validation or {}).get("rows")
-        what = "prompts" if kind == "reinforcement" else "training rows"
-        enqueue(session, wake_ups, job.id, f"queued: {rows} {what}")
+    if all(file.status == "processed" for file in file_rows):
+        rows = (file_rows[0].validation or {}).get("rows")
+        noun = "prompts" if method == "reinforcement" else "training rows"
+        enqueue(session, wake_ups, job.id, f"queued: {rows} {noun}")
 
 
-def kind_of(job: JobRow) -> MethodName:
-    """What a job's `method` says."""
+def method_of(job: JobRow) -> MethodName:
+    """Name of a job's training method."""
     return "reinforcement" if (job.method or {}).get("type") == "reinforcement" else "supervised"
 
 
@@ -147,8 +147,8 @@ def enqueue(
     level: str = "info",
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """Move a job to `queued` and wake a worker after the commit. A job that a worker has had goes
-    through `job_control.let_go`."""
+    """Move a job to `queued` and wake a worker after the commit. For a job that a worker holds
+    call `job_control.release`."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
     columns |= {"not_before": None}
@@ -162,7 +162,7 @@ def enqueue(
 
 
 def file_validated(session: Session, wake_ups: WakeUps, file: FileRow) -> None:
-    """Let the jobs that wait for this file go on."""
+    """Queue or fail the jobs that wait for this file."""
     waiting = session.scalars(
         select(JobRow).where(
             JobRow.state == JobState.VALIDATING_FILES,
@@ -171,8 +171,8 @@ def file_validated(session: Session, wake_ups: WakeUps, file: FileRow) -> None:
     )
     for job in list(waiting):
         ids = [job.training_file] + ([job.validation_file] if job.validation_file else [])
-        of_job = [row for row in (session.get(FileRow, file_id) for file_id in ids) if row]
-        queue_if_validated(session, wake_ups, job, of_job)
+        file_rows = [row for row in (session.get(FileRow, file_id) for file_id in ids) if row]
+        queue_if_validated(session, wake_ups, job, file_rows)
 
 
 def retrieve(session: Session, job_id: str) -> JobRow:
@@ -180,13 +180,13 @@ def retrieve(session: Session, job_id: str) -> JobRow:
     if job is None:
         raise NotFound(
             ErrorCode.NOT_FOUND, f"no fine-tuning job {job_id!r}",
-            hint="GET /v1/fine_tuning/jobs lists them",
+            hint="GET /v1/fine_tuning/jobs lists all jobs",
         )  # fmt: skip
     return job
 
 
 def lock(session: Session, job_id: str) -> JobRow:
-    """The job as it is now, and nobody changes it before this transaction ends."""
+    """Return the job's current row, locked until the transaction ends."""
     job = session.scalar(
         select(JobRow).where(JobRow.id == job_id).with_for_update(),
         execution_options={"populate_existing": True},
@@ -226,7 +226,7 @@ def list_jobs(
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """Whether `metadata` has this pair. A JSON path could not spell every key on SQLite."""
+    """SQL condition: `metadata` has this pair. JSON paths on SQLite cannot express every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
     pair = pairs_of(JobRow.labels).table_valued("key", "value")
@@ -249,7 +249,7 @@ def to_wire(row: JobRow) -> Job:
         validation_file=row.validation_file,
         hyperparameters=hyperparameters,
         method=row.method
-        if kind_of(row) == "reinforcement"
+        if method_of(row) == "reinforcement"
         else {
             "type": "supervised",
             "supervised": {"hyperparameters": hyperparameters.model_dump(mode="json")},

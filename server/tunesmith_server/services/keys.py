@@ -1,4 +1,4 @@
-"""API keys: make, list, revoke, recognise."""
+"""API keys: create, list, revoke, authenticate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunesmith_server.models import ApiKeyRow
 
 
 def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:
-    """A new key under `name`; the plain key is returned here and never again."""
+    """Create a key named `name`. Only this call returns the plain key."""
     key = key or new_key()
     row = ApiKeyRow(
         id=new_id("key"), name=name, sha256=key_hash(key), prefix=key[:8], created_at=time.time()
@@ -26,7 +26,7 @@ def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyR
 
 
 def ensure(session: Session, name: str, key: str) -> ApiKeyRow:
-    """Register a key that already exists outside, once."""
+    """Register an existing key, unless it is registered already."""
     row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key)))
     return row or create(session, name, key)[0]
 
@@ -38,30 +38,32 @@ def list_all(session: Session) -> list[ApiKeyRow]:
 def revoke(session: Session, key_id: str) -> ApiKeyRow:
     row = session.get(ApiKeyRow, key_id)
     if row is None:
-        raise NotFound(ErrorCode.NOT_FOUND, f"no key {key_id!r}", hint="see `tunesmith keys list`")
+        raise NotFound(
+            ErrorCode.NOT_FOUND, f"no key {key_id!r}", hint="`tunesmith keys list` lists all keys"
+        )
     row.revoked_at = row.revoked_at or time.time()
     return row
 
 
-def recognise(session: Session, authorization: str | None) -> str:
-    """Id of the key behind an `Authorization: Bearer ...` header."""
+def authenticate(session: Session, authorization: str | None) -> str:
+    """Return the id of the key in an `Authorization: Bearer ...` header."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             "no API key: send the header 'Authorization: Bearer <key>'",
-            hint="the first start wrote a key to api-key in the data directory; "
-            "`tunesmith keys create NAME` makes another",
+            hint="the first start wrote a key to api-key in the server's data directory; "
+            "`tunesmith keys create NAME` creates another",
         )
-    # Two columns rather than the row: every request comes through here.
+    # Two columns instead of the row, because every request runs this query.
     row = session.execute(
         select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == key_hash(key.strip()))
     ).one_or_none()
     if row is None or row.revoked_at is not None:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
-            f"API key {key.strip()[:6]}... is not valid" + (" any more" if row else ""),
-            hint="`tunesmith keys create NAME` on the server's host makes a new one",
+            f"API key {key.strip()[:6]}... " + ("has been revoked" if row else "is not valid"),
+            hint="`tunesmith keys create NAME` on the server's host creates a key",
         )
     key_id: str = row.id
     return key_id

@@ -1,7 +1,7 @@
-"""Leases: a worker claims a job, reports while it holds it, and loses it by silence.
+"""Leases: a worker claims a job, reports while it holds the lease, and loses the lease by silence.
 
-Every write is conditional on the fencing token, which grows with each claim: whoever lost the
-lease can no longer write. The database's clock alone judges.
+Every write is conditional on the fencing token, which grows with each claim: a worker that lost the
+lease cannot write. Expiry uses only the database clock.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ from . import (
     reports,
     resume_points,
     samples,
+    waiting,
     workers,
 )
 from .jobs import HELD
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the oldest queued job that the worker can serve; None when there is none."""
+    """Lease the oldest queued job that the worker can serve; return None if there is none."""
     best = (
         select(JobRow.id)
         .where(workers.may_start(), workers.can_serve(session, worker_id))
@@ -81,14 +82,15 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     )
     if job is None:
         return None
+    waiting.withdraw_at_claim(session, job)
     base = session.get(AdapterRow, job.base_adapter_id) if job.base_adapter_id else None
     training = session.get(FileRow, job.training_file)
     validation = session.get(FileRow, job.validation_file) if job.validation_file else None
     assert training is not None, "a file in use cannot be deleted"
-    points, forked = resume_points.of_claim(session, job)
-    method = jobs.kind_of(job)
-    reinforced = method == "reinforcement"
-    knobs = ReinforcementHyperparameters if reinforced else Hyperparameters
+    points, forked = resume_points.for_claim(session, job)
+    method = jobs.method_of(job)
+    reinforcement = method == "reinforcement"
+    hyperparameters = ReinforcementHyperparameters if reinforcement else Hyperparameters
     return Claim(
         job_id=job.id,
         attempt=job.attempt,
@@ -101,8 +103,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         validation_file=_claimed(validation) if validation else None,
         recipe=Recipe.model_validate(current_names(job.recipe)),
         method=method,
-        grader=(job.method or {})["reinforcement"]["grader"] if reinforced else None,
-        hyperparameters=knobs.model_validate(job.hyperparameters),
+        grader=(job.method or {})["reinforcement"]["grader"] if reinforcement else None,
+        hyperparameters=hyperparameters.model_validate(job.hyperparameters),
         seed=job.seed,
         step=job.step,
         resume_points=points,
@@ -115,7 +117,7 @@ def _claimed(row: FileRow) -> ClaimedFile:
 
 
 def check_fence(session: Session, job_id: str, fence: int) -> JobRow:
-    """The job, if `fence` still holds it."""
+    """Return the job if `fence` holds it, else raise Conflict."""
     job = jobs.retrieve(session, job_id)
     if job.fence != fence or job.state not in HELD:
         raise _fenced_out(job, fence)
@@ -131,11 +133,11 @@ def _fenced_out(job: JobRow, fence: int) -> Conflict:
 
 
 def check_stored(storage: Storage, report: Report) -> None:
-    """Refuse a report that names files which are not in storage. Asks the storage, so it comes
-    before the transaction."""
-    named = [file for event in report.events for file in event.files or []]
-    named += report.outcome.files if report.outcome else []
-    for file in named:
+    """Refuse a report that lists files missing in storage. Call it before the transaction, because
+    storage may be slow."""
+    listed = [file for event in report.events for file in event.files or []]
+    listed += report.outcome.files if report.outcome else []
+    for file in listed:
         if storage.size(file.sha256) != file.bytes:
             raise BadRequest(
                 ErrorCode.INVALID_REQUEST,
@@ -147,7 +149,7 @@ def check_stored(storage: Storage, report: Report) -> None:
 def report(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: Report
 ) -> ReportReply:
-    """Store what is new, renew the lease, and answer with the order to follow."""
+    """Store new events, renew the lease, and return the command for the worker."""
     job = session.scalar(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.fence == report.fence, JobRow.state.in_(HELD))
@@ -159,7 +161,7 @@ def report(
         job = jobs.retrieve(session, job_id)
         if job.fence != report.fence or report.outcome is None:
             raise _fenced_out(job, report.fence)
-        # The reply to a final report was lost and the worker says it again.
+        # The reply to the final report was lost, and the worker repeats the report.
         return _reply(settings, job)
     for event in report.events:
         if event.source_seq > job.source_seq:
@@ -175,7 +177,7 @@ def report(
 
 def _reply(settings: Settings, job: JobRow) -> ReportReply:
     return ReportReply(
-        control=job_control.order(job),
+        control=job_control.command_for(job),
         accepted_seq=job.source_seq,
         lease_seconds=settings.lease_seconds,
     )
@@ -204,9 +206,9 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
         resume_points.record(session, job, event)
     if event.kind is EventKind.SAMPLES:
         samples.record(session, job, event)
-        data.pop("file", None)  # a path of the worker's
+        data.pop("file", None)  # a path on the worker's host
     if event.kind is EventKind.RESUMED:
-        resume_points.resumed(session, job, event)
+        resume_points.record_resume(session, job, event)
     events.add(
         session,
         job,
@@ -227,16 +229,16 @@ def _finish(
 ) -> None:
     fence = job.fence
     if outcome.state == "released":
-        job_control.let_go(session, wake_ups, job, "released by its worker")
+        job_control.release(session, wake_ups, job, "released by its worker")
     elif outcome.state == "cancelled":
         jobs.move(session, job.id, JobState.CANCELLED, "cancelled while training", fence=fence)
     elif outcome.state == "failed":
         failure = outcome.error or JobFailure(
             category=ErrorCategory.INFRASTRUCTURE,
             code=ErrorCode.TRAINER_CRASHED,
-            message="the worker gave no reason",
+            message="the worker reported no reason",
         )
-        attempts.end_badly(session, settings, job, failure)
+        attempts.fail_attempt(session, settings, job, failure)
     else:
         name = _tuned_name(settings, job)
         adapter = adapters.record(
@@ -265,7 +267,7 @@ def _finish(
 
 
 def take_back_expired(session: Session, settings: Settings) -> int:
-    """Take jobs from workers that went silent; gives how many. Safe to run in several processes."""
+    """Take jobs back from silent workers; return their number. Safe in several processes."""
     expired = session.scalars(
         select(JobRow)
         .where(JobRow.state.in_(HELD), JobRow.lease_until < epoch_now())
@@ -276,10 +278,10 @@ def take_back_expired(session: Session, settings: Settings) -> int:
         failure = JobFailure(
             category=ErrorCategory.INFRASTRUCTURE,
             code=ErrorCode.WORKER_LOST,
-            message=f"worker {job.lease_owner} went silent in attempt {job.attempt}",
-            hint="look at the workers' logs: does the job exhaust the host's memory?",
+            message=f"worker {job.lease_owner} stopped reporting in attempt {job.attempt}",
+            hint="check the worker's log; its host may have run out of memory",
         )
-        # A new fence: a final report that comes after all is refused, not taken for a repetition.
+        # A new fence, so that a late final report is refused and not treated as a repeat.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
-        taken += attempts.end_badly(session, settings, job, failure, fenced) is not None
+        taken += attempts.fail_attempt(session, settings, job, failure, fenced) is not None
     return taken

@@ -1,4 +1,4 @@
-"""Keyset paging over a table, newest first unless asked otherwise."""
+"""Keyset pagination of a table, newest first by default."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def fetch_page(
     limit: int,
     order: Order,
 ) -> tuple[list[Row], bool]:
-    """Rows after the one whose `keys` are `after`, and whether there are more."""
+    """Return the rows after the row whose `keys` equal `after`, and True if more rows follow."""
     newest_first = order == "desc"
     if after is not None:
-        here = tuple_(*keys)
-        query = query.where(here < after if newest_first else here > after)
+        position = tuple_(*keys)
+        query = query.where(position < after if newest_first else position > after)
     query = query.order_by(*(key.desc() if newest_first else key.asc() for key in keys))
     rows = list(session.scalars(query.limit(limit + 1)))
     return rows[:limit], len(rows) > limit
 
 
 def number_in(text: str) -> int | None:
-    """The number that `text` is, if the database can hold it."""
+    """Return `text` as a number; None if it is not a number that the database can hold."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
@@ -44,5 +44,5 @@ def unknown_cursor(after: str, what: str) -> BadRequest:
         ErrorCode.INVALID_REQUEST,
         f"after: no {what} {after!r} in this list",
         param="after",
-        hint="pass the id of the last item of the page before",
+        hint="pass the id of the last item of the previous page",
     )

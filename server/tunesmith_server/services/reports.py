@@ -1,4 +1,4 @@
-"""Run reports: stored with a worker's heartbeat, one an attempt, read whole."""
+"""Run reports, one per attempt, stored with a worker's heartbeat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .jobs import HELD
 
 
 def store(session: Session, job: JobRow, report: RunReport) -> None:
-    """Replace what this attempt's worker said before. `job` is held by its fence."""
+    """Replace the report of the current attempt. The caller has checked the fence."""
     report = report.model_copy(update={"attempt": job.attempt})
     session.merge(
         ReportRow(
@@ -29,21 +29,23 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
 
 
 def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
-    """The report of `attempt`; None: of the newest that has one."""
+    """Return the report of `attempt`; None: of the newest attempt with a report."""
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt)
     ).all()
-    chosen = [row for row in rows if attempt is None or row.attempt == attempt]
-    if not chosen:
-        raise _none(job, [row.attempt for row in rows], attempt)
-    row = chosen[-1]
+    matching = [row for row in rows if attempt is None or row.attempt == attempt]
+    if not matching:
+        raise _no_report(job, [row.attempt for row in rows], attempt)
+    row = matching[-1]
     return JobReport.model_validate(
         {
             **current_names(row.content),
             "job_id": job.id,
             "live": job.state in HELD and row.attempt == job.attempt,
             "updated_at": int(row.updated_at),
-            "earlier_attempts": [_summary(other) for other in rows if other.attempt < row.attempt],
+            "earlier_attempts": [
+                _summary(earlier) for earlier in rows if earlier.attempt < row.attempt
+            ],
         }
     )
 
@@ -54,16 +56,16 @@ def _summary(row: ReportRow) -> AttemptSummary:
     )
 
 
-def _none(job: JobRow, attempts: list[int], attempt: int | None) -> NotFound:
+def _no_report(job: JobRow, attempts: list[int], attempt: int | None) -> NotFound:
     if attempts:
         return NotFound(
             ErrorCode.NO_REPORT,
             f"attempt {attempt} of job {job.id!r} has no report",
             param="attempt",
-            hint=f"those with one: {', '.join(map(str, attempts))}",
+            hint=f"attempts with a report: {', '.join(map(str, attempts))}",
         )
     return NotFound(
         ErrorCode.NO_REPORT,
-        f"job {job.id!r} has no report yet: it is {job.state}, and no worker has said anything",
-        hint="ask again once it is running",
+        f"job {job.id!r} has no report: it is {job.state}, and no worker has sent one",
+        hint="repeat the request once the job is running",
     )

@@ -1,7 +1,7 @@
-"""Resume points: what a job can go on from, on whichever host it is next.
+"""Resume points: full-state checkpoints from which a job can continue on any host.
 
-A job keeps those that `recipe.keep_every` names and, until it has succeeded, its newest two; one
-that a fork is still to start from stays as long as that fork may need it.
+A job keeps the points of `recipe.keep_every` and, until it has succeeded, its newest two. A point
+that an unfinished fork starts from is kept until the fork ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from . import events, job_fork, samples
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """A RESUME_POINT event with its files; the same step of an earlier attempt is replaced."""
+    """Store a RESUME_POINT event with its files; a point of an earlier attempt at the same step is
+    replaced."""
     step, files = event.data.get("step"), event.files
     if not isinstance(step, int) or not files:
-        return  # it was overtaken by a newer one, or could not be stored
+        return  # replaced by a newer point before the upload, or not stored
     row = session.get(ResumePointRow, (job.id, step))
     if row is None:
         row = ResumePointRow(job_id=job.id, step=step)
@@ -39,21 +40,22 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
     _delete(session, ResumePointRow.job_id == job.id, ResumePointRow.step.not_in(kept))
 
 
-def resumed(session: Session, job: JobRow, event: RunEvent) -> None:
-    """The run goes on from a step: what was told of later ones is done, and told, again."""
+def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
+    """Reset the job to the step from which the run continues; later steps are reported again."""
     step = event.data.get("step")
     if not isinstance(step, int):
         return
-    events.forget_steps_after(session, job.id, step)
-    samples.forget_steps_after(session, job.id, step)
+    events.delete_metrics_after(session, job.id, step)
+    samples.delete_after(session, job.id, step)
     job.step = step
     session.flush()
-    # It had its reasons not to take a newer one: nobody is offered that again.
+    # The run rejected newer points: they are not offered again.
     _delete(session, ResumePointRow.job_id == job.id, ResumePointRow.step > step)
 
 
-def of_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """What the run can go on from, newest first, and whether that was made with something else."""
+def for_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
+    """Return the resume points for a claim, newest first, and True if a job with other settings
+    stored them."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)
@@ -61,32 +63,32 @@ def of_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
     ).all()
     if own or job.forked_from is None:
         return [_to_wire(row) for row in own], False
-    parents = session.get(ResumePointRow, (job.forked_from, job.forked_step))
-    return [_to_wire(parents)] if parents else [], job_fork.has_changed(session, job)
+    parent_point = session.get(ResumePointRow, (job.forked_from, job.forked_step))
+    return [_to_wire(parent_point)] if parent_point else [], job_fork.has_changed(session, job)
 
 
 def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
-    """A file of what the job can go on from."""
-    points, _ = of_claim(session, job)
+    """Return a file of a resume point that the job can use."""
+    points, _ = for_claim(session, job)
     for point in points:
         for file in point.files:
             if file.sha256 == sha256:
                 return file
-    # Not 404, which tells a worker that the job is not its own any more.
+    # Not 404, which tells a worker that it has lost the job.
     raise BadRequest(
         ErrorCode.NOT_FOUND, f"no resume point of job {job.id} has a file with sha256 {sha256}"
     )
 
 
 def drop_unneeded(session: Session) -> None:
-    """Those of jobs that have succeeded, but for what the recipe keeps. Their content goes with
-    the janitor's next sweep."""
+    """Delete the points of succeeded jobs, except those that the recipe keeps. The next sweep
+    deletes their content."""
     succeeded = select(JobRow.id).where(JobRow.state == JobState.SUCCEEDED)
     _delete(session, ResumePointRow.job_id.in_(succeeded), ResumePointRow.stays.is_(False))
 
 
-def _delete(session: Session, *which: ColumnElement[bool]) -> None:
-    """Those, but for what a fork has not begun to train from."""
+def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:
+    """Delete the matching points, except those that an unfinished fork starts from."""
     fork = aliased(JobRow)
     needed = exists().where(
         and_(
@@ -96,7 +98,7 @@ def _delete(session: Session, *which: ColumnElement[bool]) -> None:
         )
     )
     session.execute(
-        delete(ResumePointRow).where(*which, ~needed),
+        delete(ResumePointRow).where(*conditions, ~needed),
         execution_options={"synchronize_session": "fetch"},
     )
 

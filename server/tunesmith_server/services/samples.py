@@ -1,4 +1,4 @@
-"""Samples of reinforcement jobs: a row for each step's file, texts read from storage by page."""
+"""Samples of reinforcement jobs: one row per step's file; texts are read from storage by page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from .paging import Order, fetch_page, number_in, unknown_cursor
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Some samples of one step, by place, in the order that was asked for."""
+    """Samples of one step on a page, in the requested order."""
 
     row: SamplesRow
-    places: range
+    indices: range
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """A SAMPLES event with its file; the same step of an earlier attempt is replaced."""
+    """Store a SAMPLES event with its file; a file of an earlier attempt at the same step is
+    replaced."""
     step, count = event.data.get("step"), event.data.get("count")
     if not isinstance(step, int) or not isinstance(count, int) or count < 1 or not event.files:
         return
@@ -43,44 +44,44 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
     )
 
 
-def forget_steps_after(session: Session, job_id: str, step: int) -> None:
-    """Those of steps that a new attempt will do again. Content goes with the next sweep."""
+def delete_after(session: Session, job_id: str, step: int) -> None:
+    """Delete the samples of steps that a new attempt repeats. The sweep deletes their content."""
     session.execute(delete(SamplesRow).where(SamplesRow.job_id == job_id, SamplesRow.step > step))
 
 
 def find_page(
     session: Session, job_id: str, *, step: int | None, after: str | None, limit: int, order: Order
 ) -> tuple[list[Slice], bool]:
-    """What is on a page, and whether there is more after it. Reads no content."""
-    cursor = _place_of(job_id, after) if after else None
+    """Return the slices of a page, and True if more samples follow. Reads no content."""
+    cursor = _parse_cursor(job_id, after) if after else None
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
         query = query.where(SamplesRow.step == step)
-    if cursor is not None:  # what is left of its own step comes too
-        inside = SamplesRow.step <= cursor[0] if order == "desc" else SamplesRow.step >= cursor[0]
-        query = query.where(inside)
-    # Each step has a sample at least, but the cursor's may have none left.
+    if cursor is not None:  # includes the rest of the cursor's step
+        in_range = SamplesRow.step <= cursor[0] if order == "desc" else SamplesRow.step >= cursor[0]
+        query = query.where(in_range)
+    # Each step has at least one sample, but the cursor's step may have none left.
     rows, _ = fetch_page(
         session, query, (SamplesRow.step.expression,), after=None, limit=limit + 2, order=order
     )
     slices: list[Slice] = []
     left = limit
     for row in rows:
-        places = _places(row, cursor, order)
-        if not places:
+        indices = _indices(row, cursor, order)
+        if not indices:
             continue
         if left == 0:
             return slices, True
-        slices.append(Slice(row=row, places=places[:left]))
-        left -= len(slices[-1].places)
-        if len(slices[-1].places) < len(places):
+        slices.append(Slice(row=row, indices=indices[:left]))
+        left -= len(slices[-1].indices)
+        if len(slices[-1].indices) < len(indices):
             return slices, True
     return slices, False
 
 
 def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) -> Page[Sample]:
-    """The samples themselves, from one step's file after the other."""
-    items = [sample for one in slices for sample in _read(storage, job_id, one)]
+    """Read the samples of `slices` from storage, one file per step."""
+    items = [sample for part in slices for sample in _read(storage, job_id, part)]
     return Page(
         data=items,
         has_more=more,
@@ -89,43 +90,43 @@ def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) ->
     )
 
 
-def _place_of(job_id: str, after: str) -> tuple[int, int]:
-    """Step and place inside a sample id of this job."""
-    head, _, place = after.rpartition("-")
-    head, _, step = head.rpartition("-")
-    found = number_in(step), number_in(place)
-    if head != _prefix(job_id) or found[0] is None or found[1] is None:
+def _parse_cursor(job_id: str, after: str) -> tuple[int, int]:
+    """Return step and index in a sample id of this job."""
+    head, _, index_text = after.rpartition("-")
+    head, _, step_text = head.rpartition("-")
+    step, index = number_in(step_text), number_in(index_text)
+    if head != _prefix(job_id) or step is None or index is None:
         raise unknown_cursor(after, "sample")
-    return found[0], found[1]
+    return step, index
 
 
 def _prefix(job_id: str) -> str:
     return f"ftsample-{job_id.removeprefix('ftjob-')}"
 
 
-def _places(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
-    """Of a step, all that come after the cursor."""
-    here = cursor[1] if cursor is not None and cursor[0] == row.step else None
+def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
+    """Indices of a step's samples after the cursor."""
+    last = cursor[1] if cursor is not None and cursor[0] == row.step else None
     if order == "asc":
-        return range(0 if here is None else here + 1, row.count)
-    return range(row.count - 1 if here is None else min(here, row.count) - 1, -1, -1)
+        return range(0 if last is None else last + 1, row.count)
+    return range(row.count - 1 if last is None else min(last, row.count) - 1, -1, -1)
 
 
-def _read(storage: Storage, job_id: str, wanted: Slice) -> list[Sample]:
-    row, places = wanted.row, wanted.places
+def _read(storage: Storage, job_id: str, part: Slice) -> list[Sample]:
+    row, indices = part.row, part.indices
     content = b"".join(storage.stream(row.sha256, 0, row.bytes))
-    found: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
     with gzip.open(BytesIO(content)) as lines:
-        for place, line in enumerate(lines):
-            if place in places:
-                found[place] = Sample.model_validate(
+        for index, line in enumerate(lines):
+            if index in indices:
+                samples[index] = Sample.model_validate(
                     {
                         **from_json(line),
-                        "id": f"{_prefix(job_id)}-{row.step}-{place}",
+                        "id": f"{_prefix(job_id)}-{row.step}-{index}",
                         "created_at": int(row.created_at),
                         "step": row.step,
                     }
                 )
-            if len(found) == len(places):
+            if len(samples) == len(indices):
                 break
-    return [found[place] for place in places]
+    return [samples[index] for index in indices]

@@ -1,6 +1,6 @@
-"""How the parts of an upload become one file, and what the janitor does with the rest.
+"""Completion of uploads: the parts become one file. The janitor deletes the parts.
 
-`plan` and `finish` are short and know the database; `assemble` takes long and knows storage only.
+`plan` and `finish` are short and use the database; `assemble` is slow and uses only storage.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tunesmith_server.models import UploadPartRow, UploadRow
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""A completion that began in time may end after the expiry by as much."""
+"""Extra time for a completion that started before the expiry."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
-"""Parts that one round of the janitor deletes."""
+"""Maximum number of parts that one round of the janitor deletes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """What is to be put together."""
+    """Parts to assemble."""
 
     upload_id: str
     part_ids: list[str]
@@ -40,17 +40,17 @@ class Assembly:
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled:
-    """What was."""
+    """Assembled content."""
 
     sha256: str
     bytes: int
 
 
 def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | Upload:
-    """The work to do, or the answer when it has been done before: a reply may be lost."""
+    """Return the work to do, or the result if the upload is already completed."""
     row = uploads.retrieve(session, upload_id)
-    if answer := _answered(session, row, body):
-        return answer
+    if result := _earlier_result(session, row, body):
+        return result
     uploads.check_open(row)
     sizes = {
         part.id: part.bytes
@@ -62,22 +62,22 @@ def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | U
         if part_id not in sizes:
             raise BadRequest(
                 ErrorCode.NOT_FOUND, f"upload {upload_id!r} has no part {part_id!r}",
-                param="part_ids", hint="GET /v1/uploads/ID lists the parts that have arrived",
+                param="part_ids", hint="GET /v1/uploads/ID lists the received parts",
             )  # fmt: skip
     total = sum(sizes[part_id] for part_id in body.part_ids)
     if total != row.bytes:
         raise BadRequest(
             ErrorCode.UPLOAD_MISMATCH,
-            f"the {len(body.part_ids)} parts have {total:,} bytes together; "
-            f"the upload was announced with {row.bytes:,}",
-            param="part_ids", hint="is a part missing, or named twice?",
+            f"the {len(body.part_ids)} parts have {total:,} bytes in total; "
+            f"the upload was created with {row.bytes:,}",
+            param="part_ids", hint="check part_ids for missing and repeated parts",
         )  # fmt: skip
     return Assembly(upload_id=upload_id, part_ids=body.part_ids, bytes=total, md5=body.md5)
 
 
 def assemble(storage: Storage, work: Assembly) -> Assembled:
-    """Two passes over the stored parts: one for the name (the sha256), one to store them under it.
-    Holds no more than a few pieces in memory."""
+    """Read the stored parts twice: for the sha256, and to store the content under it. Holds only a
+    few pieces in memory."""
     sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     try:
         for piece in _pieces(storage, work):
@@ -90,16 +90,16 @@ def assemble(storage: Storage, work: Assembly) -> Assembled:
         if work.md5 and md5.hexdigest() != work.md5.lower():
             raise BadRequest(
                 ErrorCode.UPLOAD_MISMATCH,
-                f"the parts have the md5 {md5.hexdigest()} together, not {work.md5}",
-                param="md5", hint="are they in the right order? GET /v1/uploads/ID tells each "
+                f"the assembled parts have the md5 {md5.hexdigest()}, not {work.md5}",
+                param="md5", hint="check the order of part_ids; GET /v1/uploads/ID lists each "
                 "part's sha256",
             )  # fmt: skip
         storage.put_pieces(_pieces(storage, work), sha256.hexdigest())
     except FileNotFoundError as error:
-        # Somebody else's completion of this upload may have come first, and the janitor next.
+        # Another request may have completed the upload, and the janitor deleted the parts.
         raise Unavailable(
-            ErrorCode.UNAVAILABLE, f"parts of upload {work.upload_id!r} went away meanwhile",
-            hint="ask again: it may have been completed already",
+            ErrorCode.UNAVAILABLE, f"parts of upload {work.upload_id!r} have been deleted",
+            hint="repeat the request: another request may have completed the upload",
         ) from error  # fmt: skip
     return Assembled(sha256=sha256.hexdigest(), bytes=size)
 
@@ -112,10 +112,10 @@ def _pieces(storage: Storage, work: Assembly) -> Iterator[bytes]:
 def finish(
     session: Session, wake_ups: WakeUps, upload_id: str, body: UploadComplete, content: Assembled
 ) -> Upload:
-    """The file's row, as `files.create` makes it; once, whoever else completes or cancels."""
+    """Insert the file's row once, even if other requests complete or cancel the upload."""
     row = uploads.retrieve(session, upload_id, lock=True)
-    if answer := _answered(session, row, body):
-        return answer
+    if result := _earlier_result(session, row, body):
+        return result
     if row.status != UploadStatus.PENDING:
         raise uploads.closed(row)
     file = files.record(
@@ -131,14 +131,14 @@ def finish(
     return uploads.to_wire(session, row)
 
 
-def _answered(session: Session, row: UploadRow, body: UploadComplete) -> Upload | None:
+def _earlier_result(session: Session, row: UploadRow, body: UploadComplete) -> Upload | None:
     if row.status == UploadStatus.COMPLETED and row.part_ids == body.part_ids:
         return uploads.to_wire(session, row)
     return None
 
 
 def expire(session: Session) -> None:
-    """Close what was not completed in time, and forget what has long been over."""
+    """Mark overdue uploads as expired, and delete rows of uploads closed long ago."""
     now = time.time()
     session.execute(
         update(UploadRow)
@@ -158,7 +158,7 @@ def expire(session: Session) -> None:
 
 
 def leftover_parts(session: Session) -> list[str]:
-    """Parts of uploads that are over; some of them, when there are very many."""
+    """Ids of parts of closed uploads, at most MAX_DELETED."""
     return list(
         session.scalars(
             select(UploadPartRow.id)
@@ -169,6 +169,6 @@ def leftover_parts(session: Session) -> list[str]:
     )
 
 
-def forget_parts(session: Session, part_ids: list[str]) -> None:
-    """To be called once they are gone from storage."""
+def delete_part_rows(session: Session, part_ids: list[str]) -> None:
+    """Delete the rows of parts that storage no longer has."""
     session.execute(delete(UploadPartRow).where(UploadPartRow.id.in_(part_ids)))

@@ -1,7 +1,7 @@
-"""Uploads in parts: announced, filled, given up. How parts become a file: upload_completion.py.
+"""Uploads in parts: create, add parts, cancel. upload_completion.py assembles the file.
 
-Whatever takes long (hashing, storing) happens while no transaction is open, so that a large upload
-holds up nobody; what was true before it is therefore looked at again, under a lock, after it.
+Hashing and storing run outside a transaction, so that a large upload blocks no other request. The
+upload's state is therefore checked again, under a lock, afterwards.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def retrieve(session: Session, upload_id: str, *, lock: bool = False) -> UploadR
     if row is None:
         raise NotFound(
             ErrorCode.NOT_FOUND, f"no upload {upload_id!r}",
-            hint="begin one with POST /v1/uploads; it is forgotten a day after it expired",
+            hint="create one with POST /v1/uploads; uploads are deleted a day after they expire",
         )  # fmt: skip
     return row
 
 
 def show(session: Session, upload_id: str) -> Upload:
-    """The upload with the parts that have arrived, so that its sender can go on with it."""
+    """Return the upload with its received parts, so that the client can continue it."""
     row = retrieve(session, upload_id)
     parts = session.scalars(
         select(UploadPartRow)
@@ -72,7 +72,7 @@ def show(session: Session, upload_id: str) -> Upload:
 
 
 def cancel(session: Session, upload_id: str) -> Upload:
-    """Cancelling twice is harmless. The janitor deletes what had arrived."""
+    """Cancel an upload; repeating this is safe. The janitor deletes its parts."""
     row = retrieve(session, upload_id, lock=True)
     if row.status != UploadStatus.CANCELLED:
         check_open(row)
@@ -81,14 +81,15 @@ def cancel(session: Session, upload_id: str) -> Upload:
 
 
 def find_part(session: Session, upload_id: str, sha256: str, size: int) -> UploadPartRow | None:
-    """The part with this content, if it has arrived before. Refuses what cannot be taken."""
+    """Return the received part with this content, if any. Raises BadRequest if the upload is closed
+    or `size` does not fit."""
     row = retrieve(session, upload_id)
     check_open(row)
     if not 0 < size <= min(MAX_PART_BYTES, row.bytes):
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"data: a part of {size:,} bytes in an upload of {row.bytes:,}",
-            param="data", hint=f"a part has 1 to {MAX_PART_BYTES:,} bytes, and no more than all",
+            f"data: the part has {size:,} bytes; the upload has {row.bytes:,}",
+            param="data", hint=f"send 1 to {min(MAX_PART_BYTES, row.bytes):,} bytes",
         )  # fmt: skip
     return session.scalar(
         select(UploadPartRow).where(
@@ -106,8 +107,8 @@ def add_part(
     sha256: str,
     size: int,
 ) -> UploadPart:
-    """Store the part, then its row. The same content again is the same part, so that sending it
-    twice after a lost reply costs nothing."""
+    """Store the part, then its row. Repeated content returns the same part, so that repeating a
+    request after a lost reply is safe."""
     part_id, part = new_id("part"), None
     storage.put_part(content, part_id)
     try:
@@ -122,8 +123,8 @@ def _record_part(
     session: Session, upload_id: str, part_id: str, sha256: str, size: int
 ) -> UploadPart:
     row = retrieve(session, upload_id, lock=True)
-    if twin := find_part(session, upload_id, sha256, size):
-        return part_to_wire(twin)
+    if known := find_part(session, upload_id, sha256, size):
+        return part_to_wire(known)
     count, received = session.execute(
         select(func.count(), func.coalesce(func.sum(UploadPartRow.bytes), 0)).where(
             UploadPartRow.upload_id == upload_id
@@ -132,9 +133,10 @@ def _record_part(
     if count >= MAX_UPLOAD_PARTS or received + size > 2 * row.bytes:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"upload {upload_id!r} has received {count:,} parts with {received:,} bytes already, "
+            f"upload {upload_id!r} already has {count:,} parts with {received:,} bytes, "
             f"for a file of {row.bytes:,} bytes",
-            param="data", hint="GET /v1/uploads/ID lists them: complete it, or begin another",
+            param="data", hint="GET /v1/uploads/ID lists the parts: complete the upload, or create "
+            "another one",
         )  # fmt: skip
     part = UploadPartRow(
         id=part_id, upload_id=upload_id, created_at=time.time(), bytes=size, sha256=sha256
@@ -158,7 +160,7 @@ def check_open(row: UploadRow) -> None:
 def closed(row: UploadRow) -> BadRequest:
     return BadRequest(
         ErrorCode.UPLOAD_CLOSED, f"upload {row.id!r} is {status_of(row)}",
-        hint="begin another with POST /v1/uploads",
+        hint="create another one with POST /v1/uploads",
     )  # fmt: skip
 
 

@@ -1,10 +1,15 @@
-"""Queued jobs that nobody who is up can serve: their events say so, once."""
+"""Warnings of queued jobs whose base model no live train worker has, and their withdrawal.
+
+A warning in force is an event of level `warn` with `data.reason`. The event that withdraws it has
+`data.withdraws`; the warning then gets the level `info` and `data.withdrawn_by` (event ids).
+"""
 
 from __future__ import annotations
 
 import time
 
-from sqlalchemy import exists, select
+from pydantic import JsonValue
+from sqlalchemy import ColumnElement, exists, select
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import EventRow, JobRow
@@ -12,24 +17,57 @@ from tunesmith_server.models import EventRow, JobRow
 from . import base_models, events, workers
 
 PATIENCE_SECONDS = 60.0
-"""A worker that is being restarted, with its base models, is back by then."""
+"""Time for a restarted worker to report its base models again."""
+REASON = "base_model_not_on_workers"
+"""`data.reason` of the warning."""
 
 
-def tell(session: Session) -> None:
-    """Add a warning to each job that waits for a base model which no live train worker has."""
-    stuck = session.scalars(
-        select(JobRow)
-        .where(
-            workers.may_start(),
-            JobRow.queued_at < time.time() - PATIENCE_SECONDS,
-            JobRow.base_adapter_id.is_(None),
-            ~JobRow.model.contains("/"),
-            JobRow.model.not_in(base_models.on_workers(session)),
-        )
-        .with_for_update(skip_locked=True)
+def warn(session: Session, job: JobRow) -> None:
+    """Add the warning to a job that this transaction has locked or inserted."""
+    message = (
+        f"no train worker has the base model {job.model!r}: the job waits. Start a worker whose "
+        "TUNESMITH_MODEL_DIRS contains that folder"
     )
-    for job in list(stuck):
-        warning = base_models.no_worker_has(job.model)
-        told = exists().where(EventRow.job_id == job.id, EventRow.message == warning)
-        if not session.scalar(select(told)):
-            events.add(session, job, warning, level="warn")
+    data: dict[str, JsonValue] = {"reason": REASON, "base_model": job.model}
+    events.add(session, job, message, level="warn", data=data)
+
+
+def update_warnings(session: Session) -> None:
+    """Warn jobs that wait for a base model which no worker has; withdraw the warnings of jobs whose
+    base model a worker has now."""
+    holders = base_models.on_workers(session)
+    is_warned = exists().where(EventRow.job_id == JobRow.id, *_in_force())
+    is_stuck = (
+        JobRow.queued_at < time.time() - PATIENCE_SECONDS,
+        JobRow.base_adapter_id.is_(None),
+        ~JobRow.model.contains("/"),
+        JobRow.model.not_in(holders),
+    )
+    for job in _queued(session, *is_stuck, ~is_warned):
+        warn(session, job)
+    for job in _queued(session, JobRow.model.in_(holders), is_warned):
+        names = ", ".join(holders[job.model])
+        message = f"the base model {job.model!r} is now on {names}: the job waits for a free worker"
+        data: dict[str, JsonValue] = {"base_model": job.model, "workers": [*holders[job.model]]}
+        _withdraw(session, job, events.add(session, job, message, data=data))
+
+
+def withdraw_at_claim(session: Session, job: JobRow) -> None:
+    """Let the newest event of `job`, its claim, withdraw a warning in force."""
+    _withdraw(session, job, session.get_one(EventRow, (job.id, job.last_seq)))
+
+
+def _in_force() -> tuple[ColumnElement[bool], ...]:
+    return EventRow.level == "warn", EventRow.data["reason"].as_string() == REASON
+
+
+def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
+    query = select(JobRow).where(workers.may_start(), *conditions)
+    return list(session.scalars(query.with_for_update(skip_locked=True)))
+
+
+def _withdraw(session: Session, job: JobRow, event: EventRow) -> None:
+    for warning in session.scalars(select(EventRow).where(EventRow.job_id == job.id, *_in_force())):
+        warning.level = "info"
+        warning.data = {**warning.data, "withdrawn_by": events.event_id(job.id, event.seq)}
+        event.data = {**event.data, "withdraws": events.event_id(job.id, warning.seq)}

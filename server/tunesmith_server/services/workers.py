@@ -1,4 +1,4 @@
-"""Workers that said they are there, and whether there is something for them."""
+"""Live workers, and the jobs that they can serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import JobRow, WorkerRow
 
 READY_SECONDS = 35.0
-"""A worker says hello every 10 s; three misses and it does not count."""
+"""A worker reports every 10 s; after three missed reports it counts as gone."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
@@ -22,14 +22,14 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
 
 
 def may_start() -> ColumnElement[bool]:
-    """Whether a job waits for a worker and not for the end of its back-off."""
+    """SQL condition: the job is queued and its back-off is over."""
     in_time = or_(JobRow.not_before.is_(None), JobRow.not_before <= epoch_now())
     return and_(JobRow.state == JobState.QUEUED, in_time)
 
 
 def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
-    """Whether a job's base model can be had by a worker: a folder on its host, or something that
-    any worker can fetch (a hub id, weights that were trained here)."""
+    """SQL condition: the worker can load the job's base model, either a folder on its host or a
+    model that any worker can fetch (a Hugging Face id, weights trained here)."""
     worker = session.get(WorkerRow, worker_id)
     return or_(
         JobRow.base_adapter_id.is_not(None),
@@ -43,7 +43,7 @@ def goodbye(session: Session, worker_id: str) -> None:
 
 
 def ready(session: Session) -> dict[str, int]:
-    """Live workers that take work, by queue."""
+    """Number of live workers that accept jobs, by queue."""
     rows = session.execute(
         select(WorkerRow.queue, func.count())
         .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_(None))
@@ -53,10 +53,10 @@ def ready(session: Session) -> dict[str, int]:
 
 
 def not_ready(session: Session) -> dict[str, str]:
-    """Why live workers take no job, by their id."""
+    """Reasons why live workers accept no job, by worker id."""
     rows = session.execute(
         select(WorkerRow.worker_id, WorkerRow.not_ready).where(
             WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)
         )
     )
-    return {worker_id: why or "" for worker_id, why in rows}
+    return {worker_id: reason or "" for worker_id, reason in rows}

@@ -28,7 +28,7 @@ class RefusingApi(FakeApi):
     """A server whose storage is read-only."""
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        raise ServerFault("PUT: the server's storage takes no writes", "storage_read_only")
+        raise ServerFault("PUT: the server's storage refuses writes", "storage_read_only")
 
 
 class GoneApi(FakeApi):
@@ -53,7 +53,7 @@ def test_a_storage_that_refuses_writes_fails_the_attempt_by_name(
     api = RefusingApi()
     assert supervised(settings(tmp_path, DONE), api)
     assert error_of(api).code == "storage_read_only"
-    assert "the server's storage takes no writes" in error_of(api).message
+    assert "the server's storage refuses writes" in error_of(api).message
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
