@@ -68,7 +68,7 @@ def list_files(
     purpose: str | None = None,
     sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
 ) -> Page[FileObject]:
-    """Files, newest first; of one purpose, or with the content that has this sha256."""
+    """List files, newest first; `purpose` and `sha256` (of the content) filter."""
     return files.list_files(
         session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
     )
