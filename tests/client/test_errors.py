@@ -70,7 +70,7 @@ def test_an_error_page_of_another_program_is_named() -> None:
 
 
 def test_a_success_with_a_wrong_body_is_an_error() -> None:
-    with pytest.raises(APIResponseError, match="did not answer with a FileObject"):
+    with pytest.raises(APIResponseError, match="did not answer with a File"):
         client_of(Script(httpx.Response(200, text="<html>hello</html>"))).files.retrieve("file-1")
 
 
