@@ -215,7 +215,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             events=EventLog(Path(folder) / "events.jsonl"),
             write=lambda: None,
         )
-        plan.settle()
+        plan.resolve()
         if half:
             layers = plan.planner.shape.layers
             plan.steps.apply(replace(plan.steps.policy, keep=layers // 2))

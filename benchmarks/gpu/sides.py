@@ -152,7 +152,7 @@ def ours(task: Task) -> Made:
         events=EventLog(task.folder / "events.jsonl"),
         write=lambda: None,
     )
-    memory.settle()
+    memory.resolve()
     return Made(
         trainer=trainer,
         model=model,

@@ -197,7 +197,7 @@ def test_choices_in_plan_json_are_used_again(make_run: MakeRun) -> None:
     assert main(run) == 0
     (point,) = event_data(run, EventKind.METRICS)
     assert point["learning_rate"] == 0.125
-    told = {**choice, "reason": "as plan.json has it: measured"}
+    told = {**choice, "reason": "reused from plan.json: measured"}
     assert told in event_data(run, EventKind.CHOICE)
     kept = json.loads((run / "plan.json").read_text())["choices"]
     assert {**choice, "figures": {}} in kept
@@ -208,7 +208,7 @@ def test_a_plan_for_something_else_is_made_anew_and_said(make_run: MakeRun, plan
     run = make_run(QUESTIONS, recipe={"max_steps": 1})
     (run / "plan.json").write_text(plan)
     assert main(run) == 0
-    assert any("settled anew" in event.message for event in read_events(run))
+    assert any("choices are recomputed" in event.message for event in read_events(run))
     spec = RunSpec.model_validate_json((run / "spec.json").read_bytes())
     assert json.loads((run / "plan.json").read_text())["made_for"] == made_for(
         RunDirectory(run), spec

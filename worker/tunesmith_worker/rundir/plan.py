@@ -1,4 +1,4 @@
-"""What was left open and is settled: the choices with their reasons, and the plans they make up."""
+"""The choices for settings left at "auto", with their reasons, and the plans built from them."""
 
 from __future__ import annotations
 
@@ -15,52 +15,56 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Collects what was settled; choices of an earlier attempt (plan.json) are taken again."""
+    """The choices of one run; a choice of an earlier attempt (plan.json) is reused."""
 
     def __init__(
-        self, earlier: Plan | None = None, tell: Callable[[Choice], None] = lambda choice: None
+        self, earlier: Plan | None = None, on_choice: Callable[[Choice], None] = lambda choice: None
     ) -> None:
+        """`on_choice`: receives every choice that is added, reused or revised."""
         self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
-        self._tell = tell
+        self._on_choice = on_choice
         self.made: list[Choice] = []
 
-    def settle(self, name: str, given: T | Auto, value: T, reason: str) -> T:
-        """`given`, unless it is "auto": then the earlier choice, else `value`, written down."""
-        if given != "auto":
-            return given
+    def resolve(self, name: str, setting: T | Auto, value: T, reason: str) -> T:
+        """Return `setting` if it is not "auto"; else the earlier choice, else `value`.
+
+        The last two are recorded as a choice."""
+        if setting != "auto":
+            return setting
         if (earlier := self.earlier(name)) is not None:
-            self.take_again(earlier)
+            self.reuse(earlier)
             return cast(T, earlier.value)
         choice = Choice(name=name, value=cast(JsonValue, value), reason=reason)
         self.add(choice)
         return cast(T, choice.value)
 
     def earlier(self, name: str) -> Choice | None:
+        """Return the choice of this name in plan.json."""
         return self._earlier.get(name)
 
     def add(self, choice: Choice) -> None:
-        """What was found by measuring while training."""
+        """Record a new choice."""
         self.made.append(choice)
-        self._tell(choice)
+        self._on_choice(choice)
 
-    def take_again(self, choice: Choice) -> None:
-        """An earlier one: kept as it is, and told as what it is."""
+    def reuse(self, choice: Choice) -> None:
+        """Record an earlier choice unchanged; its event says that plan.json had it."""
         self.made.append(choice)
-        told = f"as plan.json has it: {choice.reason}"
-        self._tell(choice.model_copy(update={"reason": told}))
+        reason = f"reused from plan.json: {choice.reason}"
+        self._on_choice(choice.model_copy(update={"reason": reason}))
 
     def revise(self, choice: Choice) -> None:
-        """What was settled turned out wrong: written down anew, in its place."""
-        self.made = [choice if one.name == choice.name else one for one in self.made]
-        self._tell(choice)
+        """Replace the choice of the same name, which turned out wrong."""
+        self.made = [choice if made.name == choice.name else made for made in self.made]
+        self._on_choice(choice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What the plans need to know of the machine."""
+    """The facts about the machine that the plans depend on."""
 
     name: str
-    """For people: `cpu` or the card's name."""
+    """Display name: `cpu` or the name of the GPU."""
     is_gpu: bool
     has_bf16: bool
 
@@ -92,7 +96,7 @@ class TrainPlan:
     eval_steps: int | None
     """None: there is no validation file."""
     save_steps: int | None
-    """None: no checkpoint before the end."""
+    """None: no checkpoint before the end of training."""
 
     @property
     def rows_of_step(self) -> int:

@@ -1,6 +1,6 @@
-"""plan.json of a run directory: what an earlier run of the same spec settled, and what this does.
+"""plan.json of a run directory: the choices of an earlier run of the same spec and of this run.
 
-Every choice is an event as well.
+Every choice is an event too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class PlanFile:
     def __init__(self, run: RunDirectory, spec: RunSpec, events: EventLog) -> None:
         self._path, self._events = run.plan, events
         self.made_for = made_for(run, spec)
-        self.choices = Choices(self._earlier(), tell=self._tell)
+        self.choices = Choices(self._earlier(), on_choice=self._append_event)
 
     def write(self) -> None:
         write_json(self._path, self._plan)
 
     def text(self) -> str:
-        """plan.json as it would be written now."""
+        """Return the text of plan.json with the choices made so far."""
         return self._plan.model_dump_json(indent=1)
 
     @property
@@ -41,17 +41,15 @@ class PlanFile:
             plan = read_stored(Plan, self._path.read_bytes())
         except ValidationError:
             self._events.message(
-                "plan.json is another version's: what it settled is settled anew", level="warn"
+                "plan.json is from another version; choices are recomputed", level="warn"
             )
             return None
         if plan.made_for == self.made_for:
             return plan
-        self._events.message(
-            "plan.json was made for another spec or other data: what it settled is settled anew"
-        )
+        self._events.message("plan.json is from another spec or other data; choices are recomputed")
         return None
 
-    def _tell(self, choice: Choice) -> None:
+    def _append_event(self, choice: Choice) -> None:
         self._events.append(
             EventKind.CHOICE,
             f"{choice.name} = {choice.value}: {choice.reason}",
@@ -60,7 +58,7 @@ class PlanFile:
 
 
 def made_for(run: RunDirectory, spec: RunSpec) -> str:
-    """What decides which choices are right: the spec and its data."""
+    """Return a SHA-256 of what the choices depend on: the spec and its data files."""
     files = filter(None, (spec.training_file, spec.validation_file))
     parts = [spec.sha256(), *(file_hash(run.root / file) for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -140,7 +140,7 @@ def settle_memory(
             events=context.events,
             write=context.plan.write,
         )
-        memory.settle()
+        memory.resolve()
         context.plan.write()
     return memory
 

@@ -220,7 +220,7 @@ def _plan_engine(
     )
     earlier = choices.earlier(_WEIGHTS)
     if earlier is not None and earlier.value in ("merged", "in_place"):
-        choices.take_again(earlier)
+        choices.reuse(earlier)
         return RolloutPlan(
             weights="merged" if earlier.value == "merged" else "in_place",
             max_rows=int(str(earlier.figures["max_rows"])),

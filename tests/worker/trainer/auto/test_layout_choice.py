@@ -178,7 +178,7 @@ def test_a_repeated_run_takes_the_same_layouts_and_gives_the_same_losses(
     assert losses(again) == losses(first)
     assert _weights(again) == _weights(first)
     (choice_again,) = [c for c in event_data(again, EventKind.CHOICE) if c["name"] == "packing"]
-    assert choice_again["reason"] == f"as plan.json has it: {choice['reason']}"
+    assert choice_again["reason"] == f"reused from plan.json: {choice['reason']}"
     plan_again = json.loads((again / "plan.json").read_text())
     kept = {c["name"]: c["reason"] for c in plan["choices"] if c["name"] != "memory_plan"}
     assert kept.items() <= {c["name"]: c["reason"] for c in plan_again["choices"]}.items()

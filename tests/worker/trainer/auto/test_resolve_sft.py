@@ -122,7 +122,7 @@ def test_warm_up_evaluation_and_checkpoints() -> None:
 
 def test_only_what_was_left_open_is_a_choice() -> None:
     told: list[Choice] = []
-    choices = Choices(tell=told.append)
+    choices = Choices(on_choice=told.append)
     train_plan({"learning_rate": 1e-3, "max_steps": 3, "warmup_steps": 0}, choices=choices)
     assert [choice.name for choice in choices.made] == [
         "per_device_train_batch_size",
@@ -140,9 +140,9 @@ def test_choices_of_an_earlier_attempt_are_taken_again() -> None:
         choices=[Choice(name="learning_rate", value=0.5, reason="because")],
     )
     told: list[Choice] = []
-    choices = Choices(earlier, tell=told.append)
+    choices = Choices(earlier, on_choice=told.append)
     assert train_plan(choices=choices).learning_rate == 0.5
     assert earlier.choices[0] in choices.made
     reasons = {choice.name: choice.reason for choice in told}
-    assert reasons["learning_rate"] == "as plan.json has it: because"
+    assert reasons["learning_rate"] == "reused from plan.json: because"
     assert reasons["lr_scheduler_type"] == "linear decay to zero", "settled by this run"

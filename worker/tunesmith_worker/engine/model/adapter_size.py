@@ -39,7 +39,7 @@ def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
 def settle_size(model: Untyped, dtype: torch.dtype, choices: Choices) -> int:
     """`predict_bytes`, written down."""
     numbers = sum(tensor.numel() for tensor in adapter_tensors(model).values())
-    return choices.settle(
+    return choices.resolve(
         "adapter_bytes",
         "auto",
         predict_bytes(model, dtype),

@@ -102,7 +102,7 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
                 hint=f"It has {', '.join(found) or 'other names: use all-linear'}.",
                 param="recipe.lora.target_modules",
             )
-    return choices.settle(
+    return choices.resolve(
         "lora.target_modules",
         given,
         found or "all-linear",

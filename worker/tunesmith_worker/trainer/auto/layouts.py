@@ -42,7 +42,7 @@ class Layouts:
         steps = cast(list[str], earlier.figures.get("steps", [])) if earlier else []
         if earlier is not None and {earlier.value, *steps} <= plan.layouts.keys():
             self._settled, self._steps = str(earlier.value), [*steps]
-            choices.take_again(earlier)
+            choices.reuse(earlier)
         elif len(plan.candidates) == 1:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
         else:

@@ -105,7 +105,7 @@ class MemoryPlan:
         self._host_peak: HostPeak | None = None
         self.steps: StepMemory
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """The plan, tried on the longest micro-batch and in force."""
         earlier = self._choices.earlier(NAME)
         policy = policy_of(earlier, self.planner.shape.layers)

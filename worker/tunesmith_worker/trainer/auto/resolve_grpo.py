@@ -99,7 +99,7 @@ def plan_grpo(
         max_completion_length=_max_completion_length(
             recipe, grpo, longest_prompt, context, choices
         ),
-        eval_samples=choices.settle("eval_samples", asked.eval_samples, 1, "one is quick")
+        eval_samples=choices.resolve("eval_samples", asked.eval_samples, 1, "one is quick")
         if has_validation
         else 1,
         **grpo.model_dump(exclude={"num_generations", "prompts_per_step", "max_completion_length"}),
@@ -147,7 +147,7 @@ def _num_generations(
     if asked.compute_multiplier != "auto":
         count = max(2, round(count * asked.compute_multiplier))
         reason += f", times compute_multiplier={asked.compute_multiplier:g}"
-    return choices.settle("num_generations", grpo.num_generations, count, reason)
+    return choices.resolve("num_generations", grpo.num_generations, count, reason)
 
 
 def _prompts_per_step(
@@ -161,7 +161,7 @@ def _prompts_per_step(
         count, reason = asked.batch_size, f"hyperparameters.batch_size={asked.batch_size}"
         if grpo.prompts_per_step == "auto":
             field = "hyperparameters.batch_size"
-    settled = choices.settle("prompts_per_step", grpo.prompts_per_step, count, reason)
+    settled = choices.resolve("prompts_per_step", grpo.prompts_per_step, count, reason)
     if settled > prompts:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
@@ -182,7 +182,7 @@ def _max_completion_length(
 ) -> int:
     room = _room(recipe, context)
     left = USUAL_COMPLETION if room is None else min(USUAL_COMPLETION, room - longest_prompt)
-    return choices.settle(
+    return choices.resolve(
         "max_completion_length",
         grpo.max_completion_length,
         left,
@@ -205,13 +205,13 @@ def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
             hint="Leave both at 'auto': recipe.grpo says how large a step is.",
             param="recipe.per_device_train_batch_size",
         )
-    per_device = choices.settle(
+    per_device = choices.resolve(
         "per_device_train_batch_size",
         rows,
         total if passes == "auto" else total // passes,
         "all completions of a step in one forward pass; memory may ask for several",
     )
-    accumulation = choices.settle(
+    accumulation = choices.resolve(
         "gradient_accumulation_steps",
         passes,
         total // per_device,

@@ -16,7 +16,7 @@ def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
     bf16 = device.is_gpu and device.has_bf16
     in_bf16: Precision = "bf16_split_master" if recipe.tuning == "full" else "bf16"
     return LoadPlan(
-        precision=choices.settle(
+        precision=choices.resolve(
             "precision",
             recipe.precision,
             in_bf16 if bf16 else "fp32",
@@ -30,13 +30,13 @@ def plan_patches(recipe: Recipe, choices: Choices) -> frozenset[PatchName]:
     if recipe.patches == "off":
         return frozenset()
     every: list[PatchName] = ["attention", "attention_block", "loss", "mlp_block"]
-    names = choices.settle("patches", recipe.patches, every, "all that the model's modules allow")
+    names = choices.resolve("patches", recipe.patches, every, "all that the model's modules allow")
     return frozenset(names)
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
     """`context` is how many positions the model was made for; None if its config is silent."""
-    length = choices.settle(
+    length = choices.resolve(
         "max_seq_length",
         recipe.max_seq_length,
         min(context or 2048, 2048),
@@ -46,7 +46,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
     return DataPlan(
         max_seq_length=length,
         overlong=recipe.overlong,
-        assistant_only_loss=choices.settle(
+        assistant_only_loss=choices.resolve(
             "assistant_only_loss",
             recipe.assistant_only_loss,
             True,
@@ -109,13 +109,13 @@ def plan_schedule(
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
         learning_rate=_learning_rate(recipe, hyperparameters, usual_rate, choices),
-        lr_scheduler_type=choices.settle(
+        lr_scheduler_type=choices.resolve(
             "lr_scheduler_type",
             recipe.lr_scheduler_type,
             "linear",
             "linear decay to zero",
         ),
-        warmup_steps=choices.settle(
+        warmup_steps=choices.resolve(
             "warmup_steps", recipe.warmup_steps, total * 3 // 100, f"3 % of {total} steps"
         ),
         weight_decay=recipe.weight_decay,
@@ -151,13 +151,13 @@ def _batch(
         else f"hyperparameters.batch_size={batch}"
     )
     per_step = max(1, wanted // (1 if passes == "auto" else passes))
-    per_device = choices.settle(
+    per_device = choices.resolve(
         "per_device_train_batch_size",
         rows,
         _largest_divisor(per_step, at_most=8) if passes == "auto" else per_step,
         source,
     )
-    accumulation = choices.settle(
+    accumulation = choices.resolve(
         "gradient_accumulation_steps", passes, max(1, wanted // per_device), source
     )
     return per_device, accumulation
@@ -179,7 +179,7 @@ def _total_steps(
     epochs: float | Auto = recipe.num_train_epochs
     if epochs == "auto" and hyperparameters.n_epochs != "auto":
         epochs = float(hyperparameters.n_epochs)
-    settled = choices.settle(
+    settled = choices.resolve(
         "num_train_epochs",
         epochs,
         3.0 if rows <= 10_000 else 1.0,
@@ -206,20 +206,22 @@ def _learning_rate(
     reason = f"{rate:g} for {kind}"
     if factor != "auto":
         rate, reason = rate * factor, f"{reason}, times learning_rate_multiplier={factor:g}"
-    return choices.settle("learning_rate", recipe.learning_rate, rate, reason)
+    return choices.resolve("learning_rate", recipe.learning_rate, rate, reason)
 
 
 def _eval_steps(recipe: Recipe, total: int, choices: Choices) -> int:
-    return choices.settle(
+    return choices.resolve(
         "eval_steps", recipe.eval_steps, math.ceil(total / 10), f"ten times in {total} steps"
     )
 
 
 def _save_steps(recipe: Recipe, steps_per_epoch: int, total: int, choices: Choices) -> int | None:
     if recipe.tuning == "full":
-        return choices.settle("save_steps", recipe.save_steps, None, "none: full weights are large")
+        return choices.resolve(
+            "save_steps", recipe.save_steps, None, "none: full weights are large"
+        )
     tenth = math.ceil(total / 10)
-    return choices.settle(
+    return choices.resolve(
         "save_steps",
         recipe.save_steps,
         max(steps_per_epoch, tenth),

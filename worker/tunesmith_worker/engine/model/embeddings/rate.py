@@ -27,7 +27,7 @@ def embedding_rate(
     given = recipe.embedding_learning_rate
     if not embedding_parameters(model) or (recipe.tuning == "full" and given == "auto"):
         return None
-    return choices.settle(
+    return choices.resolve(
         "embedding_learning_rate", given, learning_rate / 10, "a tenth of learning_rate"
     )
 
