@@ -7,7 +7,7 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 
-from tunesmith_worker.process import SpawnSettings
+from tunesmith_worker.rundir.process import SpawnSettings
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.variables import PREFIX, VARIABLES

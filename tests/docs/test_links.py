@@ -40,3 +40,11 @@ def test_code_names_pages_that_exist() -> None:
         for name in re.findall(r"(?<![\w./])docs/[\w/.-]*\w", file.read_text())
     }
     assert {name for name in names if not list(ROOT.glob(f"{name}*"))} == set()
+
+
+def test_the_map_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "contributing" / "map.md").read_text()
+    places = (ROOT, ROOT / "worker" / "tunesmith_worker", ROOT / "server" / "tunesmith_server")
+    names = re.findall(r"`([\w./]+(?:\.py|\.md|/))`", page)
+    assert len(names) > 80
+    assert [name for name in names if not any((place / name).exists() for place in places)] == []
