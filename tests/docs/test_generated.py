@@ -7,12 +7,11 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 
-from tunesmith_worker.rundir.process import SpawnSettings
-
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.variables import PREFIX, VARIABLES
 from tunesmith_server.app import create_app
 from tunesmith_server.core.settings import Settings
+from tunesmith_worker.rundir.process import SpawnSettings
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
