@@ -9,8 +9,7 @@ import pytest
 
 from tunesmith_schema import BoundBy
 from tunesmith_worker.rundir.advice.bound import PARTS, bound_of
-from tunesmith_worker.trainer.report.batches import Fit
-from tunesmith_worker.trainer.report.saturation import saturation_of
+from tunesmith_worker.trainer.report.batches import Fit, saturation_of
 
 from .reports import GPU, planned, report, rollouts
 

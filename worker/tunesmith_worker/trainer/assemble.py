@@ -19,7 +19,7 @@ from tunesmith_worker.engine.patches import Patched, patch
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
-from tunesmith_worker.trainer.report.settings import training_settings
+from tunesmith_worker.trainer.report.recorder import training_settings
 
 from .context import RunContext
 from .load import Loaded

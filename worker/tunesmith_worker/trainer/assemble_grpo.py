@@ -35,8 +35,8 @@ from tunesmith_worker.trainer.methods.grpo_config import grpo_config
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollout_failures import rollout_failures
 from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
-from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
 
 from .assemble import (
     Ready,

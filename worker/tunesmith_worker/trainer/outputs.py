@@ -23,7 +23,7 @@ from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan_file import PlanFile
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.checkpoints.best_weights import BestWeights
-from tunesmith_worker.trainer.checkpoints.light import LightCheckpoints
+from tunesmith_worker.trainer.checkpoints.light_checkpoints import LightCheckpoints
 from tunesmith_worker.trainer.checkpoints.saver import ResumePoints
 from tunesmith_worker.trainer.report.recorder import RunRecorder
 

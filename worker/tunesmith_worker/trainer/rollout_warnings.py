@@ -10,7 +10,7 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import Precision
 from tunesmith_worker.rundir.events import EventLog
-from tunesmith_worker.trainer.selfcheck.rollout_tripwires import RolloutTripwires, StepFigures
+from tunesmith_worker.trainer.selfcheck.tripwires import RolloutTripwires, StepFigures
 
 Untyped = Any  # Any: transformers is not typed
 

@@ -16,7 +16,7 @@ from tests.worker.runs import QUESTIONS, event_data, read_result
 from tunesmith_schema import ErrorCode, EventKind, Recipe
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.trainer.checkpoints import saver, state, write
-from tunesmith_worker.trainer.checkpoints.light import LightCheckpoints
+from tunesmith_worker.trainer.checkpoints.light_checkpoints import LightCheckpoints
 from tunesmith_worker.trainer.checkpoints.state import State
 from tunesmith_worker.trainer.checkpoints.tensors import write_tensors
 from tunesmith_worker.trainer.run import main

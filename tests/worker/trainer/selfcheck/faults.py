@@ -17,7 +17,7 @@ from tunesmith_worker.engine.patches import half_blocks, head, projections
 from tunesmith_worker.trainer.data import prepare, tokens
 from tunesmith_worker.trainer.data.tokens import IGNORED
 from tunesmith_worker.trainer.methods import batches, sft
-from tunesmith_worker.trainer.selfcheck import directory
+from tunesmith_worker.trainer.selfcheck import checks
 
 Untyped = Any  # Any: transformers, PEFT and datasets are not typed
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -243,9 +243,9 @@ def not_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(directory, "os", SimpleNamespace(fsync=refuse))
+    monkeypatch.setattr(checks, "os", SimpleNamespace(fsync=refuse))
 
 
 def no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(free=100_000)
-    monkeypatch.setattr(directory, "shutil", SimpleNamespace(disk_usage=lambda folder: usage))
+    monkeypatch.setattr(checks, "shutil", SimpleNamespace(disk_usage=lambda folder: usage))

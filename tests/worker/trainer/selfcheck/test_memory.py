@@ -13,7 +13,7 @@ from tunesmith_schema import EventKind
 from tunesmith_worker.engine.memory.choose import Room
 from tunesmith_worker.trainer.auto import memory_plan
 from tunesmith_worker.trainer.run import main
-from tunesmith_worker.trainer.selfcheck import numerics, passes
+from tunesmith_worker.trainer.selfcheck import model_runs, numerics
 
 Untyped = Any  # Any: a model, and JSON
 RECIPE = {"max_steps": 1, "precision": "bf16"}
@@ -30,7 +30,7 @@ def test_fp32_weights_take_their_share_of_what_the_weights_leave(
 ) -> None:
     """`spare`: what is free beside the weights, as a multiple of them."""
     seen = []
-    right = passes.in_fp32
+    right = model_runs.in_fp32
 
     def find_room(device: torch.device, held: int) -> Room:
         return Room(free=int(held * (1 + spare)), host_free=1 << 40, on_gpu=True)

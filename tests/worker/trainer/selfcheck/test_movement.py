@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tunesmith_worker.trainer.selfcheck.gradients import Unit
 from tunesmith_worker.trainer.selfcheck.movement import Movement
-from tunesmith_worker.trainer.selfcheck.trained_units import Unit
 
 
 def test_a_bf16_weight_that_went_and_came_back_did_move() -> None:

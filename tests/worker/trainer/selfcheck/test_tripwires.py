@@ -11,8 +11,8 @@ import torch
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_events
 from tunesmith_schema import ErrorCode, EventKind
+from tunesmith_worker.trainer.selfcheck.gradients import Unit
 from tunesmith_worker.trainer.selfcheck.movement import Movement
-from tunesmith_worker.trainer.selfcheck.trained_units import Unit
 
 from .planted import FULL, TEN, Plant, failure, trained
 

@@ -14,6 +14,7 @@ from tunesmith_schema import Choice, RunReport, TrainingSettings
 from tunesmith_worker.rundir.advice.judge import empty_report, judged
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
 
 if TYPE_CHECKING:
     from tunesmith_worker.engine.memory.layer_counters import LayerCounters
@@ -100,3 +101,20 @@ class RunRecorder:
         if self._watch is not None:
             self._watch.fill_in(report)
         return judged(report)
+
+
+def training_settings(
+    load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
+) -> TrainingSettings:
+    """`recomputes`: some layer does."""
+    return TrainingSettings(
+        tuning="full" if full else "lora",
+        precision=load.precision,
+        per_device_train_batch_size=train.per_device_train_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        packing=data.packing,
+        gradient_checkpointing=recomputes,
+        logging_steps=train.logging_steps,
+        eval_steps=train.eval_steps,
+        save_steps=train.save_steps,
+    )

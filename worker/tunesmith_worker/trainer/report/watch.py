@@ -20,11 +20,10 @@ from tunesmith_worker.engine.memory.layer_counters import LayerCounters
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.trainer.auto.layouts import Layouts
 
-from .batches import BatchCounts
+from .batches import BatchCounts, saturation_of
 from .flops import ModelShape, model_shape, peak_tflops
 from .memory import memory_now, peak_memory
 from .rollouts import RolloutCounts
-from .saturation import saturation_of
 from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped

@@ -1,7 +1,6 @@
 """Rewards of reinforcement tuning: the spec's grader, and reward functions of one's own."""
 
-from .errors_told import ErrorsTold
-from .grading import Grading, Round
+from .grading import ErrorsTold, Grading, Round
 from .local import LocalReward
 from .protocol import Graded, Prompt, Sample
 from .templates import MissingField, missing_fields

@@ -4,9 +4,9 @@
 lies in rollouts/.
 """
 
+from .check_context import Subject
 from .checks import Checks, self_check, supervised_checks
 from .findings import Finding, settle
-from .subject import Subject
 from .tripwires import Tripwires
 
 __all__ = [

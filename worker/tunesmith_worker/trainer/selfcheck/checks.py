@@ -7,6 +7,9 @@ reinforcement in rollouts/.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,16 +17,17 @@ from typing import Generic, TypeVar
 
 from pydantic import JsonValue
 
-from tunesmith_schema import PhaseName
+from tunesmith_schema import ErrorCategory, PhaseName
+from tunesmith_worker.engine.memory.describe import size
+from tunesmith_worker.engine.model.adapter_size import predict_bytes
+from tunesmith_worker.engine.model.adapters import adapter_dtype
 from tunesmith_worker.rundir.events import EventLog
 
-from .directory import check_directory
-from .findings import settle
+from .check_context import Subject, Tuned
+from .findings import Finding, Outcome, judged, passed, settle
 from .labels import check_answers, check_end_token, check_labels
 from .numerics import check_numerics
-from .subject import Outcome, Subject, Tuned, passed
-from .trained import check_optimizer, check_trained_parameters
-from .weights import check_embeddings, check_weights
+from .parameters import check_embeddings, check_optimizer, check_trained_parameters, check_weights
 
 AnySubject = TypeVar("AnySubject", bound=Tuned)
 
@@ -97,3 +101,62 @@ def _tell(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:
         "checks": {one.check: {"state": one.state, "detail": one.detail} for one in outcomes},
     }
     events.message(text, data=data)
+
+
+PROBE_BYTES = 4096
+RESUME_POINTS = 2
+"""Full states that may lie there at once: the last, and the one that is being written."""
+MARGIN = 1.1
+"""Of the predicted bytes: file systems take their share."""
+_DIRECTORY = "checkpoint_directory"
+
+
+def check_directory(subject: Tuned) -> Outcome:
+    """`checkpoint_directory`: a file is written there, flushed to the disk and removed."""
+    folder = subject.folder / "checkpoints"
+    probe = folder / ".self-check.part"
+    try:
+        folder.mkdir(exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # it may not even have been made
+            probe.unlink()
+        return judged(_DIRECTORY, [_not_writable(error)], "")
+    needed, free = int(MARGIN * predicted_bytes(subject)), shutil.disk_usage(folder).free
+    findings = []
+    if free < needed:
+        findings.append(
+            Finding(
+                _DIRECTORY,
+                f"{size(free)} are free, and the result with {RESUME_POINTS} resume points takes "
+                f"{size(needed)} ({MARGIN - 1:.0%} to spare included).",
+                "Free space in the worker's data directory, then start the job again.",
+                category=ErrorCategory.INFRASTRUCTURE,
+            )
+        )
+    return judged(_DIRECTORY, findings, f"{size(needed)} needed, {size(free)} free")
+
+
+def predicted_bytes(subject: Tuned) -> int:
+    """Of what is saved at the end, and of the states that the run could go on from: the weights
+    that train, and what the optimiser keeps for them."""
+    model = subject.model
+    weights: int = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
+    state = weights + subject.optimizer_bytes
+    if subject.full:
+        return weights + RESUME_POINTS * state
+    return predict_bytes(model, adapter_dtype(subject.recipe)) + RESUME_POINTS * state
+
+
+def _not_writable(error: OSError) -> Finding:
+    return Finding(
+        _DIRECTORY,
+        f"a file of {PROBE_BYTES} bytes cannot be written to the run's checkpoints: "
+        f"{error.strerror or error}.",
+        "Check the rights and the space of the worker's data directory.",
+        category=ErrorCategory.INFRASTRUCTURE,
+    )

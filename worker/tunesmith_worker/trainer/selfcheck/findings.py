@@ -4,7 +4,7 @@ error ends the run. Knows no check.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,3 +48,29 @@ def settle(findings: Iterable[Finding], events: EventLog, step: int | None) -> N
             hint=errors[0].hint,
             param=errors[0].param,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    check: str
+    state: Literal["passed", "failed", "not_applicable", "skipped"]
+    detail: str
+    """The figure that it passed with, or why it did not run."""
+    findings: tuple[Finding, ...] = ()
+
+
+def passed(check: str, detail: str, *findings: Finding) -> Outcome:
+    """`findings`: warnings."""
+    return Outcome(check=check, state="passed", detail=detail, findings=findings)
+
+
+def not_applicable(check: str, why: str) -> Outcome:
+    return Outcome(check=check, state="not_applicable", detail=why)
+
+
+def judged(check: str, findings: Sequence[Finding], detail: str) -> Outcome:
+    """Failed if any finding is an error."""
+    state: Literal["passed", "failed"] = "passed"
+    if any(one.level == "error" for one in findings):
+        state = "failed"
+    return Outcome(check=check, state=state, detail=detail, findings=tuple(findings))

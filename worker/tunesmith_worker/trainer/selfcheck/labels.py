@@ -17,8 +17,8 @@ from tunesmith_worker.trainer.data.chunks import chunk_rows, read_chunks
 from tunesmith_worker.trainer.data.formats import Row
 from tunesmith_worker.trainer.data.tokens import IGNORED
 
-from .findings import Finding
-from .subject import Outcome, Subject, Untyped, judged, not_applicable
+from .check_context import Subject, Untyped
+from .findings import Finding, Outcome, judged, not_applicable
 
 SAMPLE = 256
 """Rows, evenly spaced over the data."""

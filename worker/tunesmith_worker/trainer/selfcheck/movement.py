@@ -18,7 +18,7 @@ from tunesmith_kernels.error_word import join_words
 from tunesmith_schema import ErrorCategory
 
 from .findings import Finding
-from .trained_units import Unit, moving
+from .gradients import Unit, moving
 
 Untyped = Any  # Any: transformers is not typed
 

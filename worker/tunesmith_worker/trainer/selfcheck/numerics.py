@@ -11,17 +11,9 @@ import torch
 
 from tunesmith_worker.rundir.errors import is_out_of_memory
 
-from .adapter import acts, is_fresh, starts_from_base
-from .parity import (
-    COARSE,
-    EXACT,
-    EXACT_GPU,
-    Limits,
-    as_near_as_stock,
-    patched_equals_stock,
-    rows_apart,
-)
-from .passes import (
+from .check_context import Subject, Untyped
+from .findings import Outcome, not_applicable
+from .model_runs import (
     Pass,
     adapter_moved,
     adapter_off,
@@ -34,8 +26,19 @@ from .passes import (
     stock,
     undisturbed,
 )
-from .piece import Piece, take_piece
-from .subject import Outcome, Subject, Untyped, not_applicable
+from .parity import (
+    COARSE,
+    EXACT,
+    EXACT_GPU,
+    Limits,
+    acts,
+    as_near_as_stock,
+    is_fresh,
+    patched_equals_stock,
+    rows_apart,
+    starts_from_base,
+)
+from .sample_batch import Piece, take_piece
 
 SECONDS = 20.0
 """What has not begun by then is skipped: a model so large trains for hours, and the passes of the

@@ -16,12 +16,10 @@ import torch
 from tunesmith_worker.engine.rollout.fold import UnfoldError
 from tunesmith_worker.rundir.errors import is_out_of_memory
 
-from .adapter import acts, is_fresh, starts_from_base
-from .checks import Checks
-from .directory import check_directory
-from .numerics import FP32_SHARE, LAYERS, SECONDS, fp32_bytes, has_whole_matrices
-from .parity import COARSE, EXACT, EXACT_GPU, Limits, as_near_as_stock, patched_equals_stock
-from .passes import (
+from .check_context import ReinforcementSubject, Row
+from .checks import Checks, check_directory
+from .findings import Outcome, judged, not_applicable
+from .model_runs import (
     Pass,
     adapter_moved,
     adapter_off,
@@ -32,8 +30,20 @@ from .passes import (
     stock,
     undisturbed,
 )
-from .rollout_causes import cause_of
-from .rollout_drawn import (
+from .numerics import FP32_SHARE, LAYERS, SECONDS, fp32_bytes, has_whole_matrices
+from .parameters import check_embeddings, check_optimizer, check_trained_parameters, check_weights
+from .parity import (
+    COARSE,
+    EXACT,
+    EXACT_GPU,
+    Limits,
+    acts,
+    as_near_as_stock,
+    is_fresh,
+    patched_equals_stock,
+    starts_from_base,
+)
+from .reference_scores import (
     NEW,
     Draws,
     draw,
@@ -45,16 +55,24 @@ from .rollout_drawn import (
     trained,
     trained_pass,
 )
-from .rollout_equality import equals_stock, equals_training, fault, near_in_16_bits, rows_apart
-from .rollout_following import Following
-from .rollout_law import check_law
-from .rollout_positions import check_positions
-from .rollout_prompts import check_prompts, check_requests, judged_seen
-from .rollout_stops import check_ends, check_stop_tokens
-from .rollout_subject import ReinforcementSubject, Row
-from .subject import Outcome, judged, not_applicable
-from .trained import check_optimizer, check_trained_parameters
-from .weights import check_embeddings, check_weights
+from .rollout_parity import (
+    cause_of,
+    equals_stock,
+    equals_training,
+    fault,
+    near_in_16_bits,
+    rows_apart,
+)
+from .rollout_prompts import (
+    check_ends,
+    check_positions,
+    check_prompts,
+    check_requests,
+    check_stop_tokens,
+    judged_seen,
+)
+from .sampling_distribution import check_law
+from .weight_sync import Following
 
 _LEAST_CHANGE = {True: 1e-5, False: 1e-3}
 _FRESH = {True: 1e-4, False: 0.1}

@@ -17,7 +17,7 @@ from tunesmith_worker.engine.rollout import (
     SamplingParams,
 )
 from tunesmith_worker.engine.rollout.sampling import Uniforms
-from tunesmith_worker.trainer.selfcheck.passes import adapter_off
+from tunesmith_worker.trainer.selfcheck.model_runs import adapter_off
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 

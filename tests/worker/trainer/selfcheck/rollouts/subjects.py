@@ -19,9 +19,9 @@ from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.rollout import NativeEngine, Request, RolloutPlan, eos_token_ids
 from tunesmith_worker.engine.rollout.weights import Layout
 from tunesmith_worker.rundir.plan import LoadPlan
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject, Row
+from tunesmith_worker.trainer.selfcheck.findings import Outcome
 from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
-from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject, Row
-from tunesmith_worker.trainer.selfcheck.subject import Outcome
 
 Untyped = Any  # Any: transformers and TRL are not typed
 

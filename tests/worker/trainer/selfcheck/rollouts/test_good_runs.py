@@ -14,11 +14,14 @@ from tunesmith_worker.engine.rollout import NativeEngine, Request, plan_rollout
 from tunesmith_worker.engine.rollout.weights import Layout
 from tunesmith_worker.trainer.methods.completion_scores import score_completions
 from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.trainer.selfcheck.check_context import Row
 from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
-from tunesmith_worker.trainer.selfcheck.rollout_positions import check_positions
-from tunesmith_worker.trainer.selfcheck.rollout_prompts import check_prompts, check_requests
-from tunesmith_worker.trainer.selfcheck.rollout_stops import check_stop_tokens
-from tunesmith_worker.trainer.selfcheck.rollout_subject import Row
+from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
+    check_positions,
+    check_prompts,
+    check_requests,
+    check_stop_tokens,
+)
 
 from .engines import LeftPadded
 from .subjects import make_subject, states

@@ -13,11 +13,14 @@ from tunesmith_worker.engine.patches import projections
 from tunesmith_worker.engine.rollout import Request, fold
 from tunesmith_worker.engine.rollout.attention import StepAttention
 from tunesmith_worker.engine.rollout.positions import Positions, Table
-from tunesmith_worker.trainer.selfcheck.passes import adapter_off
-from tunesmith_worker.trainer.selfcheck.rollout_positions import check_positions
-from tunesmith_worker.trainer.selfcheck.rollout_prompts import check_prompts, check_requests
-from tunesmith_worker.trainer.selfcheck.rollout_stops import check_stop_tokens
-from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
+from tunesmith_worker.trainer.selfcheck.model_runs import adapter_off
+from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
+    check_positions,
+    check_prompts,
+    check_requests,
+    check_stop_tokens,
+)
 
 from . import engines
 from .subjects import Prompt, faults, make_subject, score_with

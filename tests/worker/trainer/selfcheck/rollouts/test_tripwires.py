@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tunesmith_worker.trainer.selfcheck.rollout_tripwires import RolloutTripwires, StepFigures
+from tunesmith_worker.trainer.selfcheck.tripwires import RolloutTripwires, StepFigures
 
 GOOD = StepFigures(
     step=1,

@@ -20,8 +20,8 @@ from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.selfcheck import self_check
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
-from tunesmith_worker.trainer.selfcheck.rollout_subject import ReinforcementSubject
 
 from .engines import WithoutAdapter
 from .subjects import TEXTS, TOKENIZER, make_subject

@@ -15,9 +15,8 @@ import torch
 
 from tunesmith_worker.engine.rollout import Completion, Request, SamplingParams
 
-from .passes import Pass, stock, take_gradients
-from .rollout_subject import ReinforcementSubject, Row, TokenIds
-from .subject import Untyped
+from .check_context import ReinforcementSubject, Row, TokenIds, Untyped
+from .model_runs import Pass, stock, take_gradients
 
 NEW = 16
 """Tokens of a completion."""

@@ -15,7 +15,7 @@ from tunesmith_worker.trainer.auto.layout_choice import Layout
 from tunesmith_worker.trainer.data.tokens import IGNORED
 from tunesmith_worker.trainer.methods.batches import Batch, split
 
-from .subject import Subject, Untyped
+from .check_context import Subject, Untyped
 
 LENGTHS = (64, 48, 33, 17)
 """Tokens of each row at the most: unequal, as crossing rows and padding show only there."""

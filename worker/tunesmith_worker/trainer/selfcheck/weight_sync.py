@@ -17,13 +17,12 @@ from peft.tuners.lora import LoraLayer
 
 from tunesmith_worker.engine.rollout import SamplingParams
 
-from .findings import Finding
+from .check_context import ReinforcementSubject, TokenIds, Untyped
+from .findings import Finding, Outcome, judged, not_applicable
+from .model_runs import MOVED, adapter_moved, adapter_off, adapter_zeroed, backbone_of
 from .parity import Limits, change
-from .passes import MOVED, adapter_moved, adapter_off, adapter_zeroed, backbone_of
-from .rollout_drawn import Draws, draw, stock_scores, trained
-from .rollout_equality import TRAINER_HINT, fault
-from .rollout_subject import ReinforcementSubject, TokenIds
-from .subject import Outcome, Untyped, judged, not_applicable
+from .reference_scores import Draws, draw, stock_scores, trained
+from .rollout_parity import TRAINER_HINT, fault
 
 NAME = "rollout_follows_weights"
 NEW = 3

@@ -17,11 +17,11 @@ import torch
 from tunesmith_worker.engine.rollout import NativeEngine, SamplingParams
 from tunesmith_worker.engine.rollout.sampling import Uniforms
 
+from .check_context import ReinforcementSubject
+from .findings import Outcome, judged, not_applicable
 from .parity import Limits
-from .rollout_drawn import Drawn, Draws
-from .rollout_equality import fault
-from .rollout_subject import ReinforcementSubject
-from .subject import Outcome, judged, not_applicable
+from .reference_scores import Drawn, Draws
+from .rollout_parity import fault
 
 NAME = "sampling_law"
 _TEMPERATURES = [round(0.1 * i, 1) for i in range(1, 31)]
