@@ -17,12 +17,12 @@ from tunesmith_schema import EventKind, RunEvent, StoredFile
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.samples import forget_samples, write_samples
-from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor import job_session
 from tunesmith_worker.supervisor.event_reader import EventFeed
 from tunesmith_worker.supervisor.launcher import Launcher
-from tunesmith_worker.supervisor.sample_uploads import SampleUploads
 from tunesmith_worker.supervisor.server_api import ServerFault, ServerRefused
 from tunesmith_worker.supervisor.supervise import supervise
+from tunesmith_worker.supervisor.uploads import SampleUploads
 
 
 def sample(completion: str = "4", **other: Any) -> dict[str, Any]:
@@ -195,7 +195,7 @@ end("succeeded")
 
 def told_by(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunEvent]:
     """What the server hears of a whole job whose trainer draws thirty steps in a moment."""
-    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.05)
     given = settings(tmp_path, TRAINER + DRAWING)
     assert supervise(given, api, "worker-1", lambda: False, Launcher(given))
     assert api.outcome.state == "succeeded"

@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.service import alive, until
 from tunesmith_schema import Outcome, Report, ReportReply
 from tunesmith_worker.supervisor import claim_lock as claim_record
-from tunesmith_worker.supervisor.claim_lock import ClaimRecord, give_up_orphans
+from tunesmith_worker.supervisor.claim_lock import ClaimRecord, report_orphans
 from tunesmith_worker.supervisor.server_api import FencedOut, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
@@ -74,13 +74,13 @@ def test_a_holder_that_dies_is_told_of_once_and_its_processes_are_ended(
 ) -> None:
     process, child = holder
     api = FakeApi()
-    give_up_orphans(chosen, api)
+    report_orphans(chosen, api)
     assert api.reports == [], "it lives"
     assert alive(child)
     process.kill()
     process.wait()
     for _ in range(2):
-        give_up_orphans(chosen, api)
+        report_orphans(chosen, api)
     (report,) = api.reports
     assert report.outcome is not None
     assert report.outcome.error is not None
@@ -109,17 +109,17 @@ def test_an_end_that_could_not_be_told_is_told_later_and_not_charged(
 ) -> None:
     files = [{"name": "a", "bytes": 1, "sha256": "0" * 64}] if ended == "succeeded" else []
     left_behind(chosen, Outcome.model_validate({"state": ended, "files": files}))
-    give_up_orphans(chosen, DownApi())
+    report_orphans(chosen, DownApi())
     assert len(list(chosen.claims.iterdir())) == 1, "a server that is away is asked again"
     api = FakeApi()
-    give_up_orphans(chosen, api)
+    report_orphans(chosen, api)
     assert api.outcome is not None
     assert (api.outcome.state, api.outcome.files) == (told, [])
 
 
 def test_a_job_that_another_has_is_forgotten(chosen: WorkerSettings) -> None:
     left_behind(chosen)
-    give_up_orphans(chosen, OtherHasIt())
+    report_orphans(chosen, OtherHasIt())
     assert list(chosen.claims.iterdir()) == []
 
 
@@ -127,7 +127,7 @@ def test_half_a_record_is_forgotten(chosen: WorkerSettings) -> None:
     chosen.claims.mkdir(parents=True)
     (chosen.claims / "train@here-1-a--ftjob-1-1.json").write_text('{"worker_id": "tr')
     api = FakeApi()
-    give_up_orphans(chosen, api)
+    report_orphans(chosen, api)
     assert (api.reports, list(chosen.claims.iterdir())) == ([], [])
 
 

@@ -31,7 +31,7 @@ from tunesmith_schema import (
 )
 from tunesmith_worker.rundir.errors import EXIT_DISK_FULL, failure_of
 from tunesmith_worker.rundir.paths import write_json
-from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor import job_session
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import ServerApi
 from tunesmith_worker.supervisor.settings import WorkerSettings
@@ -224,8 +224,8 @@ def test_a_disk_full_while_stopping_the_trainer_does_not_hide_the_failure(
     def broken(self: object) -> Outcome:
         raise NO_SPACE
 
-    monkeypatch.setattr(held_job, "write_json", full_for_control)
-    monkeypatch.setattr(held_job.HeldJob, "watch", broken)
+    monkeypatch.setattr(job_session, "write_json", full_for_control)
+    monkeypatch.setattr(job_session.JobSession, "watch", broken)
     api = FakeApi()
     assert supervised(settings(tmp_path, "import time; time.sleep(60)"), api)
     assert api.outcome is not None

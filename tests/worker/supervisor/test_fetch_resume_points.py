@@ -29,7 +29,6 @@ from tunesmith_worker.supervisor.fetch_resume_points import (
     gather_resume_points,
     keep_what_is_needed,
 )
-from tunesmith_worker.supervisor.point_uploads import PointUploads
 from tunesmith_worker.supervisor.server_api import (
     ServerApi,
     ServerFault,
@@ -37,6 +36,7 @@ from tunesmith_worker.supervisor.server_api import (
     ServerUnreachable,
 )
 from tunesmith_worker.supervisor.settings import WorkerSettings
+from tunesmith_worker.supervisor.uploads import ResumePointUploads
 
 MADE_FOR = MadeFor(
     model="m", base_model="b", training_file="t", validation_file=None, seed=0, recipe={},
@@ -177,7 +177,7 @@ def test_a_released_attempt_keeps_its_resume_points_and_no_other_does(runs: Path
 
 def sending(
     root: Path, keep_every: int | None = None
-) -> tuple[EventLog, EventFeed, PointUploads, list[str]]:
+) -> tuple[EventLog, EventFeed, ResumePointUploads, list[str]]:
     """Of a run directory; the last gets the content of what is sent."""
     run, sent = RunDirectory(root), []
 
@@ -186,7 +186,7 @@ def sending(
         return [StoredFile(name="a", bytes=1, sha256="0" * 64)]
 
     log, feed = EventLog(run.events), EventFeed(run.events)
-    return log, feed, PointUploads(run, feed, store, keep_every), sent
+    return log, feed, ResumePointUploads(run, feed, store, keep_every), sent
 
 
 def save_points(log: EventLog, root: Path, *steps: int) -> None:
@@ -228,7 +228,7 @@ def test_those_that_the_recipe_keeps_are_sent_after_the_newest(tmp_path: Path) -
 def test_one_that_the_trainer_is_removing_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     log, feed = EventLog(run.events), EventFeed(run.events)
-    uploads = PointUploads(run, feed, lambda folder: pytest.fail("part of one was sent"))
+    uploads = ResumePointUploads(run, feed, lambda folder: pytest.fail("part of one was sent"))
     (make_point(tmp_path, 10) / "trained.safetensors").unlink()
     log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
     feed.read()
@@ -250,7 +250,7 @@ def test_one_that_cannot_be_stored_is_a_warning_and_the_run_goes_on(tmp_path: Pa
     def refuse(folder: Path) -> list[StoredFile]:
         raise ServerUnreachable("storage is full")
 
-    uploads = PointUploads(run, feed, refuse)
+    uploads = ResumePointUploads(run, feed, refuse)
     make_point(tmp_path, 10)
     log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
     feed.read()

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import WorkerHello, WorkerWelcome
-from tunesmith_worker.supervisor import app as celery_app
+from tunesmith_worker.supervisor.app import make_app
+from tunesmith_worker.supervisor.heartbeat import HeartbeatThread
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
 
-def herald(folder: Path, hello_file: Path) -> celery_app._Herald:
+def heartbeat(folder: Path, hello_file: Path) -> HeartbeatThread:
     settings = WorkerSettings(data_dir=folder, hello_file=hello_file)
-    return celery_app._Herald(celery_app.make_app("memory://"), settings, "light", "light@test")
+    return HeartbeatThread(make_app("memory://"), settings, "light", "light@test")
 
 
 def test_the_file_is_there_once_the_server_has_answered(
@@ -32,7 +33,7 @@ def test_the_file_is_there_once_the_server_has_answered(
 
     monkeypatch.setattr(ServerApi, "hello", hello)
     monkeypatch.setattr(ServerApi, "goodbye", lambda self, worker_id: None)
-    speaking = herald(tmp_path, shown)
+    speaking = heartbeat(tmp_path, shown)
     speaking.start()
     deadline = time.monotonic() + 10
     while not shown.exists() and time.monotonic() < deadline:
@@ -45,5 +46,5 @@ def test_the_file_is_there_once_the_server_has_answered(
 def test_a_file_that_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    herald(tmp_path, tmp_path / "absent" / "hello")._show_health()
+    heartbeat(tmp_path, tmp_path / "absent" / "hello")._show_health()
     assert "TUNESMITH_HELLO_FILE" in caplog.text

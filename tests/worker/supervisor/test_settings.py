@@ -12,6 +12,7 @@ from tests.certificates import issue
 from tests.end_to_end.service import until
 from tunesmith_worker import __main__
 from tunesmith_worker.supervisor import app as celery_app
+from tunesmith_worker.supervisor import heartbeat
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
@@ -117,12 +118,14 @@ def test_a_worker_that_gets_no_answer_says_so(
         raise ServerUnreachable("CERTIFICATE_VERIFY_FAILED")
 
     monkeypatch.setattr(ServerApi, "hello", no_answer)
-    monkeypatch.setattr(celery_app, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.001)
     settings = WorkerSettings(broker_url="memory://", worker_token=TOKEN)
-    herald = celery_app._Herald(celery_app.make_app("memory://"), settings, "train", "train@one")
-    herald.start()
+    thread = heartbeat.HeartbeatThread(
+        celery_app.make_app("memory://"), settings, "train", "train@one"
+    )
+    thread.start()
     until(lambda: len(asked) > 40, 20)
-    herald.stop()
+    thread.stop()
     [line] = [line for line in caplog.messages if "does not answer" in line]
     assert "CERTIFICATE_VERIFY_FAILED" in line
 

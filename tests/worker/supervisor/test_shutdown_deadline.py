@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Control, Report, ReportReply, StoredFile
-from tunesmith_worker.supervisor import job_session as held_job
+from tunesmith_worker.supervisor import job_session
 from tunesmith_worker.supervisor import shutdown as stopping
 from tunesmith_worker.supervisor.claim_lock import ClaimRecord
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.settings import WorkerSettings
-from tunesmith_worker.supervisor.shutdown import Stopping, drain
+from tunesmith_worker.supervisor.shutdown import ShutdownState, drain
 from tunesmith_worker.supervisor.supervise import supervise
 
 from .test_disk_full import FakeApi, settings
@@ -75,7 +75,7 @@ def left(
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.1)
 
 
 def stored_files(api: FakeApi) -> list[str]:
@@ -138,7 +138,10 @@ def test_a_drain_finds_the_workers_of_this_host_and_waits_for_their_jobs(
     chosen = WorkerSettings(data_dir=tmp_path)
     assert drain(chosen, wait=True) == 1
     assert "TUNESMITH_DATA_DIR" in capsys.readouterr().err
-    train, light = Stopping(chosen, "train@a.b-1-c"), Stopping(chosen, "light@a.b-2-d")
+    train, light = (
+        ShutdownState(chosen, "train@a.b-1-c"),
+        ShutdownState(chosen, "light@a.b-2-d"),
+    )
     claim = FakeApi().claim("w")
     assert claim is not None
     record = ClaimRecord(chosen, "train@a.b-1-c", claim)
@@ -161,7 +164,7 @@ def test_a_drain_finds_the_workers_of_this_host_and_waits_for_their_jobs(
 
 
 def test_sigterm_once_lets_go_and_twice_is_at_once(tmp_path: Path) -> None:
-    asked = Stopping(WorkerSettings(data_dir=tmp_path), "train@here-1-a")
+    asked = ShutdownState(WorkerSettings(data_dir=tmp_path), "train@here-1-a")
     seen = []
     for _ in range(3):
         seen.append((asked(), asked.at_once()))

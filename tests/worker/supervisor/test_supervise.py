@@ -25,8 +25,7 @@ from tunesmith_schema import (
     StoredFile,
 )
 from tunesmith_worker.rundir.events import EventLog
-from tunesmith_worker.supervisor import job_session as held_job
-from tunesmith_worker.supervisor import server_commands as orders
+from tunesmith_worker.supervisor import job_session, server_commands
 from tunesmith_worker.supervisor.fetch import fetch_inputs
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import (
@@ -113,7 +112,7 @@ Run = Callable[..., FakeApi]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Supervises one job whose trainer is the given program."""
-    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.05)
 
     def supervised(
         api: FakeApi, program: str, stopping: Callable[[], bool] = lambda: False
@@ -179,13 +178,13 @@ def test_storage_that_stays_broken_fails_the_job_with_its_words(
     def broken(path: Path) -> None:
         raise ServerFault("PUT: internal error: OSError")
 
-    monkeypatch.setattr(held_job, "MAX_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(job_session, "MAX_DELAY_SECONDS", 0.05)
     api = FakeApi()
     api.on_put = broken
     run(api, "save('adapter'); end('succeeded')")
     assert api.outcome.state == "failed"
     assert "internal error: OSError" in api.outcome.error.message
-    assert api.puts == held_job.MAX_FAULTS
+    assert api.puts == job_session.MAX_FAULTS
 
 
 def test_a_report_that_is_refused_fails_the_job_at_once(run: Run) -> None:
@@ -285,8 +284,8 @@ def test_a_job_cancelled_while_what_it_saved_for_its_pause_is_stored_waits_for_n
 def test_a_trainer_that_hangs_when_told_to_pause_is_ended_and_the_job_released(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(orders, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server_commands, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(server_commands, "LOOK_SECONDS", 0.05)
     api = run(pausing(FakeApi()), f"{HANGS}\n{STARTED}; time.sleep(60)")
     assert api.outcome.state == "released"
     assert any("ended without saving" in message for message in api.messages)
@@ -316,7 +315,7 @@ def test_a_stop_reaches_the_trainer_once_as_a_file(run: Run) -> None:
 def test_a_server_that_is_away_is_asked_at_the_usual_pace(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_job, "REPORT_SECONDS", 0.5)
+    monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.5)
     tries = []
 
     def away(report: Report) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 import tunesmith
 from tunesmith_schema import EventKind
 from tunesmith_worker.rundir.process import quick_imports
-from tunesmith_worker.supervisor.devices import describe_device
+from tunesmith_worker.supervisor.device_health import describe_device
 
 from .output import prepare_output
 from .recipes import SEED

@@ -7,17 +7,21 @@ reports for the dead: a lost process is a bad attempt; an end that could not be 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pydantic import BaseModel, ValidationError
 
 from tunesmith_schema import Claim, ErrorCategory, ErrorCode, JobFailure, Outcome, Report
 
 from .cleanup import end_processes
-from .locked_file import LockedFile, abandoned
 from .server_api import FencedOut, ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
@@ -82,7 +86,7 @@ def holder_of(record: Path) -> str:
     return record.name.rpartition("--")[0]
 
 
-class Watchman(threading.Thread):
+class OrphanReporter(threading.Thread):
     """The main process's end: finds records that nobody holds any more."""
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -94,7 +98,7 @@ class Watchman(threading.Thread):
         with ServerApi(self._settings) as api:
             while not self._stop_asked.wait(LOOK_SECONDS):
                 try:
-                    give_up_orphans(self._settings, api)
+                    report_orphans(self._settings, api)
                 except OSError as error:
                     log.warning("records of claims cannot be read: %s", error)
 
@@ -104,7 +108,7 @@ class Watchman(threading.Thread):
             self.join(timeout=5)
 
 
-def give_up_orphans(settings: WorkerSettings, api: ServerApi) -> None:
+def report_orphans(settings: WorkerSettings, api: ServerApi) -> None:
     """Report for each claim whose supervisor has died; what cannot be told yet stays."""
     for path in sorted(settings.claims.glob("*.json")):
         with abandoned(path) as content:
@@ -140,3 +144,70 @@ def _told(content: str, api: ServerApi) -> bool:
     except (FencedOut, ServerRefused) as error:
         log.info("%s is no longer ours: %s", held.job_id, error)
     return True
+
+
+class LockedFile:
+    """Ours from `create` until `close`, or the process's end."""
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self.path, self._file = path, file
+
+    @classmethod
+    def create(cls, path: Path, content: str) -> LockedFile:
+        """Nobody sees it unlocked: it gets its name once the lock is held."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        file = part.open("w+", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        locked = cls(path, file)
+        locked.write(content)
+        part.replace(path)
+        return locked
+
+    def write(self, content: str) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(content)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self, *, remove: bool) -> None:
+        if remove:
+            self.path.unlink(missing_ok=True)
+        _unlock(self._file)
+
+
+@contextmanager
+def abandoned(path: Path) -> Iterator[str | None]:
+    """What a dead process left, locked meanwhile; None: its writer lives, or it is gone."""
+    try:
+        file = path.open("r+", encoding="utf-8")
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another may have dealt with it between the two lines above.
+        same = path.exists() and os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
+        yield file.read() if same else None
+    except BlockingIOError:
+        yield None
+    finally:
+        _unlock(file)
+
+
+def is_held(path: Path) -> bool:
+    """Whether the process that wrote it lives."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _unlock(file: IO[str]) -> None:
+    # Not by closing alone: a process that was forked meanwhile has the lock as well.
+    fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()

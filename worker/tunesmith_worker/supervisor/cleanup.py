@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -69,3 +71,25 @@ def _belongs(entry: Path, run_dir: Path, session: int | None) -> bool:
         return (entry / "cwd").readlink().is_relative_to(run_dir)
     except OSError:  # it has ended meanwhile, or is somebody else's
         return False
+
+
+_TEMPORARY_NAME = re.compile(r"tunesmith-trainer-(\d+)-")
+
+
+def new_temporary_folder() -> Path:
+    """This worker's; removes those of workers that were killed."""
+    for path in Path(tempfile.gettempdir()).iterdir():
+        found = _TEMPORARY_NAME.match(path.name)
+        if found and not Path("/proc", found[1]).exists():
+            shutil.rmtree(path, ignore_errors=True)  # another user's stays
+    return Path(tempfile.mkdtemp(prefix=f"tunesmith-trainer-{os.getpid()}-"))
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove what is in it; no trainer runs."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)

@@ -8,6 +8,7 @@ says why in its hello, and looks again. Never touches CUDA.
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -116,3 +117,19 @@ def free_gpu_memory() -> int | None:
         return int(asked.stdout.split()[0]) * 1024**2 if asked.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError, IndexError):  # a MIG slice has no figure
         return None
+
+
+def describe_device() -> str:
+    """The GPU's name as its driver has it, else the CPU."""
+    if shutil.which("nvidia-smi"):
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        names = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+        if asked.returncode == 0 and names:
+            return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
+    return f"cpu ({platform.machine()})"

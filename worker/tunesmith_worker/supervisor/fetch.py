@@ -17,7 +17,6 @@ from tunesmith_schema import Claim, RunSpec, StoredFile
 from tunesmith_worker.rundir.events import EventLog
 
 from . import base_models
-from .base_model_files import check_base_model
 from .fetch_resume_points import Insist, gather_resume_points
 from .server_api import ServerApi
 from .settings import WorkerSettings
@@ -46,7 +45,9 @@ def fetch_inputs(
     gather_resume_points(api, claim, root, insist, events)
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
-        check_base_model(claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch)
+        base_models.check_base_model(
+            claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch
+        )
     else:
         model_path = str(_cached(settings, api, claim, claim.base_files, insist))
     return RunSpec(

@@ -38,11 +38,10 @@ from .event_reader import EventFeed
 from .fetch import fetch_inputs
 from .fetch_resume_points import keep_what_is_needed
 from .launcher import Launcher
-from .point_uploads import PointUploads
-from .sample_uploads import SampleUploads
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
-from .server_commands import Orders, Released
+from .server_commands import Released, ServerCommands
 from .settings import WorkerSettings
+from .uploads import ResumePointUploads, SampleUploads
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ is told to go, and otherwise."""
 T = TypeVar("T")
 
 
-class HeldJob:
+class JobSession:
     def __init__(
         self,
         settings: WorkerSettings,
@@ -80,7 +79,7 @@ class HeldJob:
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stopping = claim, stopping
         self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
-        self._orders = Orders(self._run)
+        self._commands = ServerCommands(self._run)
         self._feed = EventFeed(self._run.events)
         self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
@@ -89,7 +88,9 @@ class HeldJob:
         self._next_report = 0.0
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
-        self._points = PointUploads(self._run, self._feed, self._store, claim.recipe.keep_every)
+        self._points = ResumePointUploads(
+            self._run, self._feed, self._store, claim.recipe.keep_every
+        )
         self._samples = SampleUploads(self._run, self._feed, self._store)
         self._answered = True
         self._leaving = self._closed = False
@@ -148,7 +149,7 @@ class HeldJob:
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
         self._account.trainer_ended()
         if not self._run.result.is_file():
-            if self._orders.ended_by_pause(trainer.poll()):
+            if self._commands.ended_by_pause(trainer.poll()):
                 return Outcome(state="released")
             return Outcome(state="failed", error=trainer.why_it_ended())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
@@ -281,7 +282,7 @@ class HeldJob:
                 log.warning("report of %s waits: %s", self._claim.job_id, error)
         if self._trainer and time.monotonic() > self._last_answer + self._lease * PAUSE_AT:
             self._trainer.pause()
-        self._orders.watch(self._trainer)
+        self._commands.watch(self._trainer)
 
     def _look(self) -> None:
         """Take in new events, and move uploads forward."""
@@ -337,7 +338,7 @@ class HeldJob:
             self._trainer.resume()
             self._account.paused_seconds = self._trainer.paused_seconds
         if not self._leaving:
-            self._orders.obey(reply.control, self._trainer)
+            self._commands.obey(reply.control, self._trainer)
         elif reply.control is Control.CANCEL:
             self._unwanted = True
 

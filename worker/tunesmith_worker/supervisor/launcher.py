@@ -13,8 +13,8 @@ from tunesmith_worker.supervisor.child.spawn import TrainerProgram
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 from tunesmith_worker.supervisor.child.warm_trainer import SpareTrainer
 
+from .cleanup import empty_folder
 from .settings import WorkerSettings
-from .temporary import empty
 
 log = logging.getLogger(__name__)
 
@@ -57,4 +57,4 @@ class Launcher:
             self._spare.kill()
             self._spare = None
         if self._program.tmp is not None:
-            empty(self._program.tmp)
+            empty_folder(self._program.tmp)

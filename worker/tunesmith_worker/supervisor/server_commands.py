@@ -32,7 +32,7 @@ class Released(Exception):
     """This worker gives the job back: it shuts down, or the job is paused before it trains."""
 
 
-class Orders:
+class ServerCommands:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._stop_written = self._gave_up = False

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tunesmith_schema.queue import TRAIN_QUEUE
 
-from .claim_lock import holder_of
-from .locked_file import LockedFile, is_held
+from .claim_lock import LockedFile, holder_of, is_held
 from .settings import WorkerSettings
 
 DRAINING = "it is being drained"
@@ -25,7 +24,7 @@ CLAIM_SECONDS = 1.0
 """A claim may be under way, and have no record yet."""
 
 
-class Stopping:
+class ShutdownState:
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
         """Shows the worker to `tunesmith worker drain`; before the pool forks."""
         self._asked = RawValue("i", 0)

@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.errors import (
 from .claim_lock import ClaimRecord
 from .cleanup import end_processes
 from .device_health import DeviceGuard
-from .job_session import HeldJob
+from .job_session import JobSession
 from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused
 from .server_commands import Cancelled, Released
@@ -55,7 +55,7 @@ def supervise(
         guard.taken()
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
     record = ClaimRecord(settings, worker_id, claim)
-    job = HeldJob(settings, api, worker_id, claim, stopping, launcher, at_once)
+    job = JobSession(settings, api, worker_id, claim, stopping, launcher, at_once)
     run_dir, told = settings.run_dir(claim.job_id, claim.attempt), False
     try:
         try:
@@ -90,7 +90,7 @@ def supervise(
     return True
 
 
-def _fail(job: HeldJob, error: Exception, outcome: Outcome) -> bool:
+def _fail(job: JobSession, error: Exception, outcome: Outcome) -> bool:
     """Whether the server was told."""
     try:
         job.stop_trainer(0.0, cancel=False)

@@ -11,13 +11,13 @@ from celery import Celery
 
 from tunesmith_schema import FileValidation
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
-from tunesmith_worker.trainer.data.check import check_upload
+from tunesmith_worker.supervisor.child.check_upload import check_upload
 
 from .device_health import DeviceGuard
 from .launcher import Launcher
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
-from .shutdown import Stopping
+from .shutdown import ShutdownState
 from .supervise import supervise
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def register(
     app: Celery,
     settings: WorkerSettings,
     worker_id: str,
-    stopping: Stopping,
+    stopping: ShutdownState,
     launcher: Launcher,
     guard: DeviceGuard,
 ) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith_worker.rundir.errors import DataError
-from tunesmith_worker.trainer.data.check import check_upload
+from tunesmith_worker.supervisor.child.check_upload import check_upload
 from tunesmith_worker.trainer.data.rows import read_rows
 from tunesmith_worker.trainer.data.validate import validate_file
 

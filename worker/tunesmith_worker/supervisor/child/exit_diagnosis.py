@@ -40,7 +40,7 @@ _SIGNALS = {
 }
 
 
-class Witness:
+class MemoryMonitor:
     """Notes what the kernel counts while a trainer lives."""
 
     def __init__(self, host: HostMemory) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunesmith_schema import JobFailure
 
-from .exit_diagnosis import Witness, why_it_ended
+from .exit_diagnosis import MemoryMonitor, why_it_ended
 from .host_memory import HostMemory
 from .spawn import TrainerProgram
 from .warm_trainer import SpareTrainer
@@ -38,7 +38,7 @@ class TrainerProcess:
         """The run goes to `spare`, and to a fresh process when that does not take it."""
         self._run_dir, self._program, self._spare = run_dir, program, spare
         self._log = run_dir / "trainer.log"
-        self._witness, self._next_look = Witness(host or HostMemory()), 0.0
+        self._witness, self._next_look = MemoryMonitor(host or HostMemory()), 0.0
         self._paused = self._ending = False
         self._paused_at = 0.0
         self.paused_seconds = 0.0

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.rundir.errors import RunError
-from tunesmith_worker.supervisor.base_model_files import check_base_model
+from tunesmith_worker.supervisor.base_models import check_base_model
 
 
 @pytest.fixture

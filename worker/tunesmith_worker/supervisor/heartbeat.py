@@ -1,0 +1,108 @@
+"""The heartbeat of a worker: a thread of its main process that reports to the server every 10 s.
+
+The thread also wakes the pool when jobs wait that no message has announced.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Literal
+
+from celery import Celery
+from celery.worker import state as celery_state
+
+from tunesmith_schema import WorkerHello
+from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK
+
+from . import base_models
+from .device_health import describe_device
+from .server_api import ServerApi, ServerRefused, ServerUnreachable
+from .settings import WorkerSettings
+from .shutdown import DRAINING
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+AGAIN_SECONDS = 0.5
+"""Wait after a hello without an answer. The API is often still starting then."""
+
+Queue = Literal["train", "light"]
+
+
+class HeartbeatThread(threading.Thread):
+    """Says hello; wakes the pool when it is idle and jobs wait."""
+
+    def __init__(
+        self,
+        app: Celery,
+        settings: WorkerSettings,
+        queue: Queue,
+        worker_id: str,
+        why_not_ready: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._why_not_ready, self._trains = why_not_ready, queue == TRAIN_QUEUE
+        self._app, self._settings = app, settings
+        self._stop_asked = threading.Event()
+        self._hello = WorkerHello(
+            worker_id=worker_id,
+            queue=queue,
+            host=socket.gethostname(),
+            device=describe_device(),
+            version=version("tunesmith"),
+            models=base_models.names(settings),
+        )
+
+    def run(self) -> None:
+        with ServerApi(self._settings) as api:
+            delay, failures = 0.0, 0
+            while not self._stop_asked.wait(delay):
+                delay = HELLO_SECONDS
+                try:
+                    self._hello.models = base_models.names(self._settings)
+                    self._hello.not_ready = self._why_not_ready()
+                    welcome = api.hello(self._hello)
+                except ServerUnreachable as error:
+                    delay, failures = AGAIN_SECONDS, failures + 1
+                    if failures % 600 == 20:  # after 10 s, then about every five minutes
+                        log.warning("the server does not answer: %s", error)
+                    continue
+                except ServerRefused as error:
+                    log.error("the server refuses this worker: %s", error)
+                    continue
+                failures = 0
+                self._show_health()
+                unfit = self._hello.not_ready not in (None, DRAINING)  # the pool looks again
+                if (welcome.jobs_waiting or unfit) and self._trains and _idle():
+                    self._wake()
+            try:
+                api.goodbye(self._hello.worker_id)
+            except (ServerUnreachable, ServerRefused) as error:
+                log.info("no goodbye: %s", error)
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join(timeout=5)
+
+    def _show_health(self) -> None:
+        if self._settings.hello_file is not None:
+            try:
+                self._settings.hello_file.touch()
+            except OSError as error:  # it only shows; the work goes on
+                log.warning("TUNESMITH_HELLO_FILE: %s", error)
+
+    def _wake(self) -> None:
+        try:
+            self._app.send_task(TRAIN_TASK, args=[""], queue=TRAIN_QUEUE, expires=HELLO_SECONDS)
+        except Exception as error:  # any transport's own error: the next round tries again
+            log.warning("cannot wake the pool: %s", error)
+
+
+def _idle() -> bool:
+    busy: Any = celery_state.reserved_requests  # Any: celery is untyped
+    return len(busy) == 0
