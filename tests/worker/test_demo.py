@@ -23,7 +23,7 @@ from tunesmith_worker.demo.summary import JobSummary, Summary, render_markdown
 from tunesmith_worker.demo.summary import Sample as Answers
 from tunesmith_worker.demo.task import BadTask, exact_match, facts_right, invented_task, own_task
 from tunesmith_worker.rundir.errors import DataError
-from tunesmith_worker.trainer.data.prompts import PromptRow
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.rewards import Grading, Sample
 
 

@@ -29,7 +29,8 @@ from tunesmith_worker.trainer.auto.resolve_grpo import (
     plan_grpo_train,
     prompt_limit,
 )
-from tunesmith_worker.trainer.data.prompts import PromptRow, read_prompts
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
+from tunesmith_worker.trainer.data.prompts import read_prompts
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.grpo_config import grpo_config
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts

@@ -17,7 +17,8 @@ from tunesmith_worker.engine.model.base_model import Base
 from tunesmith_worker.rundir.errors import DataError, RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
-from tunesmith_worker.trainer.data.prompts import PromptCounts, PromptRow, prompt_rows, read_prompts
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
+from tunesmith_worker.trainer.data.prompts import PromptCounts, prompt_rows, read_prompts
 from tunesmith_worker.trainer.data.validate import validate_file
 
 from . import templates

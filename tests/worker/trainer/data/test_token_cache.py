@@ -21,8 +21,7 @@ from tunesmith_schema import EventKind
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.paths import KEEP_SECONDS
 from tunesmith_worker.rundir.plan import DataPlan
-from tunesmith_worker.trainer.data.token_cache import TokenCache
-from tunesmith_worker.trainer.data.token_identity import tokens_key
+from tunesmith_worker.trainer.data.token_cache import TokenCache, tokens_key
 from tunesmith_worker.trainer.data.tokens import TokenizedRows, tokenize_file
 from tunesmith_worker.trainer.run import main
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from tunesmith_worker.trainer.data.chunks import read_chunks
-from tunesmith_worker.trainer.data.counts import Counts
+from tunesmith_worker.trainer.data.examples import Counts
 from tunesmith_worker.trainer.data.examples import tokenize
 from tunesmith_worker.trainer.data.rows import read_rows
 from tunesmith_worker.trainer.data.token_cache import TokensWriter

@@ -24,7 +24,7 @@ from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.plan import DataPlan
 from tunesmith_worker.trainer.data import chunks, token_stream
 from tunesmith_worker.trainer.data.chunks import Chunk, read_chunks
-from tunesmith_worker.trainer.data.counts import Counts
+from tunesmith_worker.trainer.data.examples import Counts
 from tunesmith_worker.trainer.data.rows import read_rows
 from tunesmith_worker.trainer.data.token_stream import TokenStream, Work
 from tunesmith_worker.trainer.data.tokens import tokenize_rows

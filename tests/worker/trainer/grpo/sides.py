@@ -19,7 +19,8 @@ from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFig
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.plan import TrainPlan
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
-from tunesmith_worker.trainer.data.prompts import PromptRow, Prompts
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
+from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.grpo_config import grpo_config
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts

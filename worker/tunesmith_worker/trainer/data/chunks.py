@@ -15,8 +15,16 @@ from typing import Any, Literal
 from tunesmith_schema import RowFormat
 
 from .formats import BadRow, Row, detect
-from .parquet import Unreadable, read_batches
-from .records import TOO_DEEP, Record, kind_of, mistake_in, parse_lines, read_records
+from .records import (
+    TOO_DEEP,
+    Record,
+    Unreadable,
+    kind_of,
+    mistake_in,
+    parse_lines,
+    read_batches,
+    read_records,
+)
 from .rows import Checker, good_rows
 
 MOST_ROWS = 500

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from tunesmith_schema import PromptFormat, RowProblem
 
@@ -11,6 +14,17 @@ from .formats import BadRow
 from .prompt_formats import PROMPT_COLUMNS, Asked, detect_prompt, parse_prompt
 from .records import Record, read_records
 from .rows import good_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRow:
+    number: int
+    """Of its row, as the user counts them."""
+    prompt_ids: tuple[int, ...]
+    item: Mapping[str, JsonValue]
+    """All fields of the row."""
+    text: str
+    """What `prompt_ids` say, the template's own words included."""
 
 
 class PromptChecker:

@@ -5,40 +5,27 @@ A prompt is never cut: a model that is asked half a question learns from the ans
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
-from tunesmith_schema import ErrorCode, RunSpec
+from tunesmith_schema import ErrorCategory, ErrorCode, Grader, RunSpec
 from tunesmith_worker.engine.model.base_model import Base
-from tunesmith_worker.rundir.errors import DataError
+from tunesmith_worker.rundir.errors import DataError, RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
+from tunesmith_worker.trainer.rewards import missing_fields
 
 from .chat import Tokenizer, render_prompt
 from .examples import check_vocabulary
-from .grader_fields import check_fields
-from .prompt_rows import read_prompt_rows
+from .prompt_rows import PromptRow, read_prompt_rows
 from .rows import no_rows
 
 _RAISE = "raise recipe.max_seq_length"
 _AT_ONCE = 1000
 """Prompts that are tokenised together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRow:
-    number: int
-    """Of its row, as the user counts them."""
-    prompt_ids: tuple[int, ...]
-    item: Mapping[str, JsonValue]
-    """All fields of the row."""
-    text: str
-    """What `prompt_ids` say, the template's own words included."""
 
 
 @dataclass(kw_only=True)
@@ -118,7 +105,7 @@ def read_prompts(
         for loss in counts.losses(path.name, max_prompt_tokens):
             events.message(loss, level="warn", data=counts.as_data())
         if spec.grader is not None:
-            check_fields(spec.grader, rows, path.name)
+            _check_fields(spec.grader, rows, path.name)
         return rows
 
     return Prompts(
@@ -211,4 +198,20 @@ def _nothing_left(name: str, counts: PromptCounts, limit: int | None, more_room:
         "beside a completion, and were dropped.",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {more_room}.",
+    )
+
+
+def _check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
+    """`rows`: of the file `name`. Raises RunError at the first field that one lacks."""
+    missing = missing_fields(grader, (row.item for row in rows))
+    if not missing:
+        return
+    first = missing[0]
+    raise RunError(
+        ErrorCode.GRADER_INVALID,
+        f"{name}, row {rows[first.first].number}: {first}; so it is with {first.rows} of "
+        f"{len(rows)} rows.",
+        category=ErrorCategory.GRADER,
+        hint="Mend the rows, or the name in the grader's template.",
+        param="method.reinforcement.grader",
     )

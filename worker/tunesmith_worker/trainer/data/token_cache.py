@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
+import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +21,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from tunesmith_worker.rundir.paths import KEEP_SECONDS, forget_unused, write_json
+from tunesmith_worker.rundir.paths import KEEP_SECONDS, file_hash, forget_unused, write_json
+from tunesmith_worker.rundir.plan import DataPlan
 
-from .counts import Counts
-from .examples import SCHEMA, Batch
+from .chat import Tokenizer
+from .examples import SCHEMA, Batch, Counts
 
 MOST_BYTES = 32 * 2**30
 MOST_OF_DISK = 0.1
@@ -138,3 +142,51 @@ class TokenCache:
 
 def _mapped(folder: Path) -> Table:
     return pa.ipc.open_stream(pa.memory_map(str(folder / _TOKENS))).read_all()
+
+
+_LIBRARIES = ("jinja2", "pyarrow", "tokenizers", "transformers")
+_CLOCK = "strftime_now"
+"""By which a template asks for the date: Llama 3's writes it into every conversation."""
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Of all that decides what the tokenizer makes of a row: vocabulary, merges, normaliser, added
+    and special tokens, chat templates."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    for name in ("padding", "truncation"):  # left there by the last call; each call sets its own
+        backend.pop(name, None)
+    what = {
+        "backend": backend,
+        "chat_template": tokenizer.chat_template,
+        "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items()},
+        "split_special_tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
+    }
+    return _hash(what)
+
+
+def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: int) -> str:
+    """Of everything that decides what `path` gives when it is tokenised. Reads the whole file."""
+    dated = _CLOCK in json.dumps(tokenizer.chat_template)
+    what = {
+        "code": _code_hash(),
+        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "data": file_hash(path),
+        "suffix": path.suffix.lower(),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "max_seq_length": plan.max_seq_length,
+        "overlong": plan.overlong,
+        "assistant_only_loss": plan.assistant_only_loss,
+        "vocabulary": vocabulary,
+        "date": time.strftime("%Y-%m-%d") if dated else None,
+    }
+    return _hash(what)
+
+
+def _code_hash() -> str:
+    """Of the modules beside this one: a version number would be forgotten some day."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return _hash({source.name: file_hash(source) for source in sources})
+
+
+def _hash(what: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -22,9 +22,8 @@ from tunesmith_worker.rundir.process import die_with_supervisor
 
 from .chat import Tokenizer
 from .chunks import Chunk, chunk_rows
-from .counts import Counts
-from .examples import Batch, tokenize
-from .token_identity import tokenizer_hash
+from .examples import Batch, Counts, tokenize
+from .token_cache import tokenizer_hash
 
 
 class HelperJob(BaseModel):

@@ -24,10 +24,9 @@ from tunesmith_worker.rundir.process import SpawnSettings, without_secrets
 
 from .chat import Tokenizer
 from .chunks import Chunk, chunk_rows
-from .counts import Counts
-from .examples import Batch, tokenize
+from .examples import Batch, Counts, tokenize
+from .token_cache import tokenizer_hash
 from .token_helper import HelperJob, ask
-from .token_identity import tokenizer_hash
 
 PAYS_SECONDS = 5.0
 """Work that must be left before helpers are started: each takes 1.2 s of a core to start."""

@@ -22,12 +22,10 @@ from tunesmith_worker.rundir.plan import DataPlan
 
 from .chat import Tokenizer
 from .chunks import read_chunks
-from .counts import Counts
-from .examples import IGNORED, nothing_left, tokenize
+from .examples import IGNORED, Counts, nothing_left, tokenize
 from .formats import Row
 from .rows import no_rows
-from .token_cache import TokenCache, Tokens, TokensWriter
-from .token_identity import tokens_key
+from .token_cache import TokenCache, Tokens, TokensWriter, tokens_key
 from .token_stream import Result, TokenStream, Work
 
 __all__ = ["IGNORED", "TokenizedRows", "pack", "tokenize_file", "tokenize_rows"]

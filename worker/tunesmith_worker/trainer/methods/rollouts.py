@@ -18,7 +18,8 @@ from tunesmith_schema import PhaseName
 from tunesmith_worker.engine.rollout import Completion, NativeEngine, Request, SamplingParams
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
-from tunesmith_worker.trainer.data.prompts import PromptRow, Prompts
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
+from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.report.rollouts import RewardCounts, RoundFigures
 from tunesmith_worker.trainer.rewards import ErrorsTold, Graded, Grading, Round, Sample
 

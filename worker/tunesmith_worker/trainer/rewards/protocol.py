@@ -13,7 +13,7 @@ Item = Mapping[str, JsonValue]
 
 
 class Prompt(Protocol):
-    """Of `data.prompts.PromptRow`, what grading needs."""
+    """Of `data.prompt_rows.PromptRow`, what grading needs."""
 
     @property
     def number(self) -> int: ...  # of the row in its file
