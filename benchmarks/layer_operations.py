@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tunesmith_kernels.attention import AttentionShape, segment_attention
+from tunesmith_kernels.attention import segment_attention
 from tunesmith_kernels.log_prob import token_log_probs
 from tunesmith_kernels.lora import Adapter, Norm, Projection, lora_linear
 from tunesmith_kernels.qk_norm import qk_norm
 from tunesmith_kernels.rms_norm import NormKind
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 from .kernel_problem import Problem, Shape, Tensors, leaf, liger_function
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tunesmith_kernels.attention import AttentionShape, segment_attention, why_tiles
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.attention import segment_attention, why_tiles
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 from ..kernel_operations import Shape
 from .timing import median_seconds

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from tunesmith_kernels.attention import AttentionShape
 from tunesmith_kernels.attention_varlen import varlen_attention, why_not_varlen_here
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 from ..kernel_operations import Shape
 from .timing import median_seconds

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tunesmith_kernels.head_rows import LogitTransform, RowStatistics, read_rows
+from tunesmith_kernels.head_rows import read_rows
+from tunesmith_kernels.head_types import LogitTransform, RowStatistics
 
 from ..kernel_operations import Shape
 from ..worst import as_error

@@ -15,32 +15,16 @@ The CPU path and the Triton path draw different ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from .adamw import AdamW, adamw_, adamw_reference_
 from .dispatch import uses_triton
-from .moment_codes import BLOCK, decode_m, decode_v, encode_m, encode_v, num_blocks
+from .moment_codes import BLOCK, Moments, decode_m, decode_v, encode_m, encode_v, num_blocks
 from .tiles import row_tiles, rows_per_tile
 
-__all__ = ["Moments", "adamw_8bit_", "adamw_8bit_reference_", "round_stochastically"]
+__all__ = ["adamw_8bit_", "adamw_8bit_reference_", "round_stochastically"]
 
 _BUFFERS = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moments:
-    """Both moments of n weights; made of zeros, they stand for zeros."""
-
-    m_code: torch.Tensor
-    """[n] int8"""
-    m_scale: torch.Tensor
-    """[num_blocks(n)] fp32"""
-    v_code: torch.Tensor
-    """[n] uint8"""
-    v_scale: torch.Tensor
-    """[num_blocks(n)] fp32"""
 
 
 def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:

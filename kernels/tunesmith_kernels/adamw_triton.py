@@ -5,7 +5,7 @@ Knows what has been checked there; all tensors are flat and contiguous.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
@@ -13,9 +13,7 @@ import triton.language as tl
 
 from .adamw import AdamW
 from .dispatch import on_device_of
-
-if TYPE_CHECKING:
-    from .adamw_8bit import Moments
+from .moment_codes import Moments
 
 __all__ = ["launch_8bit", "launch_error_word"]
 

@@ -27,39 +27,14 @@ from torch.autograd.function import once_differentiable
 
 from .attention_varlen import varlen_attention, why_not_varlen, why_not_varlen_here
 from .rope import rope, rope_
-from .segments import Segments
+from .segments import AttentionShape, Segments
 from .tiles import wide
 
 __all__ = [
-    "AttentionShape",
     "segment_attention",
     "segment_attention_reference",
-    "varlen_takes",
     "why_tiles",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    """Multiplies q . k."""
-    window: int | None = None
-    """How many keys a query sees, itself included; None: all before it."""
-    softcap: float | None = None
-    """Scores are bent to stay below it: softcap * tanh(s / softcap)."""
-
-    @property
-    def rotated(self) -> int:
-        """Heads that RoPE turns: those of q and of k."""
-        return self.heads + self.kv_heads
-
-    @property
-    def width(self) -> int:
-        """Columns of a packed q | k | v."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
 def segment_attention(
@@ -136,11 +111,6 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     c, s = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
-
-
-def varlen_takes(dtype: torch.dtype, shape: AttentionShape) -> bool:
-    """Whether torch's varlen kernels compute this; what they do not is done by tiles."""
-    return why_not_varlen(dtype, shape) is None
 
 
 def _on_gpu(

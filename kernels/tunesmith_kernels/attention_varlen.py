@@ -12,16 +12,13 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from .segments import Segments
+from .segments import AttentionShape, Segments
 from .tiles import wide
-
-if TYPE_CHECKING:
-    from .attention import AttentionShape
 
 __all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
 

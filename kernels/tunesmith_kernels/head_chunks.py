@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from .head_rows import LogitTransform, RowStatistics, read_rows
+from .head_rows import read_rows
+from .head_types import LogitTransform, RowStatistics
 from .tiles import wide
 
 __all__ = [

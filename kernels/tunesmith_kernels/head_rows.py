@@ -21,123 +21,19 @@ With mu = sum_j q_j z_j, the entropy of p and its gradient come from the same pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import repeat
 
 import torch
-from torch.nn.functional import softplus
 
 from .dispatch import uses_triton
+from .head_types import LogitTransform, RowStatistics
 from .tiles import wide
 
-__all__ = ["LogitTransform", "RowStatistics", "read_rows"]
+__all__ = ["read_rows"]
 
 # Row tiles of this size fit a core's caches (docs/contributing/log); smaller tiles cost more calls.
 _SCRATCH_BYTES = 2 << 20
 _MASKED = -1e30  # a logit of no probability that still multiplies without overflow
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogitTransform:
-    """From the head's output y to the logit z, in TRL's and transformers' order."""
-
-    temperature: float = 1.0
-    softcap: float | None = None
-    logit_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ValueError(f"softcap must be above 0 or None, got {self.softcap}")
-
-    @property
-    def gain(self) -> float:
-        return self.logit_scale / self.temperature
-
-    def apply_(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place, on a tensor of a wide dtype."""
-        if self.softcap is None:
-            return logits if self.gain == 1.0 else logits.mul_(self.gain)
-        logits.mul_(self.logit_scale / self.softcap).tanh_()
-        return logits.mul_(self.softcap / self.temperature)
-
-    def slope_(self, z: torch.Tensor) -> torch.Tensor:
-        """f = 1 - tanh^2 of the soft cap, in place of z; all ones without one."""
-        if self.softcap is None:
-            return z.fill_(1.0)
-        return z.mul_(self.temperature / self.softcap).square_().neg_().add_(1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowStatistics:
-    """What is kept of each of N rows; see the formulas above."""
-
-    target: torch.Tensor  # [N] z_t
-    max_other: torch.Tensor  # [N] largest z_j, j != t
-    sum_other: torch.Tensor  # [N] sum_j exp(z_j - max_other), j != t
-    mean_other: torch.Tensor | None  # [N] mu - max_other, if the entropy is asked for
-    is_top1: torch.Tensor | None  # [N] bool: t is the first of the largest columns
-
-    @classmethod
-    def empty(
-        cls, rows: int, *, like: torch.Tensor, dtype: torch.dtype, entropy: bool, top1: bool
-    ) -> RowStatistics:
-        target, max_other, sum_other = like.new_empty((3, rows), dtype=dtype)
-        return cls(
-            target=target,
-            max_other=max_other,
-            sum_other=sum_other,
-            mean_other=like.new_empty(rows, dtype=dtype) if entropy else None,
-            is_top1=like.new_empty(rows, dtype=torch.bool) if top1 else None,
-        )
-
-    def __getitem__(self, rows: slice) -> RowStatistics:
-        return RowStatistics(
-            target=self.target[rows],
-            max_other=self.max_other[rows],
-            sum_other=self.sum_other[rows],
-            mean_other=None if self.mean_other is None else self.mean_other[rows],
-            is_top1=None if self.is_top1 is None else self.is_top1[rows],
-        )
-
-    def split(self, rows: int) -> Iterator[RowStatistics]:
-        """Views of `rows` rows each, the last of what is left."""
-        if len(self.target) <= rows:
-            yield self
-            return
-        parts = (self.target, self.max_other, self.sum_other, self.mean_other, self.is_top1)
-        views = (repeat(None) if part is None else torch.split(part, rows) for part in parts)
-        for target, max_other, sum_other, mean_other, is_top1 in zip(*views, strict=False):
-            yield RowStatistics(
-                target=target,
-                max_other=max_other,
-                sum_other=sum_other,
-                mean_other=mean_other,
-                is_top1=is_top1,
-            )
-
-    def distance(self) -> torch.Tensor:
-        """d = lse_o - z_t, [N] fp64: exp(-d) is relative to a rounding of d."""
-        offset = self.max_other.double() - self.target.double()
-        return offset + self.sum_other.double().log()
-
-    def log_probs(self) -> torch.Tensor:
-        """log p_t, [N] fp64."""
-        return -softplus(self.distance())
-
-    def entropy(self) -> torch.Tensor:
-        """H, [N] fp64."""
-        assert self.mean_other is not None
-        d = self.distance()
-        others = self.sum_other.double().log() - self.mean_other.double()
-        return torch.sigmoid(-d) * softplus(d) + torch.sigmoid(d) * (softplus(-d) + others)
-
-    def target_above_mean(self) -> torch.Tensor:
-        """z_t - mu, [N]."""
-        assert self.mean_other is not None
-        return self.target - (self.max_other + self.mean_other)
 
 
 def read_rows(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .dispatch import on_device_of
-from .head_rows import LogitTransform, RowStatistics
+from .head_types import LogitTransform, RowStatistics
 
 __all__ = ["launch"]
 

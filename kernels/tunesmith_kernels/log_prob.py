@@ -32,7 +32,7 @@ from .head_chunks import (
     hidden_gradients,
     row_gradients,
 )
-from .head_rows import LogitTransform
+from .head_types import LogitTransform
 from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]

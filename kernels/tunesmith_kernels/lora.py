@@ -25,7 +25,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .gated_activation import Activation, gated_backward, gated_forward, gated_reference
-from .nf4 import NF4Weight, nf4_reference, side_by_side
+from .nf4 import nf4_reference, side_by_side
+from .nf4_types import NF4Weight
 from .rms_norm import (
     NormKind,
     rms_norm_apply,

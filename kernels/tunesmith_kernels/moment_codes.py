@@ -14,12 +14,28 @@ number count as 0, and so does their block.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-__all__ = ["BLOCK", "decode_m", "decode_v", "encode_m", "encode_v", "num_blocks"]
+__all__ = ["BLOCK", "Moments", "decode_m", "decode_v", "encode_m", "encode_v", "num_blocks"]
 
 BLOCK = 256
 _TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Both moments of n weights; made of zeros, they stand for zeros."""
+
+    m_code: torch.Tensor
+    """[n] int8"""
+    m_scale: torch.Tensor
+    """[num_blocks(n)] fp32"""
+    v_code: torch.Tensor
+    """[n] uint8"""
+    v_scale: torch.Tensor
+    """[num_blocks(n)] fp32"""
 
 
 def num_blocks(size: int) -> int:

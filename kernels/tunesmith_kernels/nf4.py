@@ -13,55 +13,18 @@ product is taken in fp32 and rounded once: bit for bit what bitsandbytes gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from .dispatch import uses_triton
+from .nf4_types import CODE, SCALES_BLOCK, NF4Weight
 from .tiles import row_tiles
 
 __all__ = [
-    "CODE",
-    "SCALES_BLOCK",
-    "NF4Scales",
-    "NF4Weight",
     "nf4_dequantize",
     "nf4_reference",
     "side_by_side",
 ]
-
-CODE = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
-SCALES_BLOCK = 256
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NF4Scales:
-    """What block scales of 8 bits stand for."""
-
-    code: torch.Tensor
-    """[256] fp32"""
-    absmax: torch.Tensor
-    """[blocks / 256, rounded up] fp32"""
-    offset: torch.Tensor
-    """[] fp32"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NF4Weight:
-    packed: torch.Tensor
-    """[weights / 2, rounded up] uint8"""
-    absmax: torch.Tensor
-    """[blocks] fp32, or uint8 where there are `scales`"""
-    block: int
-    """Weights to a scale, a power of two."""
-    shape: tuple[int, int]
-    """(out, in)"""
-    scales: NF4Scales | None = None
 
 
 def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .dispatch import on_device_of
-from .nf4 import CODE, SCALES_BLOCK, NF4Weight
+from .nf4_types import CODE, SCALES_BLOCK, NF4Weight
 
 __all__ = ["launch"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from .attention import AttentionShape
 from .rms_norm import NormKind, rms_norm_backward, rms_norm_forward, rms_norm_reference
+from .segments import AttentionShape
 
 __all__ = ["qk_norm", "qk_norm_reference"]
 

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-__all__ = ["NO_PREFIX", "Prefixes", "Segment", "Segments"]
+__all__ = ["NO_PREFIX", "AttentionShape", "Prefixes", "Segment", "Segments"]
 
 NO_PREFIX = (0, 0)
 """The range of a row that has no prefix."""
@@ -126,3 +126,26 @@ class Segments:
             return [Segment(start, stop) for start, stop in self.rows()]
         rows = zip(pairwise(self.bounds), self.prefixes.ranges, strict=True)
         return [Segment(*row, *seen) for row, seen in rows if row[1] > row[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Multiplies q . k."""
+    window: int | None = None
+    """How many keys a query sees, itself included; None: all before it."""
+    softcap: float | None = None
+    """Scores are bent to stay below it: softcap * tanh(s / softcap)."""
+
+    @property
+    def rotated(self) -> int:
+        """Heads that RoPE turns: those of q and of k."""
+        return self.heads + self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Columns of a packed q | k | v."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -6,14 +6,10 @@ import pytest
 import torch
 
 from tunesmith_kernels.adamw import AdamW
-from tunesmith_kernels.adamw_8bit import (
-    Moments,
-    adamw_8bit_,
-    adamw_8bit_reference_,
-    round_stochastically,
-)
+from tunesmith_kernels.adamw_8bit import adamw_8bit_, adamw_8bit_reference_, round_stochastically
 from tunesmith_kernels.moment_codes import (
     BLOCK,
+    Moments,
     decode_m,
     decode_v,
     encode_m,

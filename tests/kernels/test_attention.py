@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_kernels.attention import (
-    AttentionShape,
-    segment_attention,
-    segment_attention_reference,
-    varlen_takes,
-)
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.attention import segment_attention, segment_attention_reference
+from tunesmith_kernels.attention_varlen import why_not_varlen
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 from .accuracy import assert_exact, assert_no_worse
 
@@ -237,12 +233,12 @@ def test_the_tiles_make_all_they_need_on_the_device_of_their_input() -> None:
 def test_what_varlen_kernels_cannot_do_goes_to_the_tiles() -> None:
     half = torch.bfloat16
     usual = AttentionShape(32, 8, 128, 128**-0.5)
-    assert varlen_takes(half, usual)
-    assert varlen_takes(torch.float16, replace(usual, window=512))
-    assert not varlen_takes(torch.float32, usual)
-    assert not varlen_takes(half, replace(usual, softcap=50.0))
-    assert not varlen_takes(half, replace(usual, head_dim=12))
-    assert not varlen_takes(half, replace(usual, head_dim=512))
+    assert why_not_varlen(half, usual) is None
+    assert why_not_varlen(torch.float16, replace(usual, window=512)) is None
+    assert why_not_varlen(torch.float32, usual)
+    assert why_not_varlen(half, replace(usual, softcap=50.0))
+    assert why_not_varlen(half, replace(usual, head_dim=12))
+    assert why_not_varlen(half, replace(usual, head_dim=512))
 
 
 def test_no_score_matrix_is_kept() -> None:

@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_kernels.attention import (
-    AttentionShape,
-    segment_attention,
-    segment_attention_reference,
-)
-from tunesmith_kernels.segments import NO_PREFIX, Segments
+from tunesmith_kernels.attention import segment_attention, segment_attention_reference
+from tunesmith_kernels.segments import NO_PREFIX, AttentionShape, Segments
 
 from .accuracy import assert_exact, assert_no_worse
 

@@ -14,9 +14,9 @@ import torch
 from torch.nn.attention import varlen
 
 from tunesmith_kernels import attention, attention_varlen
-from tunesmith_kernels.attention import AttentionShape, segment_attention_reference, why_tiles
+from tunesmith_kernels.attention import segment_attention_reference, why_tiles
 from tunesmith_kernels.attention_varlen import why_not_varlen_here
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 SHAPE = AttentionShape(heads=4, kv_heads=2, head_dim=8, scale=0.3)
 LENGTHS = [5, 1, 17, 30]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tunesmith_kernels.adamw import AdamW, adamw_
-from tunesmith_kernels.adamw_8bit import Moments, adamw_8bit_
+from tunesmith_kernels.adamw_8bit import adamw_8bit_
 from tunesmith_kernels.error_word import adamw_error_word_, split_words
+from tunesmith_kernels.moment_codes import Moments
 
 from .test_adamw_8bit import empty_moments
 

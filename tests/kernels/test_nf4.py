@@ -11,13 +11,8 @@ import torch
 
 from tunesmith_kernels.dispatch import uses_triton
 from tunesmith_kernels.lora import Adapter, Norm, Projection, lora_linear
-from tunesmith_kernels.nf4 import (
-    NF4Scales,
-    NF4Weight,
-    nf4_dequantize,
-    nf4_reference,
-    side_by_side,
-)
+from tunesmith_kernels.nf4 import nf4_dequantize, nf4_reference, side_by_side
+from tunesmith_kernels.nf4_types import NF4Scales, NF4Weight
 from tunesmith_kernels.rms_norm import NormKind
 
 SHAPES = [(64, 64), (1, 64), (7, 33), (3, 5), (129, 200), (40, 1030)]

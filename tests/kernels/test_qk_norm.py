@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith_kernels.attention import AttentionShape
 from tunesmith_kernels.qk_norm import qk_norm, qk_norm_reference
 from tunesmith_kernels.rms_norm import NormKind
+from tunesmith_kernels.segments import AttentionShape
 
 from .accuracy import assert_exact, assert_no_worse, relative_error
 

@@ -15,7 +15,7 @@ import peft
 import torch
 import transformers
 
-from tunesmith_kernels.nf4 import NF4Scales, NF4Weight
+from tunesmith_kernels.nf4_types import NF4Scales, NF4Weight
 from tunesmith_schema import ErrorCode
 from tunesmith_worker.rundir.errors import RunError
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tunesmith_kernels.adamw import AdamW
-from tunesmith_kernels.adamw_8bit import Moments, adamw_8bit_
-from tunesmith_kernels.moment_codes import num_blocks
+from tunesmith_kernels.adamw_8bit import adamw_8bit_
+from tunesmith_kernels.moment_codes import Moments, num_blocks
 
 from .split_master import ErrorWordAdamW, State
 

@@ -13,8 +13,8 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from tunesmith_kernels.attention import AttentionShape, segment_attention
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.attention import segment_attention
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 Untyped = Any  # Any: transformers is not typed
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from transformers import activations
 
-from tunesmith_kernels.attention import AttentionShape, segment_attention
+from tunesmith_kernels.attention import segment_attention
 from tunesmith_kernels.gated_activation import Activation
 from tunesmith_kernels.lora import Norm, lora_linear
 from tunesmith_kernels.qk_norm import qk_norm
 from tunesmith_kernels.rms_norm import NormKind, rms_norm
 from tunesmith_kernels.rope import rope_table
-from tunesmith_kernels.segments import Segments
+from tunesmith_kernels.segments import AttentionShape, Segments
 
 from .families import Family
 from .projections import Projections, Unsupported

@@ -13,9 +13,9 @@ from typing import Any
 import peft
 import torch
 
-from tunesmith_kernels.attention import AttentionShape
 from tunesmith_kernels.gated_activation import Activation
 from tunesmith_kernels.rms_norm import NormKind
+from tunesmith_kernels.segments import AttentionShape
 from tunesmith_worker.engine.patches.families import FAMILIES, is_known
 from tunesmith_worker.engine.patches.half_blocks import (
     ACTIVATIONS,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from tunesmith_kernels.attention import AttentionShape
+from tunesmith_kernels.segments import AttentionShape
 
 from .cache import RowCache
 

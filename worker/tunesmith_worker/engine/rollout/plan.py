@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from tunesmith_kernels.nf4 import NF4Weight
+from tunesmith_kernels.nf4_types import NF4Weight
 from tunesmith_worker.engine.patches.projections import read
 
 from .architecture import Architecture, read_architecture

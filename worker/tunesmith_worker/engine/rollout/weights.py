@@ -15,7 +15,8 @@ import torch
 
 from tunesmith_kernels.head_chunks import TrainedRows
 from tunesmith_kernels.lora import Adapter, Projection
-from tunesmith_kernels.nf4 import NF4Weight, nf4_dequantize
+from tunesmith_kernels.nf4 import nf4_dequantize
+from tunesmith_kernels.nf4_types import NF4Weight
 from tunesmith_kernels.rms_norm import NormKind, rms_norm_forward
 from tunesmith_worker.engine.patches.projections import Unsupported, check, read
 from tunesmith_worker.engine.patches.token_rows import has_token_rows, look_up, trained_rows
