@@ -154,7 +154,8 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan
     from tunesmith_worker.trainer.auto.layouts import Layouts
     from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
-    from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
+    from tunesmith_worker.trainer.methods.config import sft_config
+    from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
     full, rows, length = setting["tuning"] == "full", setting["rows"], setting["length"]
     model = sft_side.make_model(torch.float32)

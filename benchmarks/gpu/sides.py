@@ -36,7 +36,8 @@ with quick_imports():
     from tunesmith_worker.trainer.auto.layouts import Layouts
     from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
     from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches, plan_train
-    from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
+    from tunesmith_worker.trainer.methods.config import sft_config
+    from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
     from .models import random_model
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tunesmith_worker.trainer.compare_verdict import (
+from tunesmith_worker.trainer.compare_stock import (
     Curves,
     Finding,
     as_close_as_stock,

@@ -31,11 +31,10 @@ from tunesmith_worker.trainer.auto.resolve_grpo import (
 )
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import read_prompts
+from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
-from tunesmith_worker.trainer.methods.grpo_config import grpo_config
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
-from tunesmith_worker.trainer.methods.rollout_failures import rollout_failures
-from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.methods.rollouts import Rollouts, rollout_failures
 from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
 

@@ -10,7 +10,8 @@ from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_train
 from tunesmith_worker.trainer.data.prepare import prepare
-from tunesmith_worker.trainer.methods.sft import SFTTrainer, sft_config
+from tunesmith_worker.trainer.methods.config import sft_config
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
 from .assemble import (
     Ready,

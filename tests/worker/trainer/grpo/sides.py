@@ -21,8 +21,8 @@ from tunesmith_worker.rundir.plan import TrainPlan
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import Prompts
+from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
-from tunesmith_worker.trainer.methods.grpo_config import grpo_config
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollouts import Rollouts
 from tunesmith_worker.trainer.rewards import Graded, Sample

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tunesmith_worker.trainer.methods.group_batches import GroupBatch, end_to_end, side_by_side
 from tunesmith_worker.trainer.methods.groups import (
+    GroupBatch,
     GroupLayout,
     GroupSizes,
     RowOfGroup,
     choose_layout,
+    end_to_end,
     groups_of,
+    side_by_side,
     sizes_of,
     token_ratio,
 )

@@ -7,7 +7,7 @@ import torch
 
 from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFigures
 from tunesmith_worker.trainer.methods.groups import RowOfGroup
-from tunesmith_worker.trainer.methods.round_figures import leveled, round_figures
+from tunesmith_worker.trainer.methods.grpo_metrics import leveled, round_figures
 from tunesmith_worker.trainer.report.rollouts import RewardCounts
 from tunesmith_worker.trainer.rewards import Graded
 

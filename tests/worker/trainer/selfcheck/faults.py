@@ -16,7 +16,7 @@ from tunesmith_worker.engine.model import adapters
 from tunesmith_worker.engine.patches import half_blocks, head, projections
 from tunesmith_worker.trainer.data import prepare, tokens
 from tunesmith_worker.trainer.data.tokens import IGNORED
-from tunesmith_worker.trainer.methods import batches, sft
+from tunesmith_worker.trainer.methods import batches, config, sft
 from tunesmith_worker.trainer.selfcheck import checks
 
 Untyped = Any  # Any: transformers, PEFT and datasets are not typed
@@ -135,7 +135,7 @@ def zero_a_used_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = sft.sft_config
+    right = config.sft_config
 
     def wrong(*args: Untyped, **named: Untyped) -> Untyped:
         config = right(*args, **named)

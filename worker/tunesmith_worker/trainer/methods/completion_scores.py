@@ -20,9 +20,8 @@ from tunesmith_worker.engine.patches.attention_interface import reads_segments
 from tunesmith_worker.engine.patches.batch_layout import BatchLayout, Scored, batch_layout
 from tunesmith_worker.engine.patches.head import is_head_patched
 
-from .group_batches import GroupBatch, end_to_end, side_by_side
-from .groups import GroupLayout, RowOfGroup
-from .on_device import sent
+from .batches import sent
+from .groups import GroupBatch, GroupLayout, RowOfGroup, end_to_end, side_by_side
 
 __all__ = ["CompletionScores", "score_completions"]
 

@@ -1,28 +1,25 @@
-"""Completions and the prompts they answer: which rows make up a group, and whether its prompt
-should go through the model once for all of them or once for each.
+"""Completions grouped by prompt: the order of prompts, the groups, and their micro-batches.
 
-With a prompt of P tokens and G completions of R tokens each, sharing computes P + G R tokens in
-place of G (P + R). Knows nothing of tensors.
+With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
+tokens instead of G (P + R). Micro-batches are built on the host. They leave out the last token of
+a completion, which predicts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Literal
 
-__all__ = [
-    "Group",
-    "GroupLayout",
-    "GroupSizes",
-    "LayoutChoice",
-    "RowOfGroup",
-    "choose_layout",
-    "groups_of",
-    "sizes_of",
-    "token_ratio",
-]
+import torch
 
+from tunesmith_kernels.segments import NO_PREFIX, Prefixes
+
+from .batches import filled
+
+ROWS = "rows"
+"""The key under which a batch has its rows."""
 GroupLayout = Literal["shared", "plain"]
 """`shared`: a prompt once, then its completions. `plain`: each completion after a prompt of its
 own."""
@@ -106,4 +103,201 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
         layout,
         f"plain rows put {ratio:.2f} times as many tokens through the model as shared prompts, "
         f"{relation} the {SHARING_PAYS:g} from which sharing pays",
+    )
+
+
+class GroupOrder(torch.utils.data.Sampler[int]):
+    """Indices of prompts, each `num_generations` times in a row; every `prompts_per_step` of them
+    are repeated for each of `num_iterations` optimiser steps. What is left of an epoch's prompts
+    beyond whole steps is not drawn in it."""
+
+    def __init__(
+        self,
+        prompts: int,
+        *,
+        prompts_per_step: int,
+        num_generations: int,
+        num_iterations: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._prompts, self._seed, self._epoch = prompts, seed, 0
+        self._per_step, self._generations = prompts_per_step, num_generations
+        self._iterations = num_iterations
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of the next iteration: an order of its own, whatever was drawn before."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        steps = self._prompts // self._per_step
+        return steps * self._per_step * self._generations * self._iterations
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self._seed << 16) + self._epoch)
+        order = torch.randperm(self._prompts, generator=generator).tolist()
+        for start in range(0, self._prompts - self._per_step + 1, self._per_step):
+            for _ in range(self._iterations):
+                for prompt in order[start : start + self._per_step]:
+                    yield from [prompt] * self._generations
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """N completion tokens are scored by a forward over `input_ids`."""
+
+    input_ids: torch.Tensor
+    """int64 [1, T] of rows end to end, or [B, T] of rows side by side, padded on the right."""
+    sources: torch.Tensor
+    """int64 [N]: the flat place in `input_ids` of the token before each scored one."""
+    targets: torch.Tensor
+    """int64 [N]: the scored tokens."""
+    places: torch.Tensor
+    """int64 [N]: row * C + column of each in the caller's [rows, C] completion tokens."""
+    bounds: tuple[int, ...] | None = None
+    """Where rows that stand end to end begin, and T; None side by side."""
+    position_ids: torch.Tensor | None = None
+    """int64 [1, T]; None side by side, where every row counts from 0."""
+    attention_mask: torch.Tensor | None = None
+    """int64 [B, T], side by side only."""
+    prefixes: Prefixes | None = None
+    """None: no row has one."""
+
+
+def end_to_end(
+    rows: Sequence[RowOfGroup], layout: GroupLayout, max_tokens: int | None
+) -> list[GroupBatch]:
+    """Micro-batches of at most `max_tokens` tokens (one completion and its prompt may have more),
+    about equally full. A group that is too large for one is split; its prompt then stands in each.
+    """
+    groups = groups_of(rows)
+    if layout == "plain":
+        groups = [Group(one.prompt_ids, (number,)) for one in groups for number in one.members]
+    if max_tokens is not None:
+        groups = list(chain.from_iterable(_split(one, rows, max_tokens) for one in groups))
+    sizes = [_tokens(one, rows) for one in groups]
+    if not groups:
+        return []
+    bins = filled(sizes, sum(sizes) if max_tokens is None else max_tokens)
+    return [_laid([groups[i] for i in chosen], rows) for chosen in bins]
+
+
+def side_by_side(rows: Sequence[RowOfGroup], max_tokens: int | None) -> list[GroupBatch]:
+    """Each row with a prompt of its own, rows of similar length together; at most `max_tokens`
+    slots in a micro-batch, padding included (one row may have more)."""
+    width = _width(rows)
+    numbers = sorted(
+        chain.from_iterable(one.members for one in groups_of(rows)),
+        key=lambda i: -_length(rows[i]),
+    )
+    batches = []
+    while numbers:
+        slots = _length(rows[numbers[0]])
+        count = len(numbers) if max_tokens is None else max(1, max_tokens // slots)
+        batches.append(_padded(numbers[:count], rows, width))
+        numbers = numbers[count:]
+    return batches
+
+
+def _split(group: Group, rows: Sequence[RowOfGroup], max_tokens: int) -> list[Group]:
+    if _tokens(group, rows) <= max_tokens:
+        return [group]
+    own = [len(rows[i].completion_ids) - 1 for i in group.members]
+    parts = filled(own, max(1, max_tokens - len(group.prompt_ids)))
+    return [Group(group.prompt_ids, tuple(group.members[i] for i in part)) for part in parts]
+
+
+def _tokens(group: Group, rows: Sequence[RowOfGroup]) -> int:
+    return len(group.prompt_ids) + sum(len(rows[i].completion_ids) - 1 for i in group.members)
+
+
+def _length(row: RowOfGroup) -> int:
+    return len(row.prompt_ids) + len(row.completion_ids) - 1
+
+
+def _width(rows: Sequence[RowOfGroup]) -> int:
+    return max((len(row.completion_ids) for row in rows), default=0)
+
+
+@dataclass(slots=True)
+class _Scores:
+    """Grows row by row."""
+
+    width: int
+    sources: list[range | tuple[int, ...]] = field(default_factory=list)
+    targets: list[tuple[int, ...]] = field(default_factory=list)
+    places: list[range] = field(default_factory=list)
+
+    def add(self, number: int, completion: tuple[int, ...], before: int, own: int) -> None:
+        """`before`: the flat place of what scores the first token; `own`: of the first token."""
+        self.sources.append((before, *range(own, own + len(completion) - 1)))
+        self.targets.append(completion)
+        start = number * self.width
+        self.places.append(range(start, start + len(completion)))
+
+
+def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64)
+
+
+def _laid(groups: Sequence[Group], rows: Sequence[RowOfGroup]) -> GroupBatch:
+    """A prompt of several completions is a row of its own and their prefix; that of a single one
+    stands before it in its row."""
+    scores = _Scores(_width(rows))
+    ids: list[tuple[int, ...]] = []
+    positions: list[range] = []
+    prefixes: list[tuple[int, int]] = []
+    end = 0
+
+    def append(tokens: tuple[int, ...], position: int, prefix: tuple[int, int]) -> int:
+        nonlocal end
+        start, end = end, end + len(tokens)
+        ids.append(tokens)
+        positions.append(range(position, position + len(tokens)))
+        prefixes.append(prefix)
+        return start
+
+    for group in groups:
+        prompt, size = group.prompt_ids, len(group.prompt_ids)
+        if len(group.members) == 1:
+            (number,) = group.members
+            completion = rows[number].completion_ids
+            own = append(prompt + completion[:-1], 0, NO_PREFIX) + size
+            scores.add(number, completion, own - 1, own)
+            continue
+        first = append(prompt, 0, NO_PREFIX)
+        for number in group.members:
+            completion = rows[number].completion_ids
+            own = append(completion[:-1], size, (first, first + size))
+            scores.add(number, completion, first + size - 1, own)
+    bounds = (0, *accumulate(map(len, ids)))
+    shared = any(prefix != NO_PREFIX for prefix in prefixes)
+    return GroupBatch(
+        input_ids=_flat(ids)[None],
+        position_ids=_flat(positions)[None],
+        bounds=bounds,
+        prefixes=Prefixes.of(bounds, prefixes) if shared else None,
+        sources=_flat(scores.sources),
+        targets=_flat(scores.targets),
+        places=_flat(scores.places),
+    )
+
+
+def _padded(numbers: Sequence[int], rows: Sequence[RowOfGroup], width: int) -> GroupBatch:
+    scores, length = _Scores(width), max(_length(rows[i]) for i in numbers)
+    input_ids = torch.zeros(len(numbers), length, dtype=torch.int64)
+    mask = torch.zeros_like(input_ids)
+    for place, number in enumerate(numbers):
+        row = rows[number]
+        tokens = row.prompt_ids + row.completion_ids[:-1]
+        input_ids[place, : len(tokens)] = torch.tensor(tokens)
+        mask[place, : len(tokens)] = 1
+        own = place * length + len(row.prompt_ids)
+        scores.add(number, row.completion_ids, own - 1, own)
+    return GroupBatch(
+        input_ids=input_ids,
+        attention_mask=mask,
+        sources=_flat(scores.sources),
+        targets=_flat(scores.targets),
+        places=_flat(scores.places),
     )

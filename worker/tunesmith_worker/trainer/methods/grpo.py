@@ -26,18 +26,14 @@ from tunesmith_worker.engine.patches.trl_compat import add_reference_head
 from tunesmith_worker.engine.random_state import random_state
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 
-from .group_order import GroupOrder
-from .groups import RowOfGroup
-from .grpo_config import reward_column
-from .grpo_metrics import StepFigures, renamed
-from .grpo_nan import why_not_finite
-from .grpo_step import GroupSteps
+from .config import reward_column
+from .groups import ROWS, GroupOrder, RowOfGroup
+from .grpo_metrics import StepFigures, renamed, round_figures
+from .grpo_step import SHARE, GroupSteps, Inputs
 from .nan_guard import NanGuard, TakenStep
-from .resuming import Resuming
+from .nan_rows import explain_completions
 from .rollouts import Drawn, Rollouts
-from .round_figures import round_figures
-from .safe_step import Guarded
-from .step_parts import ROWS, SHARE, Inputs
+from .safe_step import Guarded, Resuming
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
@@ -89,7 +85,7 @@ class GRPOTrainer(GroupSteps, Guarded, Resuming, trl.GRPOTrainer):  # type: igno
         self._trained = self._seen = 0
         self._gaps: list[float] = []
         """Since they were last told: mean |log-prob when drawn - in training| of each step."""
-        guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
+        guard = NanGuard(self.args.device, lambda step: explain_completions(self, step))
         self.guarded(guard, save=save, embedding_rate=embedding_rate)
 
     @property

@@ -19,6 +19,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.engine.random_state import random_state, restore_random_state
 from tunesmith_worker.rundir.errors import RunError
 
+from .groups import ROWS
 from .nan_guard import TakenStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -44,7 +45,7 @@ class _Pass:
         return math.isfinite(self.loss) and self.bad_gradient is None
 
 
-def why_not_finite(trainer: Untyped, step: TakenStep) -> RunError:
+def explain_rows(trainer: Untyped, step: TakenStep) -> RunError:
     """What to tell the user of a step whose gradient was not finite; gradients are gone then."""
     with _as_it_was(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
@@ -238,3 +239,30 @@ def _listed(names: Sequence[str]) -> str:
 
 def _finite(x: torch.Tensor) -> bool:
     return not x.is_floating_point() or bool(x.isfinite().all())
+
+
+def explain_completions(trainer: Untyped, step: TakenStep) -> RunError:
+    """What to tell the user; the model's gradients are gone then."""
+    trainer.model.zero_grad(set_to_none=True)
+    weights = [name for name, one in trainer.model.named_parameters() if not _finite(one)]
+    rows = step.rows[ROWS]
+    with torch.no_grad():
+        bad = [
+            number
+            for number, row in enumerate(rows)
+            if row.scored and not _finite(trainer.scores(trainer.model, [row]).log_probs)
+        ]
+    if weights:
+        cause = f"{weights[0]} is not finite"
+    elif bad:
+        cause = f"the log-probabilities of completion {bad[0]} of {len(rows)} are not finite"
+    else:
+        largest = float(step.rows["advantages"].abs().max())
+        cause = f"every log-probability is finite; the largest advantage is {largest:.3g}"
+    return RunError(
+        ErrorCode.GRADIENT_NONFINITE,
+        f"Step {step.number}: the gradient is not finite: {cause}. {_GUARDED}",
+        hint="Lower recipe.learning_rate, by a factor of 10 to begin with; with recipe.grpo.beta "
+        "above 0, lower it as well.",
+        param="recipe.learning_rate",
+    )

@@ -7,25 +7,34 @@ draws the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import JsonValue
 
-from tunesmith_schema import PhaseName
-from tunesmith_worker.engine.rollout import Completion, NativeEngine, Request, SamplingParams
+from tunesmith_schema import ErrorCategory, ErrorCode, PhaseName
+from tunesmith_worker.engine.rollout import (
+    Completion,
+    NativeEngine,
+    NotFinite,
+    Request,
+    RolloutDoesNotFit,
+    SamplingParams,
+    UnsupportedModel,
+)
 from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.report.rollouts import RewardCounts, RoundFigures
 from tunesmith_worker.trainer.rewards import ErrorsTold, Graded, Grading, Round, Sample
 
+from .grpo_metrics import leveled
 from .kept_rollouts import KeptRollouts
-from .rollout_failures import rollout_failures
-from .round_figures import leveled
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -236,3 +245,48 @@ def seed_of(seed: int, kind: str, step: int, place: int) -> int:
     """64 bits of its own for each completion of a run."""
     text = f"{seed}/{kind}/{step}/{place}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+_SMALLER = (
+    "Lower recipe.grpo.max_completion_length or recipe.max_seq_length, or use a smaller model."
+)
+
+
+@contextmanager
+def rollout_failures() -> Iterator[None]:
+    """Around what the engine does: its errors become a RunError, others pass."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        raise RunError(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"The rollout engine cannot generate with this model: {error}.",
+            hint="Reinforcement needs a family listed in docs/explanation/kernels.md; supervised "
+            "tuning trains other families too.",
+            param="model",
+        ) from error
+    except NotFinite as error:
+        raise RunError(
+            ErrorCode.LOSS_NONFINITE,
+            f"Nothing can be generated: {error}",
+            hint="Lower recipe.learning_rate, by a factor of 10 to begin with; if this is the "
+            "first step, the base model itself is damaged.",
+            param="recipe.learning_rate",
+        ) from error
+    except RolloutDoesNotFit as error:
+        raise _no_memory(f"Out of memory before the first rollout: {error}.") from error
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        first_line = str(error).partition("\n")[0]
+        raise _no_memory(f"Out of memory while generating: {first_line}") from error
+
+
+def _no_memory(message: str) -> RunError:
+    return RunError(
+        ErrorCode.OUT_OF_MEMORY,
+        message,
+        category=ErrorCategory.OUT_OF_MEMORY,
+        hint=_SMALLER,
+        param="recipe.grpo.max_completion_length",
+    )

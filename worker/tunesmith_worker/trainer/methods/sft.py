@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,18 +21,23 @@ from tunesmith_worker.engine.memory.shapes import MicroBatch
 from tunesmith_worker.engine.patches.batch_layout import batch_layout
 from tunesmith_worker.engine.patches.trl_compat import metrics_so_far, restore_metrics
 from tunesmith_worker.engine.random_state import random_state
-from tunesmith_worker.rundir.plan import TrainPlan
 from tunesmith_worker.trainer.auto.layout_choice import Layout
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.data.tokens import IGNORED
 
-from .batches import Batch, collate, predicting_tokens, slots, split
-from .common_config import common_config
+from .batches import (
+    LAYOUT,
+    Batch,
+    collate,
+    on_device,
+    predicting_tokens,
+    sent,
+    slots,
+    split,
+)
 from .nan_guard import NanGuard, TakenStep
-from .nan_rows import RowName, why_not_finite
-from .on_device import LAYOUT, on_device, sent
-from .resuming import Resuming
-from .safe_step import Guarded
+from .nan_rows import RowName, explain_rows
+from .safe_step import Guarded, Resuming
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -53,7 +57,7 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         """`save`, `embedding_rate`: as `Guarded.guarded` takes them."""
         super().__init__(data_collator=collate, **given)
         self._layouts = layouts
-        guard = NanGuard(self.args.device, lambda step: why_not_finite(self, step))
+        guard = NanGuard(self.args.device, lambda step: explain_rows(self, step))
         self.guarded(guard, save=save, embedding_rate=embedding_rate)
         pad_token_id = given["processing_class"].pad_token_id
         self._split = partial(split, pad_token_id=pad_token_id)
@@ -283,17 +287,3 @@ class _Sums:
         if not tokens:
             return {}
         return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
-
-
-def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
-    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
-    return trl.SFTConfig(
-        **common_config(folder, train, seed=seed),
-        data_seed=seed,
-        # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
-        per_device_train_batch_size=train.rows_of_step,
-        per_device_eval_batch_size=train.per_device_train_batch_size,
-        gradient_accumulation_steps=1,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )

@@ -17,8 +17,7 @@ import torch
 from tunesmith_worker.engine.patches.batch_layout import batch_layout
 from tunesmith_worker.engine.patches.patch import Patched
 from tunesmith_worker.trainer.data.tokens import IGNORED
-from tunesmith_worker.trainer.methods.batches import Batch
-from tunesmith_worker.trainer.methods.on_device import LAYOUT, on_device
+from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, on_device
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
