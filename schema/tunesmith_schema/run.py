@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -29,6 +30,12 @@ EXIT_STOPPED = 75
 """Exit status of a trainer that was asked to stop and saved its state (EX_TEMPFAIL)."""
 
 
+_WITHOUT_EFFECT = {
+    "job_id", "attempt", "model_path", "forked", "training_file_name", "validation_file_name",
+}  # fmt: skip
+"""Fields of RunSpec that do not determine the course of the run."""
+
+
 class RunSpec(Request):
     """spec.json: the input of a trainer."""
 
@@ -42,6 +49,10 @@ class RunSpec(Request):
     """Path relative to the run directory."""
     validation_file: str | None = None
     """Path relative to the run directory."""
+    training_file_name: str | None = None
+    """User's name of the training file, for messages. None: the name in `training_file`."""
+    validation_file_name: str | None = None
+    """User's name of the validation file, for messages."""
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
@@ -65,12 +76,16 @@ class RunSpec(Request):
             check_reinforcement(self.hyperparameters, self.recipe)
         return self
 
+    def display_name(self, file: str) -> str:
+        """Return the name of a data file for messages. `file`: its path in this spec."""
+        training = file == self.training_file
+        name = self.training_file_name if training else self.validation_file_name
+        return name or PurePath(file).name
+
     def sha256(self) -> str:
         """Return the SHA-256 of the fields that determine the course of the run. All attempts at a
         job have the same."""
-        document = self.model_dump(
-            mode="json", exclude={"job_id", "attempt", "model_path", "forked"}
-        )
+        document = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
         return hashlib.sha256(to_json(former_names(document))).hexdigest()
 
 

@@ -79,6 +79,17 @@ def test_a_minimal_spec_has_defaults() -> None:
     assert (spec.recipe, spec.hyperparameters, spec.seed) == (Recipe(), Hyperparameters(), 0)
 
 
+def test_messages_name_a_data_file_as_the_user_does() -> None:
+    fields = {"job_id": "j", "attempt": 1, "model": "m", "model_path": "m"}
+    bare = RunSpec.model_validate({**fields, "training_file": "data/t.csv"})
+    named = bare.model_copy(
+        update={"training_file_name": "my notes.csv", "validation_file": "data/v.csv"}
+    )
+    assert bare.display_name("data/t.csv") == "t.csv"
+    assert [named.display_name(f"data/{file}.csv") for file in "tv"] == ["my notes.csv", "v.csv"]
+    assert named.model_copy(update={"validation_file": None}).sha256() == bare.sha256()
+
+
 @pytest.mark.parametrize(
     "name", ["", "..", ".hidden", "a/b", "a\\b", "/a", "a b", "a\n", "-a", "ü", "x" * 100]
 )

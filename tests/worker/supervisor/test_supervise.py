@@ -345,6 +345,7 @@ def test_the_spec_has_the_method_of_the_claim(tmp_path: Path) -> None:
     settings = WorkerSettings(data_dir=tmp_path)
     spec = fetch_inputs(settings, api, claim, root, lambda call: call(), events)
     read = RunSpec.model_validate_json(spec.model_dump_json())
+    assert read.training_file_name == claim.training_file.filename
     assert (read.method, read.grader, read.hyperparameters) == (
         "reinforcement",
         claim.grader,

@@ -57,6 +57,8 @@ def fetch_inputs(
         model_path=model_path,
         training_file=names["train"],
         validation_file=names.get("valid"),
+        training_file_name=claim.training_file.filename,
+        validation_file_name=claim.validation_file.filename if claim.validation_file else None,
         recipe=claim.recipe,
         method=claim.method,
         grader=claim.grader,

@@ -35,12 +35,12 @@ class RowNumbers:
         """`ids`, `labels`: of one example. Reads the file up to it, and tokenises it again."""
         examples = list(self._examples(ids, labels))
         if not examples:
-            return f"a row of {len(ids)} tokens that {self._path.name} does not give"
+            return f"a row of {len(ids)} tokens that {self._work.name} does not give"
         numbers = sorted({self._number(example) for example in examples[:MOST]})
         rows = f"row{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
         more = " and further ones" if len(examples) > MOST else ""
         same = " (all of the same tokens)" if len(numbers) > 1 or more else ""
-        return f"{rows}{more} of {self._path.name}{same}"
+        return f"{rows}{more} of {self._work.name}{same}"
 
     def _examples(self, ids: Sequence[int], labels: Sequence[int]) -> Iterator[int]:
         """Places of the examples with these tokens. The first label of a row is none."""
@@ -75,7 +75,7 @@ class RowNumbers:
                 seen += counts.examples
                 if seen > example:
                     return row.number
-        raise ValueError(f"{self._path.name} has changed: it gives no example {example + 1}")
+        raise ValueError(f"{work.name} has changed: it gives no example {example + 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,12 @@ def prepare(
     run: RunDirectory, spec: RunSpec, base: Base, plan: DataPlan, events: EventLog
 ) -> Prepared:
     def read(file: str) -> TokenizedRows:
-        return _read(run, run.root / file, base, plan, events)
+        return _read(run, run.root / file, spec.display_name(file), base, plan, events)
 
     training = read(spec.training_file)
     path = run.root / spec.training_file
-    work = Work(tokenizer=base.tokenizer, plan=plan, name=path.name, vocabulary=base.vocabulary)
+    name = spec.display_name(spec.training_file)
+    work = Work(tokenizer=base.tokenizer, plan=plan, name=name, vocabulary=base.vocabulary)
     return Prepared(
         training=training,
         validation=read(spec.validation_file) if spec.validation_file else None,
@@ -113,7 +114,7 @@ def prepare(
 
 
 def _read(
-    run: RunDirectory, path: Path, base: Base, plan: DataPlan, events: EventLog
+    run: RunDirectory, path: Path, name: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
     kept = SpawnSettings.from_environment().token_cache
     tokenized = tokenize_file(
@@ -124,11 +125,12 @@ def _read(
         cache=TokenCache(Path(kept)) if kept else None,
         scratch=run.root,
         processes=usable_processes(),
+        name=name,
         tell=events.message,
         warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts
-    events.message(counts.summary(path.name), data=counts.as_data())
-    for loss in counts.losses(path.name, plan.max_seq_length):
+    events.message(counts.summary(name), data=counts.as_data())
+    for loss in counts.losses(name, plan.max_seq_length):
         events.message(loss, level="warn", data=counts.as_data())
     return tokenized

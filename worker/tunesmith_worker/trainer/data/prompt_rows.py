@@ -51,6 +51,6 @@ class PromptChecker:
         return parse_prompt(record.number, record.value, self.format)
 
 
-def read_prompt_rows(path: Path) -> Iterator[Asked]:
+def read_prompt_rows(path: Path, name: str) -> Iterator[Asked]:
     """Raises DataError at the first bad row, naming it and the file."""
-    return good_rows(PromptChecker(), read_records(path, path.name), path.name)
+    return good_rows(PromptChecker(), read_records(path, path.name), name)

@@ -90,7 +90,7 @@ def read_prompts(
     the model's and for a grader that reads a field which a row has not."""
 
     def read(file: str) -> tuple[PromptRow, ...]:
-        path = run.root / file
+        path, name = run.root / file, spec.display_name(file)
         rows, counts = prompt_rows(
             path,
             base.tokenizer,
@@ -100,12 +100,13 @@ def read_prompts(
             if spec.recipe.max_seq_length == "auto"
             else _RAISE,
             vocabulary=base.vocabulary,
+            name=name,
         )
-        events.message(counts.summary(path.name), data=counts.as_data())
-        for loss in counts.losses(path.name, max_prompt_tokens):
+        events.message(counts.summary(name), data=counts.as_data())
+        for loss in counts.losses(name, max_prompt_tokens):
             events.message(loss, level="warn", data=counts.as_data())
         if spec.grader is not None:
-            _check_fields(spec.grader, rows, path.name)
+            _check_fields(spec.grader, rows, name)
         return rows
 
     return Prompts(
@@ -122,20 +123,22 @@ def prompt_rows(
     refuse: bool,
     vocabulary: int,
     more_room: str = _RAISE,
+    name: str | None = None,
 ) -> tuple[tuple[PromptRow, ...], PromptCounts]:
     """The file's prompts in order. `limit`: tokens a prompt may have; `refuse`: a longer one ends
     the run; `more_room`: what would move the limit, for an error's hint. `vocabulary`: number of
     the model's embeddings."""
+    name = name or path.name
     counts = PromptCounts()
     kept = []
-    for row, by_template in _tokenized(path, tokenizer):
+    for row, by_template in _tokenized(path, name, tokenizer):
         counts.rows += 1
         tokens = len(row.prompt_ids)
         if tokens == 0:
-            raise DataError(f"{path.name}, row {row.number}: the tokenizer gives it no token.")
+            raise DataError(f"{name}, row {row.number}: the tokenizer gives it no token.")
         if limit is not None and tokens > limit:
             if refuse:
-                raise _too_long(path.name, row, limit, more_room)
+                raise _too_long(name, row, limit, more_room)
             counts.dropped_too_long += 1
             continue
         counts.kept += 1
@@ -144,16 +147,16 @@ def prompt_rows(
         counts.plain += tokenizer.chat_template is not None and not by_template
         kept.append(row)
     if counts.rows == 0:
-        raise no_rows(path.name)
+        raise no_rows(name)
     if not kept:
-        raise _nothing_left(path.name, counts, limit, more_room)
+        raise _nothing_left(name, counts, limit, more_room)
     check_vocabulary([row.prompt_ids for row in kept], vocabulary)
     return tuple(kept), counts
 
 
-def _tokenized(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[PromptRow, bool]]:
+def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[PromptRow, bool]]:
     """Each prompt, and whether the chat template wrote it."""
-    rows = read_prompt_rows(path)
+    rows = read_prompt_rows(path, name)
     while some := list(islice(rows, _AT_ONCE)):
         rendered = [render_prompt(tokenizer, asked.row) for asked in some]
         encoded = _encode(rendered, tokenizer)

@@ -55,6 +55,7 @@ def tokenize_file(
     cache: TokenCache | None,
     scratch: Path,
     processes: int,
+    name: str | None = None,
     tell: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> TokenizedRows:
@@ -62,23 +63,24 @@ def tokenize_file(
 
     `vocabulary`: number of the model's embeddings. Raises DataError for a file that cannot be
     trained on, RunError for a tokenizer that is not the model's."""
+    name = name or path.name
     began = time.perf_counter()
     key = tokens_key(path, tokenizer, plan, vocabulary=vocabulary)
     tokens = cache.get(key, warn) if cache is not None else None
     how = "taken from the cache"
     if tokens is None:
-        work = Work(tokenizer=tokenizer, plan=plan, name=path.name, vocabulary=vocabulary)
+        work = Work(tokenizer=tokenizer, plan=plan, name=name, vocabulary=vocabulary)
         # Removed in the end: what is mapped stays readable.
         with (
             tempfile.TemporaryDirectory(prefix=".tokens-", suffix=".part", dir=scratch) as part,
             TokenStream(work, processes=processes, warn=warn) as stream,
         ):
             folder = Path(part) / "entry"
-            tokens = _write(folder, stream.results(read_chunks(path)), plan, path.name)
+            tokens = _write(folder, stream.results(read_chunks(path)), plan, name)
             if cache is not None:
                 cache.keep(key, folder, warn)
         how = f"tokenised by {stream.processes} process{'es'[: 2 * (stream.processes > 1)]}"
-    tell(f"{path.name}: {how} in {time.perf_counter() - began:.2f} s")
+    tell(f"{name}: {how} in {time.perf_counter() - began:.2f} s")
     # The fingerprint is given: it would be made of all the content.
     dataset = datasets.Dataset(tokens.table, fingerprint=key[:16])
     first = tuple(dataset[0]["input_ids"])
