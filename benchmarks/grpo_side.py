@@ -115,7 +115,7 @@ class ForcedLengths:
 
     @property
     def exact(self) -> bool:
-        return bool(self._engine.exact)
+        return bool(self._engine.batch_invariant)
 
     @property
     def figures(self) -> Untyped:

@@ -117,7 +117,7 @@ def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: J
         "graphs_speed_up": round(seconds["without_graphs"] / seconds["adapter"], 4),
         "graph_steps": figures.graph_steps,
         "decode_steps": figures.decode_steps,
-        "refused_recording": figures.refused_recording,
+        "recording_error": figures.recording_error,
     }
 
 

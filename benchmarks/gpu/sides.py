@@ -28,7 +28,7 @@ with quick_imports():
     from tunesmith_schema import PROJECTIONS, Hyperparameters, LoraRecipe, Recipe
     from tunesmith_worker.engine.model.adapters import attach_lora
     from tunesmith_worker.engine.model.base_model import find_device
-    from tunesmith_worker.engine.patches import patch, why_stock_attention
+    from tunesmith_worker.engine.patches import patch, stock_attention_reason
     from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
     from tunesmith_worker.rundir.events import EventLog
     from tunesmith_worker.rundir.plan import Choices
@@ -123,7 +123,7 @@ def ours(task: Task) -> Made:
     )
     layout = plan_layouts(
         recipe,
-        why_stock_attention(base),
+        stock_attention_reason(base),
         patched=bool(patches - {"loss"}),
         lengths=[len(ids) for ids in rows["input_ids"]],
         rows=train.per_device_train_batch_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunesmith_schema import PhaseName
 from tunesmith_worker.engine.model.embeddings import used_tokens
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
-from tunesmith_worker.engine.patches import CompiledLayers, why_stock_attention
+from tunesmith_worker.engine.patches import CompiledLayers, stock_attention_reason
 from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_train
@@ -59,7 +59,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
 
     layout_plan = plan_layouts(
         recipe,
-        why_stock_attention(base.model),
+        stock_attention_reason(base.model),
         patched=bool(loaded.patches - {"loss"}),
         lengths=training.lengths,
         rows=train_plan.per_device_train_batch_size,

@@ -55,7 +55,7 @@ def test_gradients_equal_peft(family: str, name: str) -> None:
     model, batch = make_tuned(family, "lora", **settings).train(), packed_batch()
     torch.manual_seed(6)
     expected, gradients = run_step(model, batch)
-    assert not patch(model).report.stock
+    assert not patch(model).report.unchanged
     torch.manual_seed(6)
     ours, found = run_step(model, batch)
     assert ours.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
@@ -94,7 +94,7 @@ def test_the_active_adapter_is_the_one_that_trains() -> None:
     scored_by_trl(model)
     batch = packed_batch()
     patched = patch(model)
-    assert not patched.report.stock
+    assert not patched.report.unchanged
     found = {}
     for name in ("second", "default", "second"):
         model.set_adapter(name)

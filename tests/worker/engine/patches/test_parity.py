@@ -65,7 +65,7 @@ def runs(request: pytest.FixtureRequest) -> Runs:
 
 def test_every_layer_of_every_family_is_ours(runs: Runs) -> None:
     assert runs.report.counts == {"attention_block": 3, "mlp_block": 3, "loss": 1}
-    assert not runs.report.stock
+    assert not runs.report.unchanged
 
 
 def test_gradients_equal_stock_and_are_large_enough_to_tell(runs: Runs) -> None:
@@ -127,7 +127,7 @@ def _check_subset(family: str, wanted: frozenset[str]) -> None:
     stock_halves = bool(wanted - {"loss"}) and "attention_block" not in wanted
     assert report.counts["attention"] == (3 if stock_halves else 0)
     assert report.counts["loss"] == ("loss" in wanted)
-    assert not report.stock
+    assert not report.unchanged
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tunesmith_worker.engine.patches import patch, why_stock_attention
+from tunesmith_worker.engine.patches import patch, stock_attention_reason
 
 from .models import (
     COMMON,
@@ -37,7 +37,7 @@ def _check(model: Untyped, stock: dict[tuple[str, str], int]) -> Untyped:
     torch.manual_seed(1)
     expected, gradients = run_step(model, batch)
     report = patch(model).report
-    assert dict(report.stock) == stock
+    assert dict(report.unchanged) == stock
     for mechanism, reason in stock:
         assert f"{stock[mechanism, reason]} x {mechanism} stay stock: {reason}" in report.summary()
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def test_an_unknown_family_keeps_its_attention_and_its_masks(name: str) -> None:
     """Attention sinks, values narrower than keys, a loss that balances experts: none is ours."""
     reason = f"{name} is not among the known families"
     model = scored_by_trl(model_of(UNKNOWN[name]()))
-    assert why_stock_attention(model) == reason
+    assert stock_attention_reason(model) == reason
     report = _check(model, {("attention", reason): 1})
     assert report.counts == {"loss": 1}
 
@@ -86,7 +86,7 @@ def test_a_layer_of_the_same_name_from_elsewhere_is_unknown() -> None:
     model = make_model("llama")
     layer = model.model.layers[1]
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"__module__": "elsewhere"})
-    assert why_stock_attention(model) == "LlamaDecoderLayer is not among the known families"
+    assert stock_attention_reason(model) == "LlamaDecoderLayer is not among the known families"
 
 
 def test_a_model_without_a_list_of_layers_is_unknown() -> None:
@@ -102,7 +102,7 @@ def test_attention_in_both_directions_is_not_ours() -> None:
 
 def test_attention_dropout_is_not_ours() -> None:
     model = scored_by_trl(model_of(_config("llama", attention_dropout=0.2))).train()
-    assert why_stock_attention(model) == "attention dropout"
+    assert stock_attention_reason(model) == "attention dropout"
     report = _check(model, {("attention", "attention dropout"): 1})
     assert report.counts == {"loss": 1}
 
@@ -203,7 +203,7 @@ def test_a_half_that_stays_stock_keeps_its_weights_where_they_were(norm: str) ->
     setattr(layer, norm, torch.nn.LayerNorm(48))
     half = layer.self_attn if norm == "input_layernorm" else layer.mlp
     before = {name: p.data_ptr() for name, p in half.named_parameters()}
-    assert sum(patch(model).report.stock.values()) == 1
+    assert sum(patch(model).report.unchanged.values()) == 1
     assert {name: p.data_ptr() for name, p in half.named_parameters()} == before
 
 

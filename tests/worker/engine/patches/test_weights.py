@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tunesmith_worker.engine.patches import patch
-from tunesmith_worker.engine.patches.fused_weights import FusedWeight
+from tunesmith_worker.engine.patches.projections import FusedWeight
 
 from .models import (
     assert_same_gradients,

@@ -81,7 +81,7 @@ class Tape:
     """A recorder for a CPU."""
 
     def __init__(self) -> None:
-        self.refused = ""
+        self.disabled_reason = ""
         self.recordings = 0
         self.reads = HostReads()
 

@@ -32,7 +32,7 @@ def test_every_layout_of_every_call_is_recorded(
     for _ in range(2):
         found = engine.generate(ragged())
         figures = engine.figures
-        assert figures.refused_recording == ""
+        assert figures.recording_error == ""
         layouts.append(figures.decode_steps - figures.graph_steps)
     assert layouts[0] == layouts[1] > 2, "steps that were not recorded: the first of each"
     assert len(cuda.users) == cuda.emptied >= 2 * 2

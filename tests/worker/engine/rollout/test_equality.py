@@ -17,7 +17,7 @@ from tests.worker.engine.patches.models import (
 )
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.rollout.architecture import read_architecture
-from tunesmith_worker.engine.rollout.weights import norm_map
+from tunesmith_worker.engine.rollout.weights import norm_function
 
 from .rollouts import LAYOUTS, assert_logprobs_equal_a_forward, engine_of, greedy, make_prompts
 
@@ -87,5 +87,5 @@ def test_norms_round_as_the_model_does(family: str) -> None:
     x = 3 * torch.randn(64, len(spec.module.weight), generator=torch.Generator().manual_seed(4))
     x = x.bfloat16()
     with torch.no_grad():
-        different = norm_map(spec)(x) != model.base_model.norm(x)
+        different = norm_function(spec)(x) != model.base_model.norm(x)
     assert float(different.float().mean()) < 0.005

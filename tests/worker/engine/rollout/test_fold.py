@@ -51,7 +51,7 @@ def test_weights_hold_the_sum_inside_and_their_own_bits_after(
     assert torch.equal(weight.view(torch.uint8), before.view(torch.uint8))
     if size == 1.0:
         back = (expected.float() - delta_rows(adapter)).to(dtype)
-        assert figures.kept >= int((back != before).sum()) > 0, "subtracting alone loses bits"
+        assert figures.saved >= int((back != before).sum()) > 0, "subtracting alone loses bits"
 
 
 def test_a_matrix_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_thousand_rollouts_leave_every_weight_as_it_was(dtype: torch.dtype) ->
     engine = engine_of(model, "in_place")
     request = Request(prompt_ids=(4, 9), max_tokens=2, seed=0)
     first = engine.generate([request])
-    assert engine.figures.fold_kept > 0
+    assert engine.figures.fold_saved > 0
     read = read_architecture(model)
     for number in range(1000):
         if number % 50 == 0:

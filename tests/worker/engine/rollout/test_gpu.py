@@ -36,7 +36,7 @@ def test_logprobs_on_a_card(family: str, weights: Any, dtype: torch.dtype, bound
     ]
     engine = engine_of(model, weights, max_rows=4)
     completions = engine.generate(requests)
-    assert engine.figures.refused_recording == ""
+    assert engine.figures.recording_error == ""
     assert 0 < engine.figures.graph_steps < engine.figures.decode_steps
     found, expected = [], []
     for request, one in zip(requests, completions, strict=True):

@@ -57,7 +57,7 @@ def test_recorded_steps_draw_what_others_draw(
     actual = engine.generate(requests)
     assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
     assert_logprobs_equal_a_forward(model, [one.prompt_ids for one in requests], actual)
-    assert engine.figures.refused_recording == ""
+    assert engine.figures.recording_error == ""
     assert engine.figures.graph_steps > engine.figures.decode_steps / 2
     assert 1 <= tape.recordings <= 8
     assert tape.reads.found == {}, "a GPU's graph would not be allowed that"
@@ -66,23 +66,23 @@ def test_recorded_steps_draw_what_others_draw(
 def test_a_recording_keeps_what_the_host_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """So these tests can fail: steps that ask the host how long rows are, and one that reads."""
     recorded(monkeypatch, Tape())
-    newest, told = Decoder.newest, []
+    device_step, told = Decoder.device_step, []
 
     def by_host(self: Decoder, ids: Untyped, cache: Untyped, *_: Untyped) -> torch.Tensor:
-        return newest(self, ids, cache, self.row_tables(cache))
+        return device_step(self, ids, cache, self.row_tables(cache))
 
     def reading(self: Decoder, *given: Untyped) -> torch.Tensor:
-        logits = newest(self, *given)
+        logits = device_step(self, *given)
         told.append(float(logits.sum()))
         return logits
 
     engine = engine_of(make_model("llama"))
-    monkeypatch.setattr(Decoder, "newest", by_host)
+    monkeypatch.setattr(Decoder, "device_step", by_host)
     with pytest.raises(AssertionError, match="host's numbers"):
         engine.generate(ragged())
     tape = Tape()
     recorded(monkeypatch, tape)
-    monkeypatch.setattr(Decoder, "newest", reading)
+    monkeypatch.setattr(Decoder, "device_step", reading)
     engine.generate(ragged())
     assert sum(tape.reads.found.values()) == tape.recordings > 0
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None
     actual = engine.generate(ragged())
     assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
     assert engine.figures.graph_steps == 0
-    assert engine.figures.refused_recording == REFUSAL
+    assert engine.figures.recording_error == REFUSAL
 
 
 @pytest.mark.parametrize(("error", "tries"), [(RuntimeError, 1), (torch.OutOfMemoryError, 3)])
@@ -108,7 +108,7 @@ def test_what_failed_is_not_tried_again_unless_for_want_of_memory(
     engine = engine_of(make_model("llama"))
     for _ in range(3):
         engine.generate(ragged())
-        assert engine.figures.refused_recording == REFUSAL
+        assert engine.figures.recording_error == REFUSAL
     assert refusing.recordings == tries
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tunesmith_worker.engine.rollout import linear
-from tunesmith_worker.engine.rollout.huge_pages import use_huge_pages
+from tunesmith_worker.engine.rollout.linear import use_huge_pages
 
 MIB = 1 << 20
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -59,9 +59,9 @@ def test_packed_weights_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(linear, "use_huge_pages", lambda *given: asked.append(given))
     weight = torch.randn(64, 32)
-    if not linear.packs(weight.dtype, weight.device):
+    if not linear.can_pack(weight.dtype, weight.device):
         pytest.skip("torch has no oneDNN here")
-    linear.prepared(weight, None, 4)
+    linear.make_linear(weight, None, 4)
     ((address, size),) = asked
     assert address != 0
     assert size >= weight.numel() * 4

@@ -18,7 +18,7 @@ from tunesmith_worker.engine.rollout import (
     UnusableRequest,
     plan_rollout,
 )
-from tunesmith_worker.engine.rollout.linear import Linear, PackedLinear, packs, prepared
+from tunesmith_worker.engine.rollout.linear import Linear, PackedLinear, can_pack, make_linear
 
 from .rollouts import assert_logprobs_equal_a_forward, engine_of, greedy, make_prompts
 
@@ -113,7 +113,7 @@ def test_no_requests_no_completions() -> None:
 
 
 def test_without_onednns_private_products_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith_worker.engine.rollout.linear.packs", lambda *_: False)
+    monkeypatch.setattr("tunesmith_worker.engine.rollout.linear.can_pack", lambda *_: False)
     model, prompts = with_lora(make_model("qwen2")), make_prompts(5, 9)
     assert_logprobs_equal_a_forward(model, prompts, greedy(engine_of(model), prompts, 8))
 
@@ -123,11 +123,11 @@ def test_without_onednns_private_products_everything_works(monkeypatch: pytest.M
 def test_packed_products_equal_plain_ones_at_any_number_of_rows(
     dtype: torch.dtype, biased: bool
 ) -> None:
-    if not packs(dtype, torch.device("cpu")):
+    if not can_pack(dtype, torch.device("cpu")):
         pytest.skip(f"oneDNN has no packed products in {dtype} here")
     weight = torch.randn(33, 20).to(dtype)
     bias = torch.randn(33).to(dtype) if biased else None
-    packed, plain = prepared(weight, bias, 16), Linear(weight, bias)
+    packed, plain = make_linear(weight, bias, 16), Linear(weight, bias)
     assert isinstance(packed, PackedLinear)
     bound = 1e-5 if dtype == torch.float32 else 0.05
     for rows in (1, 7, 16, 300):

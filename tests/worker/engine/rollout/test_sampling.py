@@ -9,7 +9,12 @@ import torch
 import transformers
 
 from tunesmith_worker.engine.rollout import SamplingParams
-from tunesmith_worker.engine.rollout.sampling import Seen, Uniforms, draw, law
+from tunesmith_worker.engine.rollout.sampling import (
+    PenaltyState,
+    Uniforms,
+    sample,
+    sampling_distribution,
+)
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -21,8 +26,8 @@ def _logits(rows: int = 6) -> torch.Tensor:
     return torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1)) * 3
 
 
-def _seen(rows: int = 6) -> list[Seen]:
-    seen = [Seen(PROMPT, SIZE, torch.device("cpu")) for _ in range(rows)]
+def _seen(rows: int = 6) -> list[PenaltyState]:
+    seen = [PenaltyState(PROMPT, SIZE, torch.device("cpu")) for _ in range(rows)]
     for one in seen:
         for token in DRAWN:
             one.add(token)
@@ -65,12 +70,14 @@ LAWS = [
 @pytest.mark.parametrize("params", LAWS, ids=str)
 def test_the_law_equals_transformers_bit_for_bit(params: SamplingParams) -> None:
     expected = _by_transformers(params, _logits())
-    assert torch.equal(law(_logits(), params, _seen()), expected)
+    assert torch.equal(sampling_distribution(_logits(), params, _seen()), expected)
 
 
 def test_presence_and_frequency_are_taken_from_what_was_drawn_and_not_from_the_prompt() -> None:
     logits = _logits()
-    found = law(logits, SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), _seen())
+    found = sampling_distribution(
+        logits, SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), _seen()
+    )
     expected = logits.clone()
     expected[:, 5] -= 0.5 + 0.25 * 3
     expected[:, 9] -= 0.5 + 0.25 * 1
@@ -82,9 +89,9 @@ def test_the_draw_inverts_the_laws_cumulative_distribution(params: SamplingParam
     """Every u on a fine grid: each token comes as often as the law says, to the grid's step."""
     steps = 20_000
     logits = _logits(1)
-    log_p = law(logits, params, _seen(1))[0]
+    log_p = sampling_distribution(logits, params, _seen(1))[0]
     grid = [(i + 0.5) / steps for i in range(steps)]
-    drawn = draw(logits.expand(steps, -1).clone(), params, grid, _seen(1) * steps)
+    drawn = sample(logits.expand(steps, -1).clone(), params, grid, _seen(1) * steps)
     counts = torch.bincount(torch.tensor(drawn.tokens), minlength=SIZE) / steps
     assert float((counts - log_p.exp()).abs().max()) <= 1.5 / steps
     assert not counts[log_p == -torch.inf].any()
@@ -98,7 +105,7 @@ def test_the_draw_inverts_the_laws_cumulative_distribution(params: SamplingParam
 def test_no_token_of_probability_zero_is_drawn_at_either_end(u: float) -> None:
     logits = torch.full((1, SIZE), -torch.inf)
     logits[0, [7, 211]] = torch.tensor([0.0, 0.3])
-    drawn = draw(logits, SamplingParams(), [u], [])
+    drawn = sample(logits, SamplingParams(), [u], [])
     assert drawn.tokens == [7 if u == 0.0 else 211]
 
 
@@ -106,7 +113,7 @@ def test_greedy_takes_the_first_of_the_largest_and_was_certain() -> None:
     logits = torch.zeros(2, SIZE)
     logits[0, [4, 6]] = 3.0
     logits[1, 9] = 2.0
-    drawn = draw(logits.clone(), SamplingParams(temperature=0.0), [0.9, 0.9], [])
+    drawn = sample(logits.clone(), SamplingParams(temperature=0.0), [0.9, 0.9], [])
     assert drawn.tokens == [4, 9]
     assert drawn.sampling_logprobs == [0.0, 0.0]
     expected = logits.log_softmax(-1)[[0, 1], drawn.tokens].tolist()

@@ -10,7 +10,7 @@ import transformers
 from tests.tiny_model import make_tiny_tokenizer
 from tests.worker.engine.patches.models import COMMON, make_model, model_of
 from tunesmith_worker.engine.rollout import FinishReason, Request, UnusableRequest, eos_token_ids
-from tunesmith_worker.engine.rollout.stopping import StopWatch
+from tunesmith_worker.engine.rollout.stopping import StopChecker
 
 from .rollouts import engine_of, make_prompts
 
@@ -25,9 +25,9 @@ def tokenizer() -> Untyped:
 def _ends(tokenizer: Untyped, text: str, *stop: str, most: int = 99) -> tuple[int, object]:
     """After how many tokens of `text`, and by what."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    watch = StopWatch(Request(prompt_ids=(1,), max_tokens=most, seed=0, stop=stop), tokenizer)
+    watch = StopChecker(Request(prompt_ids=(1,), max_tokens=most, seed=0, stop=stop), tokenizer)
     for place, token in enumerate(ids, start=1):
-        end = watch.after(token)
+        end = watch.check(token)
         if end is not None:
             return place, end[1]
     return len(ids), None

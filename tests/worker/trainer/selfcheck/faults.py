@@ -228,13 +228,13 @@ def kernel(name: str, by: Callable[[Untyped], Untyped]) -> Plant:
 
 def forget_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels compute down_proj without its adapter."""
-    right = projections.read
+    right = projections.read_projection
 
     def wrong(module: Untyped) -> Untyped:
         found = right(module)
         return replace(found, adapter=None) if module.in_features == 96 else found
 
-    monkeypatch.setattr(projections, "read", wrong)
+    monkeypatch.setattr(projections, "read_projection", wrong)
 
 
 def not_writable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Our kernels in place of a model's own modules: on instances, reversible, reported."""
 
 from .compiled import CompiledLayers, is_compile_error
-from .patch import MECHANISMS, Patched, patch, why_stock_attention
+from .patch import MECHANISMS, Patched, patch, stock_attention_reason
 from .report import PatchReport
 
 __all__ = [
@@ -11,5 +11,5 @@ __all__ = [
     "Patched",
     "is_compile_error",
     "patch",
-    "why_stock_attention",
+    "stock_attention_reason",
 ]

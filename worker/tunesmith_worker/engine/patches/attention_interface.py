@@ -25,7 +25,7 @@ dimensions counts as built, and ours reads none. Given nothing, transformers loo
 by asking the device where positions restart."""
 
 
-def register_over(stock: str) -> str:
+def register_segment_attention(stock: str) -> str:
     """Register ours in front of attention implementation `stock`; the name it goes by.
 
     Raises ValueError when `stock` is ours."""

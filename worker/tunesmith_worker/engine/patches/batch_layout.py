@@ -18,7 +18,7 @@ from tunesmith_kernels.segments import Prefixes
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTokens:
     """Which hidden states score which tokens: given, it stands in for a batch's labels, and one
     hidden state may score several tokens. Tensors on the batch's device."""
 
@@ -39,7 +39,7 @@ class BatchLayout:
     labelled: torch.Tensor | None = None
     """int64 [N], on the batch's device: the flat places in labels[:, 1:] that have a label; None
     where `scored` says what is scored."""
-    scored: Scored | None = None
+    scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
     """Rows that see another one before their own tokens; None: none does."""
 

@@ -42,7 +42,7 @@ class CompiledLayers:
         if not self._layers or not (torch.cuda.is_available() or shutil.which("g++")):
             return None
         try:
-            return float(json.loads(self._note.read_text())["seconds"])
+            return float(json.loads(self._timing_file.read_text())["seconds"])
         except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one
             return COLD_SECONDS
 
@@ -60,18 +60,18 @@ class CompiledLayers:
     @contextmanager
     def first_use(self) -> Iterator[None]:
         """Around the step that compiles: notes what it took, if it succeeds."""
-        known, start = self._note.exists(), time.perf_counter()
+        known, start = self._timing_file.exists(), time.perf_counter()
         yield
         seconds = (time.perf_counter() - start) * (1.0 if known else WARM_SHARE)
         with suppress(OSError):  # the next run estimates anew
-            self._note.parent.mkdir(parents=True, exist_ok=True)
-            part = self._note.with_suffix(f".{os.getpid()}.part")
+            self._timing_file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._timing_file.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps({"seconds": round(seconds, 2)}))
-            part.replace(self._note)
+            part.replace(self._timing_file)
 
     @cached_property
-    def _note(self) -> Path:
-        return _note_of(self._model)
+    def _timing_file(self) -> Path:
+        return _timing_path(self._model)
 
 
 def is_compile_error(error: Exception) -> bool:
@@ -80,7 +80,7 @@ def is_compile_error(error: Exception) -> bool:
     return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
 
 
-def _note_of(model: Untyped) -> Path:
+def _timing_path(model: Untyped) -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -31,8 +31,8 @@ class DecoderLayerPatch:
             raise Unsupported(f"{name} has hooks or a forward of its own")
         self._layer, self._family = layer, FAMILIES[name]
         self._replaced: Untyped | None = None
-        self._attention = _half("attention_block", AttentionHalf, layer, wanted, report)
-        self._mlp = _half("mlp_block", MLPHalf, layer, wanted, report)
+        self._attention = _make_half("attention_block", AttentionHalf, layer, wanted, report)
+        self._mlp = _make_half("mlp_block", MLPHalf, layer, wanted, report)
         if not self.has_half:
             return
         self._stock: Untyped = layer.forward
@@ -89,7 +89,7 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def _half(
+def _make_half(
     name: str, half: Untyped, layer: Untyped, wanted: frozenset[str], report: PatchReport
 ) -> Untyped:
     if name not in wanted:
@@ -97,9 +97,9 @@ def _half(
     try:
         made = half(layer, FAMILIES[type(layer).__name__])
     except Unsupported as reason:
-        report.stays_stock(name, str(reason))
+        report.add_unchanged(name, str(reason))
         return None
-    report.replaced(name)
+    report.add_patched(name)
     return made
 
 

@@ -38,16 +38,16 @@ class AttentionHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         attention = layer.self_attn
-        check_own(layer, attention)
-        check_dropout(layer, "resid_attn_dropout")
+        check_unmodified(layer, attention)
+        check_no_dropout(layer, "resid_attn_dropout")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
             raise Unsupported("attention that is not causal")
         self._out = Projections([attention.o_proj])
-        self._before = norm_of(layer, family.before_attention)
-        self._after = norm_of(layer, family.after_attention)
-        self._q_norm, self._k_norm = (norm_of(layer, name, attention) for name in QK_NORMS)
+        self._before = get_norm(layer, family.before_attention)
+        self._after = get_norm(layer, family.after_attention)
+        self._q_norm, self._k_norm = (get_norm(layer, name, attention) for name in QK_NORMS)
         self._kind = family.norm
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
@@ -62,7 +62,7 @@ class AttentionHalf:
         segments: Segments,
     ) -> torch.Tensor:
         """x: [1, T, hidden]; position_embeddings: transformers' cos and sin, [1, T, rotary]."""
-        qkv_parts, weight = self._qkv.now()
+        qkv_parts, weight = self._qkv.current()
         qkv = lora_linear(
             x.flatten(0, 1),
             qkv_parts,
@@ -84,22 +84,22 @@ class MLPHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         mlp = layer.mlp
-        check_own(layer, mlp)
-        check_dropout(layer, "resid_mlp_dropout")
+        check_unmodified(layer, mlp)
+        check_no_dropout(layer, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
         if activation not in ACTIVATIONS:
             raise Unsupported(f"activation {activation.__name__}")
         self._activation: Activation = ACTIVATIONS[activation]
         self._down = Projections([mlp.down_proj])
-        self._before = norm_of(layer, family.before_mlp)
-        self._after = norm_of(layer, family.after_mlp)
+        self._before = get_norm(layer, family.before_mlp)
+        self._after = get_norm(layer, family.after_mlp)
         self._kind = family.norm
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])  # last: above
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [1, T, hidden]"""
-        parts, weight = self._gate_up.now()
+        parts, weight = self._gate_up.current()
         norm = _as_norm(self._before, self._kind)
         gate_up = lora_linear(x, parts, fused_weight=weight, norm=norm)
         return _add(
@@ -120,7 +120,7 @@ def _add(
     activation: Activation | None = None,
 ) -> torch.Tensor:
     """x + multiplier * after(projection(activation(inner)))"""
-    parts, _ = projection.now()
+    parts, _ = projection.current()
     if after is None:
         return lora_linear(
             inner, parts, activation=activation, residual=x, residual_scale=multiplier
@@ -154,11 +154,11 @@ _SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
 QK_NORMS = ("q_norm", "k_norm")
 
 
-def norm_of(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
+def get_norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
     """The norm of that name in `parent`, by default the layer itself; None where there is none."""
     module = getattr(parent or layer, name, None) if name else None
     if module is not None:
-        check_own(layer, module)
+        check_unmodified(layer, module)
     return module
 
 
@@ -171,7 +171,7 @@ def norm_eps(module: Untyped) -> float:
     return float(module.eps if eps is None else eps)
 
 
-def check_own(layer: Untyped, module: Untyped) -> None:
+def check_unmodified(layer: Untyped, module: Untyped) -> None:
     """`module` is what the layer's architecture has there, with nothing hung on it or below it:
     it would be passed by."""
     if type(module).__module__ != type(layer).__module__:
@@ -183,6 +183,6 @@ def check_own(layer: Untyped, module: Untyped) -> None:
             raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
 
 
-def check_dropout(layer: Untyped, name: str) -> None:
+def check_no_dropout(layer: Untyped, name: str) -> None:
     if getattr(getattr(layer, name, None), "p", 0.0):
         raise Unsupported("dropout on the residual stream")

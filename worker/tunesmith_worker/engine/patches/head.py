@@ -17,7 +17,7 @@ import torch
 from tunesmith_kernels.head_chunks import TrainedRows
 from tunesmith_kernels.log_prob import TokenLogProbs, token_log_probs
 
-from .batch_layout import Scored, current_layout
+from .batch_layout import ScoredTokens, current_layout
 from .token_rows import has_token_rows, trained_rows
 from .trl_compat import FusedCausalLMOutput, logit_scale
 
@@ -92,7 +92,7 @@ def _score(
     targets = labels.flatten().index_select(0, sources + 1)
     scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
     per_token = [
-        None if one is None else _Placed.apply(one, places, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        None if one is None else _Scatter.apply(one, places, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for one in (scored.log_probs, scored.entropy, scored.is_top1)
     ]
     log_probs, entropy, is_top1 = per_token
@@ -107,7 +107,7 @@ def _score(
 
 
 def _score_flat(
-    model: Untyped, scored: Scored, *args: Untyped, **kwargs: Untyped
+    model: Untyped, scored: ScoredTokens, *args: Untyped, **kwargs: Untyped
 ) -> FusedCausalLMOutput:
     """Log-probabilities and entropy [N] of `scored`'s tokens."""
     kwargs["use_cache"] = False
@@ -135,7 +135,7 @@ def _log_probs(
 ) -> TokenLogProbs:
     """Of `targets` [N] under the hidden states [B, T, H] at flat places `sources` [N]."""
     config = model.config.get_text_config()
-    weight, bias, trained = _read(model.get_output_embeddings())
+    weight, bias, trained = _head_weights(model.get_output_embeddings())
     return token_log_probs(
         hidden.flatten(0, 1).index_select(0, sources),
         weight,
@@ -150,7 +150,7 @@ def _log_probs(
     )
 
 
-def _read(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
+def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
     """Weight [V, H], bias [V], and the rows that train in place of the weight's own."""
     if has_token_rows(head):
         base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
@@ -159,7 +159,7 @@ def _read(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows
     return head.weight, head.bias, None
 
 
-class _Placed(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     """values [N] at flat `places` of a tensor of `shape`, zero elsewhere.
 
     The gradient of a sum is one number everywhere, and stays one number here: the head's gradient

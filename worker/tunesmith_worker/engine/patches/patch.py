@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import torch
 
-from .attention_interface import register_over
+from .attention_interface import register_segment_attention
 from .decoder import BackbonePatch, DecoderLayerPatch
 from .families import is_known
 from .head import HeadPatch
@@ -68,7 +68,7 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
             _patch_token_rows(causal, report, undo)
         if "loss" in wanted:
             undo.append(HeadPatch(causal).undo)
-            report.replaced("loss")
+            report.add_patched("loss")
     except BaseException:
         Patched(model, wanted, report, undo, layers).undo()
         raise
@@ -79,9 +79,9 @@ def _patch_token_rows(causal: Untyped, report: PatchReport, undo: list[Untyped])
     try:
         undo.append(TokenRowsPatch(causal.get_input_embeddings()).undo)
     except Unsupported as why:
-        report.stays_stock("token_rows", str(why))
+        report.add_unchanged("token_rows", str(why))
     else:
-        report.replaced("token_rows")
+        report.add_patched("token_rows")
 
 
 def _patch_backbone(
@@ -92,16 +92,16 @@ def _patch_backbone(
     layers: list[DecoderLayerPatch],
 ) -> None:
     config = backbone.config
-    reason = _why_stock(backbone)
+    reason = _stock_reason(backbone)
     if reason:
-        report.stays_stock("attention", reason)
+        report.add_unchanged("attention", reason)
         return
     stock = config._attn_implementation
 
     def restore() -> None:
         config._attn_implementation_internal = stock
 
-    config._attn_implementation_internal = register_over(stock)
+    config._attn_implementation_internal = register_segment_attention(stock)
     undo.append(restore)
     undo.append(BackbonePatch(backbone).undo)
     for layer in backbone.layers:
@@ -109,21 +109,21 @@ def _patch_backbone(
             patched = DecoderLayerPatch(layer, wanted, report)
         except Unsupported as why:
             for name in wanted & {"attention_block", "mlp_block"}:
-                report.stays_stock(name, str(why))
+                report.add_unchanged(name, str(why))
         else:
             undo.append(patched.undo)
             if patched.has_half:
                 layers.append(patched)
     for _ in range(len(backbone.layers) - report.counts["attention_block"]):
-        report.replaced("attention")
+        report.add_patched("attention")
 
 
-def why_stock_attention(model: Untyped) -> str | None:
+def stock_attention_reason(model: Untyped) -> str | None:
     """Why batches of this causal language model need padding and masks; None: they do not."""
-    return _why_stock(model.base_model)
+    return _stock_reason(model.base_model)
 
 
-def _why_stock(backbone: Untyped) -> str | None:
+def _stock_reason(backbone: Untyped) -> str | None:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         return f"{type(backbone).__name__} has no list of layers"

@@ -15,8 +15,6 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from tunesmith_kernels.lora import Adapter, Projection
 from tunesmith_worker.engine.model.quantization import is_nf4, lora_over_nf4, nf4_weight
 
-from .fused_weights import FusedWeight
-
 Untyped = Any  # Any: peft is not typed
 
 
@@ -26,7 +24,7 @@ class Projections:
     def __init__(self, modules: Sequence[Untyped]) -> None:
         """Raises Unsupported."""
         for module in modules:
-            check(module)
+            check_linear(module)
         self._modules = list(modules)
         bases = [_base(module) for module in modules]
         alike = len({base.weight.requires_grad for base in bases}) == 1
@@ -36,10 +34,10 @@ class Projections:
         fusable = len(bases) > 1 and alike and not any(packed)
         self._fused = FusedWeight(bases) if fusable else None
 
-    def now(self) -> tuple[list[Projection], torch.Tensor | None]:
+    def current(self) -> tuple[list[Projection], torch.Tensor | None]:
         """The projections as they stand, and their weights as one tensor."""
         fused = self._fused.get() if self._fused is not None else None
-        return [read(module) for module in self._modules], fused
+        return [read_projection(module) for module in self._modules], fused
 
     def release(self) -> None:
         if self._fused is not None:
@@ -50,7 +48,7 @@ class Unsupported(Exception):
     """Why a module stays stock."""
 
 
-def check(module: Untyped) -> None:
+def check_linear(module: Untyped) -> None:
     """Raises Unsupported unless the kernels compute exactly what `module` does."""
     base = _base(module)
     if type(base) is not torch.nn.Linear and not is_nf4(base):
@@ -74,7 +72,7 @@ def _base(module: Untyped) -> Untyped:
     return module.base_layer if isinstance(module, peft.tuners.lora.LoraLayer) else module
 
 
-def read(module: Untyped) -> Projection:
+def read_projection(module: Untyped) -> Projection:
     base = _base(module)
     weight = nf4_weight(base) if is_nf4(base) else base.weight
     if module is base:
@@ -94,3 +92,37 @@ def read(module: Untyped) -> Projection:
         dropout=float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0,
     )
     return Projection(weight, base.bias, adapter)
+
+
+class FusedWeight:
+    def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
+        """`modules`: weights [out_i, in]."""
+        self._modules = list(modules)
+        self._fuse()
+
+    def get(self) -> torch.Tensor | None:
+        """[sum of out_i, in]; None while the weights differ in dtype or device. Fused anew where
+        somebody has given one other memory (`.to()`, `load_state_dict(assign=True)`)."""
+        if self._now() != self._places:
+            self._fuse()
+        return self._whole
+
+    def release(self) -> None:
+        """Give every parameter memory of its own again."""
+        with torch.no_grad():
+            for module in self._modules:
+                module.weight.data = module.weight.data.clone()
+
+    def _now(self) -> list[int]:
+        return [module.weight.data_ptr() for module in self._modules]
+
+    def _fuse(self) -> None:
+        weights = [module.weight for module in self._modules]
+        self._whole = None
+        if len({(weight.dtype, weight.device) for weight in weights}) == 1:
+            with torch.no_grad():
+                self._whole = torch.cat([weight.data for weight in weights])
+                sizes = [len(weight) for weight in weights]
+                for weight, view in zip(weights, self._whole.split(sizes), strict=True):
+                    weight.data = view
+        self._places = self._now()

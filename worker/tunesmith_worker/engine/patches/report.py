@@ -14,14 +14,14 @@ class PatchReport:
         self._asked = frozenset(asked)
         self.counts: Counter[str] = Counter()
         """Mechanism -> how many instances run ours."""
-        self.stock: Counter[tuple[str, str]] = Counter()
+        self.unchanged: Counter[tuple[str, str]] = Counter()
         """(mechanism, reason) -> how many instances stayed stock."""
 
-    def replaced(self, mechanism: str) -> None:
+    def add_patched(self, mechanism: str) -> None:
         self.counts[mechanism] += 1
 
-    def stays_stock(self, mechanism: str, reason: str) -> None:
-        self.stock[mechanism, reason] += 1
+    def add_unchanged(self, mechanism: str, reason: str) -> None:
+        self.unchanged[mechanism, reason] += 1
 
     def summary(self) -> str:
         ours = ", ".join(
@@ -30,6 +30,6 @@ class PatchReport:
         )
         stock = "; ".join(
             f"{count} x {name} stay stock: {reason}"
-            for (name, reason), count in sorted(self.stock.items())
+            for (name, reason), count in sorted(self.unchanged.items())
         )
         return "; ".join(part for part in (f"patched {ours or 'nothing'}", stock) if part)

@@ -66,13 +66,15 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
 def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
     """[k], sent to the device once: a step must not wait for it."""
     indices: list[int] = layer.token_indices[name]
-    kept = _SENT.get(layer)
+    kept = _DEVICE_IDS.get(layer)
     if kept is None or kept[0] is not indices or kept[1].device != device:
-        kept = _SENT[layer] = indices, torch.tensor(indices, device=device)
+        kept = _DEVICE_IDS[layer] = indices, torch.tensor(indices, device=device)
     return kept[1]
 
 
-_SENT: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = WeakKeyDictionary()
+_DEVICE_IDS: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = (
+    WeakKeyDictionary()
+)
 """A layer's token ids as PEFT has them and as a tensor."""
 
 

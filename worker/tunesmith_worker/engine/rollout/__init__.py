@@ -1,6 +1,6 @@
 """Completions from the training model's own weights: requests in, tokens and log-probs out."""
 
-from .figures import RolloutFigures, Spent
+from .figures import PhaseTime, RolloutFigures
 from .native import NativeEngine
 from .plan import RolloutDoesNotFit, RolloutPlan, plan_rollout
 from .protocol import (
@@ -25,6 +25,7 @@ __all__ = [
     "NativeEngine",
     "NotFinite",
     "OnCompletion",
+    "PhaseTime",
     "Request",
     "RolloutDoesNotFit",
     "RolloutEngine",
@@ -32,7 +33,6 @@ __all__ = [
     "RolloutFigures",
     "RolloutPlan",
     "SamplingParams",
-    "Spent",
     "UnsupportedModel",
     "UnusableRequest",
     "eos_token_ids",

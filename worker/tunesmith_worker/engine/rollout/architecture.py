@@ -21,11 +21,11 @@ from tunesmith_worker.engine.patches.half_blocks import (
     ACTIVATIONS,
     QK_NORMS,
     attention_shape,
-    check_own,
+    check_unmodified,
+    get_norm,
     norm_eps,
-    norm_of,
 )
-from tunesmith_worker.engine.patches.projections import Unsupported, check
+from tunesmith_worker.engine.patches.projections import Unsupported, check_linear
 from tunesmith_worker.engine.patches.trl_compat import logit_scale
 
 from .protocol import UnsupportedModel
@@ -97,7 +97,7 @@ def _read(causal: Untyped) -> Architecture:
     for layer in layers:
         if not is_known(layer):
             raise Unsupported(f"{type(layer).__name__} is not among the known families")
-    _check_whole(causal, layers[0])
+    _check_model(causal, layers[0])
     config = backbone.config
     kind = FAMILIES[type(layers[0]).__name__].norm
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
@@ -108,7 +108,7 @@ def _read(causal: Untyped) -> Architecture:
         raise Unsupported("its layers differ in their number or size of heads")
     head = causal.get_output_embeddings()
     norm = NormSpec(module=backbone.norm, eps=norm_eps(backbone.norm), kind=kind)
-    check_own(layers[0], backbone.norm)
+    check_unmodified(layers[0], backbone.norm)
     return Architecture(
         embedding=causal.get_input_embeddings(),
         embedding_multiplier=float(getattr(backbone, "embedding_multiplier", 1.0)),
@@ -124,7 +124,7 @@ def _read(causal: Untyped) -> Architecture:
     )
 
 
-def _check_whole(causal: Untyped, layer: Untyped) -> None:
+def _check_model(causal: Untyped, layer: Untyped) -> None:
     """The layers stand in the model they were written for, whose other parts we know."""
     expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
     kind = type(causal)
@@ -140,7 +140,7 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
     family = FAMILIES[type(layer).__name__]
     attention, mlp = layer.self_attn, layer.mlp
     for module in (attention, mlp):
-        check_own(layer, module)
+        check_unmodified(layer, module)
     if not attention.is_causal:
         raise Unsupported("attention that is not causal")
     activation = type(getattr(mlp, family.activation))
@@ -148,7 +148,7 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
         raise Unsupported(f"activation {activation.__name__}")
 
     def norm(name: str | None, parent: Untyped = None) -> NormSpec | None:
-        module = norm_of(layer, name, parent)
+        module = get_norm(layer, name, parent)
         if module is None:
             return None
         return NormSpec(module=module, eps=norm_eps(module), kind=family.norm)
@@ -175,5 +175,5 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
 def _linears(parent: Untyped, names: Sequence[str]) -> tuple[Untyped, ...]:
     modules = tuple(getattr(parent, name) for name in names)
     for module in modules:
-        check(module)
+        check_linear(module)
     return modules

@@ -82,10 +82,10 @@ class StepAttention:
     def _mask(self, window: int | None) -> torch.Tensor | None:
         """[B, 1, P + T], True for hidden; None where every row sees every column."""
         if window not in self._masks:
-            self._masks[window] = self._built(window)
+            self._masks[window] = self._build_mask(window)
         return self._masks[window]
 
-    def _built(self, window: int | None) -> torch.Tensor | None:
+    def _build_mask(self, window: int | None) -> torch.Tensor | None:
         cache = self._cache
         if self._lengths is None:
             prompts = [prefix.length for prefix, _, _ in cache.spans]

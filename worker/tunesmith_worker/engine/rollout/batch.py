@@ -16,14 +16,14 @@ from .architecture import Architecture
 from .cache import Prefix, RowCache
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
-from .positions import Positions
 from .protocol import Completion, Interrupted, Request
-from .sampling import Drawn, Seen, Uniforms, draw
-from .stopping import StopWatch
+from .rope_tables import RopeTables
+from .sampling import PenaltyState, SampledTokens, Uniforms, sample
+from .stopping import StopChecker
 
 _PREFILL_TOKENS = 8192
 """Prompts that are computed together have no more tokens than this, unless one alone has."""
-_DEAD_SHARE = 0.25
+_ENDED_SHARE = 0.25
 """Rows that have ended are carried along until they are this share of the batch: to leave them out
 costs a copy of what the others have cached."""
 
@@ -35,9 +35,9 @@ class Row:
     place: int
     request: Request
     uniforms: Uniforms
-    watch: StopWatch
+    stop_checker: StopChecker
     prefix: Prefix | None = None
-    seen: Seen | None = None
+    penalty_state: PenaltyState | None = None
     tokens: list[int] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     policy: list[float] = field(default_factory=list)
@@ -49,9 +49,9 @@ class Row:
         self.tokens.append(token)
         self.sampling.append(sampling)
         self.policy.append(policy)
-        if self.seen is not None:
-            self.seen.add(token)
-        end = self.watch.after(token)
+        if self.penalty_state is not None:
+            self.penalty_state.add(token)
+        end = self.stop_checker.check(token)
         if end is not None:
             self.completion = Completion(
                 token_ids=self.tokens,
@@ -64,7 +64,7 @@ class Row:
 
     def release(self) -> None:
         """With its last row a prompt's memory is free."""
-        self.prefix = self.seen = None
+        self.prefix = self.penalty_state = None
 
 
 class Batch:
@@ -76,7 +76,7 @@ class Batch:
         decoder: Decoder,
         rows: Sequence[Row],
         size: int,
-        positions: Positions,
+        rope_tables: RopeTables,
         figures: RolloutFigures,
         clock: PhaseClock,
         on_end: Callable[[Row], None],
@@ -84,7 +84,7 @@ class Batch:
     ) -> None:
         """`size`: most rows at a time; `on_end`: called with each row that has ended;
         `interrupted`: asked before each step."""
-        self._model, self._decoder, self._positions = model, decoder, positions
+        self._model, self._decoder, self._rope_tables = model, decoder, rope_tables
         self._size, self._figures, self._clock = size, figures, clock
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
@@ -117,39 +117,41 @@ class Batch:
             live = [place for place, row in enumerate(self._batch) if row.completion is None]
             if len(live) < len(self._batch):
                 logits = logits[torch.tensor(live, device=logits.device)]
-            self._draw([self._batch[place] for place in live], logits)
-            if self._is_due():
+            self._sample([self._batch[place] for place in live], logits)
+            if self._should_rebuild():
                 self._rebuild()
 
-    def _is_due(self) -> bool:
+    def _should_rebuild(self) -> bool:
         """Whether the batch is to be put together anew."""
         dead = sum(row.completion is not None for row in self._batch)
-        if dead == len(self._batch) or dead >= max(1.0, _DEAD_SHARE * len(self._batch)):
+        if dead == len(self._batch) or dead >= max(1.0, _ENDED_SHARE * len(self._batch)):
             return True
-        if self._queue and len(self._batch) - dead <= self._size * (1 - _DEAD_SHARE / 2):
+        if self._queue and len(self._batch) - dead <= self._size * (1 - _ENDED_SHARE / 2):
             return True
-        if self._positions.stable_length is None:
+        if self._rope_tables.stable_length is None:
             return False
-        return any(self._in_new_era(row) for row in self._batch if row.completion is None)
+        return any(self._rope_changed(row) for row in self._batch if row.completion is None)
 
-    def _in_new_era(self, row: Row) -> bool:
+    def _rope_changed(self, row: Row) -> bool:
         """Whether the keys that the row has cached are those of other RoPE frequencies than its
         newest token's."""
         assert row.prefix is not None
         length = len(row.request.prompt_ids) + len(row.tokens)
-        return self._positions.era(length) != row.prefix.era
+        return self._rope_tables.rope_key(length) != row.prefix.rope_key
 
     def _rebuild(self) -> None:
         """Without rows that ended, with as many of the queue as there is room for, and with what
         has to be computed anew."""
         order = {id(row): place for place, row in enumerate(self._batch)}
-        kept = [row for row in self._batch if row.completion is None and not self._in_new_era(row)]
-        again = [row for row in self._batch if row.completion is None and self._in_new_era(row)]
+        kept = [
+            row for row in self._batch if row.completion is None and not self._rope_changed(row)
+        ]
+        again = [row for row in self._batch if row.completion is None and self._rope_changed(row)]
         self._recompute(again)
         fresh = [row for row in again if row.completion is None]
         while len(kept) + len(fresh) < self._size and self._queue:
-            joining = self._take(self._size - len(kept) - len(fresh))
-            self._start(joining)
+            joining = self._take_from_queue(self._size - len(kept) - len(fresh))
+            self._start_rows(joining)
             fresh += [row for row in joining if row.completion is None]
         rows = kept + fresh
         # Rows of one prompt side by side; a dict keeps the order in which prompts came.
@@ -167,7 +169,7 @@ class Batch:
             [order[id(row)] if id(row) in stays else -1 for row in self._batch], prefixes
         )
 
-    def _take(self, room: int) -> list[Row]:
+    def _take_from_queue(self, room: int) -> list[Row]:
         """Rows of the queue: what is left of the first prompts, up to `room`."""
         taken: list[Row] = []
         tokens = 0
@@ -183,7 +185,7 @@ class Batch:
                 self._queue.popleft()
         return taken
 
-    def _start(self, rows: Sequence[Row]) -> None:
+    def _start_rows(self, rows: Sequence[Row]) -> None:
         """Compute the prompts that are not yet, and draw the first tokens (and more, of rows that
         the cache is of no use to)."""
         new: dict[tuple[int, ...], list[Row]] = {}
@@ -197,40 +199,44 @@ class Batch:
                 for row in (*group, *(self._queue[0] if self._queue else ())):
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix
-        self._draw(rows, _logits_of(rows))
+        self._sample(rows, _prefix_logits(rows))
         self._recompute(rows)
 
     def _recompute(self, rows: Sequence[Row]) -> None:
         """The rows' whole sequences, as prompts of their own, and their next tokens."""
-        while rows := [row for row in rows if row.completion is None and self._in_new_era(row)]:
+        while rows := [row for row in rows if row.completion is None and self._rope_changed(row)]:
             for row in rows:
                 (row.prefix,) = self._prefill([(*row.request.prompt_ids, *row.tokens)])
-            self._draw(rows, _logits_of(rows))
+            self._sample(rows, _prefix_logits(rows))
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         self._figures.prefill_tokens += sum(map(len, prompts))
         with self._clock.during(self._figures.prefill):
             return self._decoder.prefill(prompts)
 
-    def _draw(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+    def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
         """logits [rows, V]: each row's next token."""
-        by_law: dict[object, list[int]] = {}
+        by_params: dict[object, list[int]] = {}
         for place, row in enumerate(rows):
-            by_law.setdefault(row.request.sampling, []).append(place)
-        for places in by_law.values():
+            by_params.setdefault(row.request.sampling, []).append(place)
+        for places in by_params.values():
             some = [rows[place] for place in places]
             part = logits if len(some) == len(rows) else logits[places]
             self._append(
                 some,
-                draw(
+                sample(
                     part,
                     some[0].request.sampling,
                     [row.uniforms[len(row.tokens)] for row in some],
-                    [self._seen(row) for row in some if row.request.sampling.penalises],
+                    [
+                        self._penalty_state(row)
+                        for row in some
+                        if row.request.sampling.has_penalties
+                    ],
                 ),
             )
 
-    def _append(self, rows: Sequence[Row], drawn: Drawn) -> None:
+    def _append(self, rows: Sequence[Row], drawn: SampledTokens) -> None:
         for place, row in enumerate(rows):
             row.add(
                 drawn.tokens[place], drawn.sampling_logprobs[place], drawn.policy_logprobs[place]
@@ -238,11 +244,11 @@ class Batch:
             if row.completion is not None:
                 self._on_end(row)
 
-    def _seen(self, row: Row) -> Seen:
-        if row.seen is None:
+    def _penalty_state(self, row: Row) -> PenaltyState:
+        if row.penalty_state is None:
             vocabulary = self._model.vocabulary
-            row.seen = Seen(row.request.prompt_ids, vocabulary, self._model.device)
-        return row.seen
+            row.penalty_state = PenaltyState(row.request.prompt_ids, vocabulary, self._model.device)
+        return row.penalty_state
 
 
 def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
@@ -253,6 +259,6 @@ def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
     return deque(groups.values())
 
 
-def _logits_of(rows: Sequence[Row]) -> torch.Tensor:
+def _prefix_logits(rows: Sequence[Row]) -> torch.Tensor:
     """[rows, V]: after the last token of what each row's prefix holds."""
     return torch.stack([row.prefix.logits for row in rows if row.prefix is not None])

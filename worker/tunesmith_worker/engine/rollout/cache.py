@@ -21,7 +21,7 @@ class Prefix:
     """The part of a sequence that several rows share."""
 
     length: int
-    era: int
+    rope_key: int
     """Of the RoPE frequencies in its keys: positions.py."""
     keys: torch.Tensor
     """[L, KV, P, D]"""
@@ -44,7 +44,7 @@ class RowCache:
         """Tokens of each row that are cached."""
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
         """[B]"""
-        self.layout = 0
+        self.version = 0
         """Another one whenever rows or room change, and with them the tensors."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
@@ -82,7 +82,7 @@ class RowCache:
             else:
                 kv[:, :, :, torch.tensor(old, device=kv.device), :most] = taken
         self._kv, self.lengths = kv, lengths
-        self.layout += 1
+        self.version += 1
         self.prompt_lengths = torch.tensor([one.length for one in prefixes], device=kv.device)
         self.spans = _spans(prefixes)
         self.shared = [
@@ -100,7 +100,7 @@ class RowCache:
         kv = self._kv.new_zeros(*self._kv.shape[:4], room, self._kv.shape[5])
         kv[..., :now, :] = self._kv
         self._kv = kv
-        self.layout += 1
+        self.version += 1
 
     def lengths_tensor(self) -> torch.Tensor:
         """[B]: `lengths`, on the device."""

@@ -19,12 +19,12 @@ from tunesmith_kernels.segments import Segments
 from .architecture import Architecture
 from .attention import StepAttention
 from .cache import Prefix, RowCache
-from .positions import Positions
+from .rope_tables import RopeTables
 from .weights import DecoderWeights, LayerWeights
 
-TableOfRows = tuple[int, int, torch.Tensor]
-"""For rows from the first up to the second: [P, 2, R], `Table.doubled`."""
-RowTables = dict[str | None, list[TableOfRows]]
+RowRangeTable = tuple[int, int, torch.Tensor]
+"""For rows from the first up to the second: [P, 2, R], `RopeTable.doubled`."""
+RowTables = dict[str | None, list[RowRangeTable]]
 """By the name of a layer's RoPE frequencies."""
 
 
@@ -35,18 +35,20 @@ def cache_dtype(model: Architecture) -> torch.dtype:
 
 
 class Decoder:
-    def __init__(self, model: Architecture, weights: DecoderWeights, positions: Positions) -> None:
-        self._model, self._weights, self._positions = model, weights, positions
+    def __init__(
+        self, model: Architecture, weights: DecoderWeights, rope_tables: RopeTables
+    ) -> None:
+        self._model, self._weights, self._rope_tables = model, weights, rope_tables
         self._cache_dtype = cache_dtype(model)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Several sequences end to end, none seeing another."""
         lengths = [len(prompt) for prompt in prompts]
-        eras = [self._positions.era(length) for length in lengths]
+        rope_keys = [self._rope_tables.rope_key(length) for length in lengths]
         segments = Segments.from_lengths(lengths, device=self._model.device)
         ids = torch.tensor([one for prompt in prompts for one in prompt], device=self._model.device)
         tables = {
-            name: self._prompt_table(name, eras, lengths)
+            name: self._prompt_table(name, rope_keys, lengths)
             for name in {layer.layer_type for layer in self._model.layers}
         }
         x = self._weights.embed(ids)
@@ -69,7 +71,7 @@ class Decoder:
         return [
             Prefix(
                 length=lengths[i],
-                era=eras[i],
+                rope_key=rope_keys[i],
                 keys=whole[:, 0, :, bounds[i] : bounds[i + 1]].contiguous(),
                 values=whole[:, 1, :, bounds[i] : bounds[i + 1]].contiguous(),
                 logits=logits[i],
@@ -81,11 +83,11 @@ class Decoder:
         """ids [B]: each row's newest token, which is cached here. Returns the logits after it,
         [B, V] fp32."""
         cache.make_room()
-        logits = self.newest(ids, cache, self.row_tables(cache))
+        logits = self.device_step(ids, cache, self.row_tables(cache))
         cache.advance()
         return logits
 
-    def newest(
+    def device_step(
         self,
         ids: torch.Tensor,
         cache: RowCache,
@@ -118,13 +120,13 @@ class Decoder:
         runs: list[tuple[int, int, int]] = []
         longest = max(prefix.length for prefix, _, _ in cache.spans) + cache.room
         for prefix, start, stop in cache.spans:
-            if runs and runs[-1][0] == prefix.era:
+            if runs and runs[-1][0] == prefix.rope_key:
                 start = runs.pop()[1]
-            runs.append((prefix.era, start, stop))
+            runs.append((prefix.rope_key, start, stop))
         return {
             name: [
-                (start, stop, self._positions.table(name, era, longest).doubled)
-                for era, start, stop in runs
+                (start, stop, self._rope_tables.table(name, rope_key, longest).doubled)
+                for rope_key, start, stop in runs
             ]
             for name in {layer.layer_type for layer in self._model.layers}
         }
@@ -176,17 +178,17 @@ class Decoder:
         return logits.float()
 
     def _prompt_table(
-        self, name: str | None, eras: Sequence[int], lengths: Sequence[int]
+        self, name: str | None, rope_keys: Sequence[int], lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [T, R/2] of sequences end to end."""
         parts = []
-        for era, length in zip(eras, lengths, strict=True):
-            table = self._positions.table(name, era, length)
+        for rope_key, length in zip(rope_keys, lengths, strict=True):
+            table = self._rope_tables.table(name, rope_key, length)
             parts.append((table.cos[:length], table.sin[:length]))
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
     def _angles(
-        self, runs: Sequence[TableOfRows], places: torch.Tensor
+        self, runs: Sequence[RowRangeTable], places: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[cos | cos] and [-sin | sin], [B, 1, R], of positions `places` [B]."""
         picked = [

@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass
-class Spent:
+class PhaseTime:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Of the whole process, other threads included."""
@@ -22,32 +22,32 @@ class Spent:
 class RolloutFigures:
     """Of one call. Its phases sum to the whole."""
 
-    sync: Spent = field(default_factory=Spent)
+    sync: PhaseTime = field(default_factory=PhaseTime)
     """Taking over the weights and giving them back: merging, or folding in and out."""
-    prefill: Spent = field(default_factory=Spent)
-    decode: Spent = field(default_factory=Spent)
+    prefill: PhaseTime = field(default_factory=PhaseTime)
+    decode: PhaseTime = field(default_factory=PhaseTime)
     """Steps, draws, and putting batches together."""
-    callback: Spent = field(default_factory=Spent)
+    callback: PhaseTime = field(default_factory=PhaseTime)
     """`on_completion`."""
     prefill_tokens: int = 0
     decode_steps: int = 0
     graph_steps: int = 0
     """Steps that were a CUDA graph's."""
-    refused_recording: str = ""
+    recording_error: str = ""
     """Why steps could not be recorded, where they were to be."""
     row_steps: int = 0
     """Rows computed, over all steps: those that had ended included."""
     generated_tokens: int = 0
     cache_bytes: int = 0
     """Keys and values, at the most."""
-    fold_kept: int = 0
+    fold_saved: int = 0
     """Weights whose bits had to be kept while the adapter was folded in."""
 
 
 class PhaseClock:
     """As a context: every moment inside goes to one phase."""
 
-    def __init__(self, first: Spent, device: torch.device) -> None:
+    def __init__(self, first: PhaseTime, device: torch.device) -> None:
         """`device`: waited for at each change of phase, so that work goes to who asked for it."""
         self._phase, self._device = first, device
 
@@ -59,14 +59,14 @@ class PhaseClock:
         self._switch(self._phase)
 
     @contextmanager
-    def during(self, phase: Spent) -> Iterator[None]:
+    def during(self, phase: PhaseTime) -> Iterator[None]:
         before = self._switch(phase)
         try:
             yield
         finally:
             self._switch(before)
 
-    def _switch(self, phase: Spent) -> Spent:
+    def _switch(self, phase: PhaseTime) -> PhaseTime:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         wall, cpu = time.perf_counter(), time.process_time()

@@ -29,7 +29,7 @@ class UnfoldError(RolloutError):
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _SavedBits:
     """Of one chunk of rows."""
 
     index: torch.Tensor
@@ -40,16 +40,16 @@ class _Kept:
 class FoldFigures:
     weights: int
     """Elements folded into."""
-    kept: int
+    saved: int
     """Of those, how many subtracting does not bring back."""
-    kept_bytes: int
+    saved_bytes: int
 
 
 @contextmanager
 def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigures]:
     """Inside, each weight [out, in] has its adapter's share in it; afterwards, also after an error,
     it has the bits it had. Raises UnfoldError where it has not."""
-    done: list[tuple[torch.Tensor, Adapter, list[_Kept], int]] = []
+    done: list[tuple[torch.Tensor, Adapter, list[_SavedBits], int]] = []
     try:
         for weight, adapter in pairs:
             check = _checksum(weight)
@@ -57,8 +57,8 @@ def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigure
         kept = [one for _, _, parts, _ in done for one in parts]
         yield FoldFigures(
             weights=sum(weight.numel() for weight, *_ in done),
-            kept=sum(len(one.index) for one in kept),
-            kept_bytes=sum(t.numel() * t.element_size() for k in kept for t in (k.index, k.bits)),
+            saved=sum(len(one.index) for one in kept),
+            saved_bytes=sum(t.numel() * t.element_size() for k in kept for t in (k.index, k.bits)),
         )
     finally:
         for weight, adapter, parts, check in reversed(done):
@@ -71,7 +71,7 @@ def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigure
 
 
 @torch.no_grad()
-def _fold(weight: torch.Tensor, adapter: Adapter) -> list[_Kept]:
+def _fold(weight: torch.Tensor, adapter: Adapter) -> list[_SavedBits]:
     kept = []
     for rows in _chunks(weight):
         part, delta = weight[rows], delta_rows(adapter, rows)
@@ -79,13 +79,13 @@ def _fold(weight: torch.Tensor, adapter: Adapter) -> list[_Kept]:
         back = (new.float() - delta).to(part.dtype)
         bits = _bits(part)
         index = (_bits(back) != bits).flatten().nonzero()[:, 0].to(torch.int32)
-        kept.append(_Kept(index, bits.flatten()[index]))
+        kept.append(_SavedBits(index, bits.flatten()[index]))
         part.copy_(new)
     return kept
 
 
 @torch.no_grad()
-def _unfold(weight: torch.Tensor, adapter: Adapter, kept: list[_Kept]) -> None:
+def _unfold(weight: torch.Tensor, adapter: Adapter, kept: list[_SavedBits]) -> None:
     for rows, one in zip(_chunks(weight), kept, strict=True):
         part, delta = weight[rows], delta_rows(adapter, rows)
         back = (part.float() - delta).to(part.dtype)

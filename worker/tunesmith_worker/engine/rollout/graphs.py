@@ -19,21 +19,21 @@ from .architecture import Architecture
 from .cache import RowCache
 from .decoder import Decoder
 from .figures import RolloutFigures
-from .positions import Positions
+from .rope_tables import RopeTables
 from .weights import DecoderWeights
 
-Run = Callable[[], torch.Tensor]
+StepFunction = Callable[[], torch.Tensor]
 """Device work alone, on tensors that stay where they are."""
 
 
 class Recorder(Protocol):
-    refused: str
+    disabled_reason: str
     """Why nothing is to be recorded any more; empty: it may be tried."""
 
-    def run(self, run: Run) -> torch.Tensor:
+    def run(self, run: StepFunction) -> torch.Tensor:
         """Its result, where a recording of it would run."""
 
-    def record(self, run: Run) -> Run:
+    def record(self, run: StepFunction) -> StepFunction:
         """What repeats `run`, whose result is always the same tensor. Raises what `run` raises,
         torch.OutOfMemoryError, and RuntimeError where `run` does what cannot be recorded."""
 
@@ -44,19 +44,19 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         # One for good: free memory and cuBLAS's workspace are kept by stream.
         self._stream = torch.cuda.Stream(device)
-        self.refused = ""
+        self.disabled_reason = ""
 
-    def run(self, run: Run) -> torch.Tensor:
-        with self._aside():
+    def run(self, run: StepFunction) -> torch.Tensor:
+        with self._on_own_stream():
             return run()
 
-    def record(self, run: Run) -> Run:
+    def record(self, run: StepFunction) -> StepFunction:
         # A graph cannot take what torch keeps for later. Nor can it have an earlier one's memory:
         # with its last graph a pool is gone for good. Both go back here.
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with self._aside():
+        with self._on_own_stream():
             # Other threads of the trainer may use the device meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -75,7 +75,7 @@ class CudaRecorder:
         return replay
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _on_own_stream(self) -> Iterator[None]:
         """On a stream of our own, as a recording must be."""
         usual = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(usual)
@@ -99,21 +99,21 @@ class RecordingDecoder(Decoder):
         self,
         model: Architecture,
         weights: DecoderWeights,
-        positions: Positions,
+        rope_tables: RopeTables,
         recorder: Recorder,
         figures: RolloutFigures,
     ) -> None:
-        super().__init__(model, weights, positions)
+        super().__init__(model, weights, rope_tables)
         self._recorder, self._figures = recorder, figures
         self._step: _Step | None = None
-        figures.refused_recording = recorder.refused
+        figures.recording_error = recorder.disabled_reason
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """The tensor that it returns may be the next step's too."""
-        if self._figures.refused_recording:
+        if self._figures.recording_error:
             return super().step(ids, cache)
         cache.make_room()
-        if self._step is None or self._step.layout != cache.layout:
+        if self._step is None or self._step.cache_version != cache.version:
             # In this order. The graph's end frees what cuBLAS keeps for its stream: the first step
             # of the next layout makes that anew, outside of a recording.
             self._step = None
@@ -123,7 +123,7 @@ class RecordingDecoder(Decoder):
             if self._step.replay is None:
                 self._step = None
                 return super().step(ids, cache)
-        return self._next(self._step, ids, cache)
+        return self._run_step(self._step, ids, cache)
 
     def release(self) -> None:
         """Its step holds the cache and refers back to it: memory that would wait for Python's
@@ -134,12 +134,12 @@ class RecordingDecoder(Decoder):
         try:
             step.replay = self._recorder.record(step.run)
         except torch.OutOfMemoryError as error:  # another call may find more
-            self._figures.refused_recording = str(error)
+            self._figures.recording_error = str(error)
         except RuntimeError as error:
             # Once for a process: torch does not recover all that a failed recording has taken.
-            self._figures.refused_recording = self._recorder.refused = str(error)
+            self._figures.recording_error = self._recorder.disabled_reason = str(error)
 
-    def _next(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
+    def _run_step(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         step.ids.copy_(ids)
         if step.replay is None:
             logits = self._recorder.run(step.run)
@@ -155,14 +155,14 @@ class _Step:
     call ends: here, in the cache or in the decoder's weights."""
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
-        self.layout = cache.layout
+        self.cache_version = cache.version
         self.ids = torch.zeros_like(cache.prompt_lengths)
-        self.replay: Run | None = None
+        self.replay: StepFunction | None = None
         self._decoder, self._cache = decoder, cache
         self._lengths = cache.lengths_tensor()
         self._tables = decoder.row_tables(cache)
 
     def run(self) -> torch.Tensor:
-        logits = self._decoder.newest(self.ids, self._cache, self._tables, self._lengths)
+        logits = self._decoder.device_step(self.ids, self._cache, self._tables, self._lengths)
         self._lengths += 1
         return logits

@@ -7,10 +7,18 @@ private one, and everything works without it.
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 from torch.nn.functional import linear
 
-from .huge_pages import use_huge_pages
+_HUGE_PAGE = 2 << 20
+"""Of a page, bytes; on machines with others the kernel takes only what suits it."""
+_MIN_BYTES = _HUGE_PAGE // 8
+"""Shorter memory is not worth a page."""
+_MADV_COLLAPSE = 25
+"""linux/mman.h: move what is there into huge pages, now."""
 
 
 class Linear:
@@ -63,7 +71,7 @@ class PackedLinear(Linear):
         return result
 
 
-def packs(dtype: torch.dtype, device: torch.device) -> bool:
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether PackedLinear works for such weights here."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -74,8 +82,19 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32
 
 
-def prepared(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Linear:
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Linear:
     """A linear layer on a copy of ours; packed where that can be."""
-    if packs(weight.dtype, weight.device):
+    if can_pack(weight.dtype, weight.device):
         return PackedLinear(weight, bias, rows)
     return Linear(weight, bias)
+
+
+def use_huge_pages(address: int, size: int) -> None:
+    """Of the pages that hold `size` bytes from `address`, whatever else is in them: its content and
+    address stay. Advice: nothing is raised or returned."""
+    if sys.platform != "linux" or size < _MIN_BYTES:
+        return
+    start = address // _HUGE_PAGE * _HUGE_PAGE
+    end = -(-(address + size) // _HUGE_PAGE) * _HUGE_PAGE
+    madvise = ctypes.CDLL(None).madvise
+    madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

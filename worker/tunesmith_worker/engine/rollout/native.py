@@ -19,10 +19,10 @@ from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
 from .graphs import RecordingDecoder, recorder_for
 from .plan import RolloutPlan
-from .positions import Positions
 from .protocol import Completion, OnCompletion, Request, UnusableRequest
+from .rope_tables import RopeTables
 from .sampling import Uniforms
-from .stopping import StopWatch
+from .stopping import StopChecker
 from .weights import decoder_weights
 
 Untyped = Any  # Any: transformers is not typed
@@ -41,7 +41,7 @@ class NativeEngine:
         """Whether to raise Interrupted in place of the next token."""
 
     @property
-    def exact(self) -> bool:
+    def batch_invariant(self) -> bool:
         """Whether rounding is so fine that a row's tokens do not depend on its batch's size."""
         return self._architecture.dtype == torch.float32
 
@@ -49,7 +49,7 @@ class NativeEngine:
     def stable_length(self) -> int | None:
         """See positions.py: completions that end beyond it were drawn from laws that a forward of
         the whole sequence does not have."""
-        return _positions(self._architecture).stable_length
+        return _rope_tables(self._architecture).stable_length
 
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
@@ -62,9 +62,9 @@ class NativeEngine:
         with PhaseClock(figures.sync, self._architecture.device) as clock:
             # The model may have changed since the last call: another adapter, head or device.
             model = self._architecture = read_architecture(self._model)
-            positions = _positions(model)
+            rope_tables = _rope_tables(model)
             rows = [
-                Row(place, one, Uniforms(one.seed), StopWatch(one, self._tokenizer))
+                Row(place, one, Uniforms(one.seed), StopChecker(one, self._tokenizer))
                 for place, one in enumerate(requests)
             ]
 
@@ -82,13 +82,21 @@ class NativeEngine:
                 clock.during(figures.decode),
             ):
                 if weights.fold is not None:
-                    figures.fold_kept = weights.fold.kept
-                decoder = Decoder(model, weights, positions)
+                    figures.fold_saved = weights.fold.saved
+                decoder = Decoder(model, weights, rope_tables)
                 recorder = recorder_for(model.device)
                 if recorder is not None:
-                    decoder = RecordingDecoder(model, weights, positions, recorder, figures)
+                    decoder = RecordingDecoder(model, weights, rope_tables, recorder, figures)
                 batch = Batch(
-                    model, decoder, rows, size, positions, figures, clock, on_end, self.interrupted
+                    model,
+                    decoder,
+                    rows,
+                    size,
+                    rope_tables,
+                    figures,
+                    clock,
+                    on_end,
+                    self.interrupted,
                 )
                 try:
                     batch.run()
@@ -107,5 +115,5 @@ class NativeEngine:
                 )
 
 
-def _positions(model: Architecture) -> Positions:
-    return Positions(model.rotary, model.dtype, model.device)
+def _rope_tables(model: Architecture) -> RopeTables:
+    return RopeTables(model.rotary, model.dtype, model.device)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from tunesmith_kernels.nf4_types import NF4Weight
-from tunesmith_worker.engine.patches.projections import read
+from tunesmith_worker.engine.patches.projections import read_projection
 
 from .architecture import Architecture, read_architecture
 from .decoder import cache_dtype
@@ -20,8 +20,8 @@ from .weights import Layout
 
 Untyped = Any  # Any: transformers is not typed
 
-MOST_ROWS = 256
-_SHARE = 0.8
+MAX_ROWS = 256
+_USABLE_SHARE = 0.8
 """Of free memory that is counted on."""
 
 
@@ -61,9 +61,9 @@ def plan_rollout(
     rows at a time cost less than slower products. Raises UnsupportedModel and RolloutDoesNotFit.
     """
     found = read_architecture(model)
-    usable = int(free * _SHARE)
+    usable = int(free * _USABLE_SHARE)
     copy, row = _copy_bytes(found), _row_bytes(found, prompt_tokens + max_tokens)
-    wanted = max(1, min(rows, MOST_ROWS))
+    wanted = max(1, min(rows, MAX_ROWS))
     needed = -(-wanted // 4) * row
     quantised = _is_quantised(found)
     if usable >= copy + needed or (quantised and usable >= copy + row):
@@ -101,7 +101,7 @@ def _copy_bytes(model: Architecture) -> int:
     modules = [one for s in model.layers for one in (*s.qkv, s.out, *s.gate_up, s.down)]
     total = model.head.weight.numel()
     for module in modules:
-        weight = read(module).weight
+        weight = read_projection(module).weight
         shape = weight.shape
         total += shape[0] * shape[1]
     return int(total) * model.dtype.itemsize
@@ -115,4 +115,4 @@ def _row_bytes(model: Architecture, tokens: int) -> int:
 
 
 def _is_quantised(model: Architecture) -> bool:
-    return isinstance(read(model.layers[0].qkv[0]).weight, NF4Weight)
+    return isinstance(read_projection(model.layers[0].qkv[0]).weight, NF4Weight)

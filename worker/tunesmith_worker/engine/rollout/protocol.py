@@ -44,12 +44,12 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """Whether tokens of the model's own law are left out."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
-    def penalises(self) -> bool:
+    def has_penalties(self) -> bool:
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -50,7 +50,7 @@ class Uniforms:
         return self._known[place]
 
 
-class Seen:
+class PenaltyState:
     """What a row's penalties are about."""
 
     def __init__(self, prompt_ids: Sequence[int], vocabulary: int, device: torch.device) -> None:
@@ -65,25 +65,28 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledTokens:
     tokens: list[int]
     sampling_logprobs: list[float]
     policy_logprobs: list[float]
 
 
-def draw(
-    logits: torch.Tensor, params: SamplingParams, uniforms: Sequence[float], seen: Sequence[Seen]
-) -> Drawn:
+def sample(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    uniforms: Sequence[float],
+    penalty_states: Sequence[PenaltyState],
+) -> SampledTokens:
     """logits [B, V] fp32, which may be overwritten; one number and (where `params` penalises) one
-    `Seen` a row."""
-    scores = logits if not params.penalises else penalised(logits, params, seen)
+    `PenaltyState` a row."""
+    scores = logits if not params.has_penalties else apply_penalties(logits, params, penalty_states)
     if params.temperature == 0.0:
         tokens = scores.argmax(-1)
         own = _log_probs(logits, tokens)
         _check(own)
-        return Drawn(tokens.tolist(), [0.0] * len(tokens), own.tolist())
-    if params.filters:
-        scores = filtered(scores, params)
+        return SampledTokens(tokens.tolist(), [0.0] * len(tokens), own.tolist())
+    if params.has_filters:
+        scores = apply_filters(scores, params)
     elif params.temperature != 1.0:
         scores = scores / params.temperature
     probabilities = torch.softmax(scores, -1)
@@ -91,12 +94,12 @@ def draw(
     tokens = _inverted(probabilities, u)
     sampling = probabilities.gather(1, tokens).log()[:, 0]
     tokens = tokens[:, 0]
-    if params.filters or params.penalises:
+    if params.has_filters or params.has_penalties:
         policy = _log_probs(logits / params.temperature, tokens)
     else:
         policy = sampling
     packed = torch.stack([tokens.double(), sampling.double(), policy.double()]).tolist()
-    return Drawn([int(one) for one in packed[0]], packed[1], packed[2])
+    return SampledTokens([int(one) for one in packed[0]], packed[1], packed[2])
 
 
 def _inverted(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -123,17 +126,21 @@ def _below(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     return torch.minimum(x, limit.nextafter(torch.zeros_like(limit)))
 
 
-def law(logits: torch.Tensor, params: SamplingParams, seen: Sequence[Seen] = ()) -> torch.Tensor:
+def sampling_distribution(
+    logits: torch.Tensor, params: SamplingParams, penalty_states: Sequence[PenaltyState] = ()
+) -> torch.Tensor:
     """log p of every token, [B, V]; -inf for those left out. Temperature above 0."""
-    scores = logits if not params.penalises else penalised(logits, params, seen)
-    return torch.log_softmax(filtered(scores, params), -1)
+    scores = logits if not params.has_penalties else apply_penalties(logits, params, penalty_states)
+    return torch.log_softmax(apply_filters(scores, params), -1)
 
 
-def penalised(logits: torch.Tensor, params: SamplingParams, seen: Sequence[Seen]) -> torch.Tensor:
-    counts = torch.stack([one.counts for one in seen])
+def apply_penalties(
+    logits: torch.Tensor, params: SamplingParams, penalty_states: Sequence[PenaltyState]
+) -> torch.Tensor:
+    counts = torch.stack([one.counts for one in penalty_states])
     drawn = counts > 0
     if params.repetition_penalty != 1.0:
-        known = drawn | torch.stack([one.prompt for one in seen])
+        known = drawn | torch.stack([one.prompt for one in penalty_states])
         penalty = params.repetition_penalty
         changed = torch.where(logits < 0, logits * penalty, logits / penalty)
         logits = torch.where(known, changed, logits)
@@ -141,7 +148,7 @@ def penalised(logits: torch.Tensor, params: SamplingParams, seen: Sequence[Seen]
     return logits - params.presence_penalty * drawn
 
 
-def filtered(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def apply_filters(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Temperature and filters: [B, V], -inf for what is left out."""
     ids: Untyped = None  # these processors do not look at the tokens so far
     for processor in _processors(params):

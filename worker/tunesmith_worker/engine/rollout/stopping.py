@@ -21,7 +21,7 @@ def eos_token_ids(model: Untyped, tokenizer: Untyped) -> frozenset[int]:
     return frozenset(one for one in (*listed, tokenizer.eos_token_id) if one is not None)
 
 
-class StopWatch:
+class StopChecker:
     """Of one completion."""
 
     def __init__(self, request: Request, tokenizer: Untyped) -> None:
@@ -29,7 +29,7 @@ class StopWatch:
         texts. Raises UnusableRequest without one."""
         self._request = request
         self._count = 0
-        self._text: _TextWatch | None = None
+        self._text: _StopTextMatcher | None = None
         if request.stop:
             backend = getattr(tokenizer, "backend_tokenizer", None)
             if backend is None:
@@ -37,14 +37,14 @@ class StopWatch:
                     "stop texts need a tokenizer of the tokenizers library, to read text token by "
                     "token; use stop_token_ids"
                 )
-            self._text = _TextWatch(request.stop, backend)
+            self._text = _StopTextMatcher(request.stop, backend)
 
-    def after(self, token: int) -> tuple[FinishReason, int | str | None] | None:
+    def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
         """Whether the completion ends with `token`, the next of its tokens, and by what."""
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token
-        text = self._text.after(token) if self._text is not None else None
+        text = self._text.match(token) if self._text is not None else None
         if text is not None:
             return FinishReason.STOP, text
         if self._count >= self._request.max_tokens:
@@ -52,14 +52,14 @@ class StopWatch:
         return None
 
 
-class _TextWatch:
+class _StopTextMatcher:
     def __init__(self, stops: tuple[str, ...], backend: Untyped) -> None:
         self._stops, self._backend = stops, backend
         self._stream = DecodeStream(skip_special_tokens=False)
         self._keep = max(map(len, stops)) - 1
         self._tail = ""
 
-    def after(self, token: int) -> str | None:
+    def match(self, token: int) -> str | None:
         """The stop text that is complete now; of several the one that begins first. A character of
         several tokens is read when its last one has come."""
         piece = self._stream.step(self._backend, token)

@@ -18,43 +18,43 @@ from tunesmith_kernels.lora import Adapter, Projection
 from tunesmith_kernels.nf4 import nf4_dequantize
 from tunesmith_kernels.nf4_types import NF4Weight
 from tunesmith_kernels.rms_norm import NormKind, rms_norm_forward
-from tunesmith_worker.engine.patches.projections import Unsupported, check, read
+from tunesmith_worker.engine.patches.projections import Unsupported, check_linear, read_projection
 from tunesmith_worker.engine.patches.token_rows import has_token_rows, look_up, trained_rows
 
 from .architecture import Architecture, LayerSpec, NormSpec
 from .fold import FoldFigures, delta_rows, folded
-from .linear import Linear, SplitLinear, prepared
+from .linear import Linear, SplitLinear, make_linear
 from .protocol import UnsupportedModel
 
 Untyped = Any  # Any: transformers and peft are not typed
 Layout = Literal["merged", "in_place"]
 """merged: a copy of every weight that decoding multiplies by, with the adapter in it. in_place: the
 training weights themselves, the adapter folded in and out again."""
-Map = Callable[[torch.Tensor], torch.Tensor]
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
     spec: LayerSpec
-    before_attention: Map | None
+    before_attention: TensorFunction | None
     qkv: Linear
-    q_norm: Map | None
-    k_norm: Map | None
+    q_norm: TensorFunction | None
+    k_norm: TensorFunction | None
     out: Linear
-    after_attention: Map | None
-    before_mlp: Map | None
+    after_attention: TensorFunction | None
+    before_mlp: TensorFunction | None
     gate_up: Linear
     down: Linear
-    after_mlp: Map | None
+    after_mlp: TensorFunction | None
 
 
 @dataclass(kw_only=True)
 class DecoderWeights:
-    embed: Map
+    embed: TensorFunction
     """ids [N] -> [N, hidden]"""
     layers: list[LayerWeights]
-    norm: Map
-    head: Map
+    norm: TensorFunction
+    head: TensorFunction
     """[N, hidden] -> logits [N, V], before scale and soft cap"""
     fold: FoldFigures | None
 
@@ -66,13 +66,13 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
     with ExitStack() as stack, torch.no_grad():
         fold = None
         if layout == "in_place":
-            fold = stack.enter_context(folded(_to_fold(model)))
-        take = _merged_layer(model.dtype, rows) if layout == "merged" else _as_they_are
+            fold = stack.enter_context(folded(_weights_to_fold(model)))
+        make = _merged_linear(model.dtype, rows) if layout == "merged" else _training_linear
         weights = DecoderWeights(
             embed=_embedding(model),
-            layers=[_layer(spec, take) for spec in model.layers],
-            norm=norm_map(model.norm),
-            head=_head(model.head, take),
+            layers=[_layer(spec, make) for spec in model.layers],
+            norm=norm_function(model.norm),
+            head=_head(model.head, make),
             fold=fold,
         )
         # An error's traceback would hold the copies for as long as somebody holds the error.
@@ -80,33 +80,33 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
         yield weights
 
 
-Take = Callable[[Sequence[Projection]], Linear]
+LinearFactory = Callable[[Sequence[Projection]], Linear]
 
 
-def _layer(spec: LayerSpec, take: Take) -> LayerWeights:
+def _layer(spec: LayerSpec, make: LinearFactory) -> LayerWeights:
     return LayerWeights(
         spec=spec,
-        before_attention=_optional(spec.before_attention),
-        qkv=take([read(one) for one in spec.qkv]),
-        q_norm=_optional(spec.q_norm),
-        k_norm=_optional(spec.k_norm),
-        out=take([read(spec.out)]),
-        after_attention=_optional(spec.after_attention),
-        before_mlp=_optional(spec.before_mlp),
-        gate_up=take([read(one) for one in spec.gate_up]),
-        down=take([read(spec.down)]),
-        after_mlp=_optional(spec.after_mlp),
+        before_attention=_norm_or_none(spec.before_attention),
+        qkv=make([read_projection(one) for one in spec.qkv]),
+        q_norm=_norm_or_none(spec.q_norm),
+        k_norm=_norm_or_none(spec.k_norm),
+        out=make([read_projection(spec.out)]),
+        after_attention=_norm_or_none(spec.after_attention),
+        before_mlp=_norm_or_none(spec.before_mlp),
+        gate_up=make([read_projection(one) for one in spec.gate_up]),
+        down=make([read_projection(spec.down)]),
+        after_mlp=_norm_or_none(spec.after_mlp),
     )
 
 
-def _merged_layer(dtype: torch.dtype, rows: int) -> Take:
-    def take(parts: Sequence[Projection]) -> Linear:
-        return prepared(_merged(parts, dtype), _joined_bias(parts, dtype), rows)
+def _merged_linear(dtype: torch.dtype, rows: int) -> LinearFactory:
+    def make(parts: Sequence[Projection]) -> Linear:
+        return make_linear(_merged(parts, dtype), _joined_bias(parts, dtype), rows)
 
-    return take
+    return make
 
 
-def _as_they_are(parts: Sequence[Projection]) -> Linear:
+def _training_linear(parts: Sequence[Projection]) -> Linear:
     linears = []
     for one in parts:
         assert isinstance(one.weight, torch.Tensor), "refused before it was folded"
@@ -150,13 +150,13 @@ def _joined_bias(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tenso
     return torch.cat(biases).to(dtype)
 
 
-def _to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
+def _weights_to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
     modules = [one for s in model.layers for one in (*s.qkv, s.out, *s.gate_up, s.down)]
-    head = _own_head(model.head)
+    head = _linear_head(model.head)
     if head is not None:
         modules.append(head)
     pairs = []
-    for part in map(read, modules):
+    for part in map(read_projection, modules):
         if isinstance(part.weight, NF4Weight):
             raise UnsupportedModel("weights in 4 bits cannot have an adapter folded in")
         if part.adapter is not None:
@@ -167,7 +167,7 @@ def _to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
     return pairs
 
 
-def _embedding(model: Architecture) -> Map:
+def _embedding(model: Architecture) -> TensorFunction:
     module, multiplier = model.embedding, model.embedding_multiplier
     layer = module.token_adapter if has_token_rows(module) else None
     rows = None if layer is None else trained_rows(layer)
@@ -182,30 +182,30 @@ def _embedding(model: Architecture) -> Map:
     return embed
 
 
-def _own_head(head: Untyped) -> Untyped | None:
+def _linear_head(head: Untyped) -> Untyped | None:
     """The head as a linear module; None where single rows of it train."""
     if has_token_rows(head):
         return None
     if hasattr(head, "modules_to_save"):
         head = head.modules_to_save[head.active_adapters[0]] if head.active_adapters else head
     try:
-        check(head)
+        check_linear(head)
     except Unsupported as reason:
         raise UnsupportedModel(f"the head: {reason}") from None
     return head
 
 
-def _head(head: Untyped, take: Take) -> Map:
-    own = _own_head(head)
+def _head(head: Untyped, make: LinearFactory) -> TensorFunction:
+    own = _linear_head(head)
     if own is not None:
-        return take([read(own)])
+        return make([read_projection(own)])
     base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
     if rows is None:
-        return take([Projection(base.weight, getattr(base, "bias", None))])
-    return _with_rows(take([Projection(base.weight)]), rows)
+        return make([Projection(base.weight, getattr(base, "bias", None))])
+    return _with_trained_rows(make([Projection(base.weight)]), rows)
 
 
-def _with_rows(linear: Linear, rows: TrainedRows) -> Map:
+def _with_trained_rows(linear: Linear, rows: TrainedRows) -> TensorFunction:
     def head(x: torch.Tensor) -> torch.Tensor:
         logits = linear(x)
         return logits.index_copy_(1, rows.ids, x @ rows.values.to(x.dtype).t())
@@ -213,11 +213,11 @@ def _with_rows(linear: Linear, rows: TrainedRows) -> Map:
     return head
 
 
-def _optional(spec: NormSpec | None) -> Map | None:
-    return None if spec is None else norm_map(spec)
+def _norm_or_none(spec: NormSpec | None) -> TensorFunction | None:
+    return None if spec is None else norm_function(spec)
 
 
-def norm_map(spec: NormSpec) -> Map:
+def norm_function(spec: NormSpec) -> TensorFunction:
     weight: torch.Tensor = spec.module.weight.detach()
     eps, kind = spec.eps, spec.kind
     # On a CPU in few operations: the kernel's tiles, for a few rows, take nearly twice as long.

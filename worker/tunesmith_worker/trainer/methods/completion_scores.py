@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tunesmith_kernels.segments import Prefixes
 from tunesmith_worker.engine.patches.attention_interface import reads_segments
-from tunesmith_worker.engine.patches.batch_layout import BatchLayout, Scored, batch_layout
+from tunesmith_worker.engine.patches.batch_layout import BatchLayout, ScoredTokens, batch_layout
 from tunesmith_worker.engine.patches.head import is_head_patched
 
 from .batches import sent
@@ -102,7 +102,7 @@ def _forward(
     layout = BatchLayout(
         bounds=batch.bounds,
         prefixes=_prefixes_on(batch.prefixes, device),
-        scored=Scored(
+        scored=ScoredTokens(
             sources=sent(batch.sources, device),
             targets=sent(batch.targets, device),
             temperature=temperature,

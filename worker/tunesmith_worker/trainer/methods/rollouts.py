@@ -131,7 +131,10 @@ class Rollouts:
             done = {}
             if training:
                 done = self._kept.begin(
-                    drawn.step, resumed=resumed, count=len(requests), partly=self.engine.exact
+                    drawn.step,
+                    resumed=resumed,
+                    count=len(requests),
+                    partly=self.engine.batch_invariant,
                 )
             if done:
                 self._say(
@@ -152,7 +155,7 @@ class Rollouts:
             self.engine.interrupted = self._stop_requested if training else lambda: False
             with rollout_failures():
                 found = self.engine.generate([requests[place] for place in missing], finished)
-            self._warn_of_slow_steps(self.engine.figures.refused_recording)
+            self._warn_of_slow_steps(self.engine.figures.recording_error)
             done |= dict(zip(missing, found, strict=True))
             drawn.completions = [done[place] for place in range(len(requests))]
         if missing and training:

@@ -174,7 +174,7 @@ class ReinforcementSubject:
     def picked(self, room: int) -> list[TokenIds]:
         """Distinct prompts, evenly spaced by length from the shortest to the longest, to which
         `room` tokens can be added without a change of the model's law
-        (engine/rollout/positions.py)."""
+        (engine/rollout/rope_tables.py)."""
         stable = getattr(self.engine, "stable_length", None)
         ids = {one.prompt_ids for one in self.prompts}
         fitting = [one for one in ids if stable is None or len(one) + room <= stable]

@@ -20,7 +20,7 @@ from tunesmith_worker.engine.rollout import (
     RolloutEngine,
     SamplingParams,
 )
-from tunesmith_worker.engine.rollout.positions import Positions
+from tunesmith_worker.engine.rollout.rope_tables import RopeTables
 
 from .check_context import ReinforcementSubject, TokenIds, Untyped
 from .findings import Finding, Outcome, judged, not_applicable
@@ -198,14 +198,14 @@ def _changes(rotary: Untyped) -> bool:
 
 def _tables(rotary: Untyped, expected: Untyped, dtype: torch.dtype, device: torch.device) -> float:
     """How far the engine's tables are from a fresh module's."""
-    positions = Positions(rotary, dtype, device)
+    positions = RopeTables(rotary, dtype, device)
     kinds = rotary.rope_type
     worst = 0.0
     length = min(_TOKENS, positions.stable_length or _TOKENS)
     places = torch.arange(length, device=device)[None]
     x = torch.empty(1, 0, dtype=torch.float32, device=device)
     for name in kinds if isinstance(kinds, dict) else [None]:
-        table = positions.table(name, positions.era(length), length)
+        table = positions.table(name, positions.rope_key(length), length)
         right = expected(x, places) if name is None else expected(x, places, name)
         half = right[0].shape[-1] // 2
         # Prompts are rotated by the first two, single tokens by their doubles.

@@ -98,7 +98,7 @@ def _judged(
         off=int((far | (told > limits.log_prob)).sum()),
         drawn=float(drawn.max()),
         told=float(told.max()),
-        allowed=BORDER * len(drawn) if law.filters else 0.0,
+        allowed=BORDER * len(drawn) if law.has_filters else 0.0,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from tunesmith_worker.engine.patches import projections
 from tunesmith_worker.engine.rollout import Request, fold
 from tunesmith_worker.engine.rollout.attention import StepAttention
-from tunesmith_worker.engine.rollout.positions import Positions, Table
+from tunesmith_worker.engine.rollout.rope_tables import RopeTable, RopeTables
 from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
 from tunesmith_worker.trainer.selfcheck.model_runs import adapter_off
 from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
@@ -87,13 +87,13 @@ def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
 
 def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """B5 (ii): RoPE scaled by two, as where a scaling is forgotten."""
-    right = Positions.table
+    right = RopeTables.table
 
-    def stretched(self: Untyped, name: Untyped, era: int, length: int) -> Untyped:
-        found = right(self, name, era, 2 * length)
-        return Table(found.cos[::2], found.sin[::2], found.doubled[::2])
+    def stretched(self: Untyped, name: Untyped, rope_key: int, length: int) -> Untyped:
+        found = right(self, name, rope_key, 2 * length)
+        return RopeTable(found.cos[::2], found.sin[::2], found.doubled[::2])
 
-    monkeypatch.setattr(Positions, "table", stretched)
+    monkeypatch.setattr(RopeTables, "table", stretched)
     subject = make_subject()
     (finding,) = check_positions(subject).findings
     assert finding.message.startswith("wrong inv_freq: the cosines and sines of the rollout engine")
@@ -124,9 +124,11 @@ def test_an_adapter_that_is_detached_in_the_trainer_is_named(
 
         subject = replace(subject, score=wrong)
     else:
-        read = projections.read
+        read = projections.read_projection
         # Kernels alone: the engine has its own name for it.
-        monkeypatch.setattr(projections, "read", lambda one: replace(read(one), adapter=None))
+        monkeypatch.setattr(
+            projections, "read_projection", lambda one: replace(read(one), adapter=None)
+        )
     found = faults(subject)
     assert list(found) == ["rollout_equals_training"], found
     assert "adapter detached" in found["rollout_equals_training"]
