@@ -77,7 +77,7 @@ def job(folder: Path, seed: int, steps: int) -> Run:
     used = child_seconds()
     models = str(MODEL.parent)
     with (
-        installation(folder, workers=True, MODEL_DIRS=models, SPARE_TRAINER="false") as service,
+        installation(folder, workers=True, MODEL_DIRS=models, WARM_TRAINER="false") as service,
         tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
     ):
         file = client.files.create(file=TRAIN)

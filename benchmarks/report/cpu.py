@@ -11,10 +11,10 @@ AGAINST = {
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 FIRST_STEPS = {
-    "warm": "the worker's spare trainer is ready",
+    "warm": "the worker's warm trainer is ready",
     "at_once": "the job before has only just ended",
     "cold": "the first job after the workers' start",
-    "without": "a worker that keeps no spare trainer",
+    "without": "a worker that keeps no warm trainer",
 }
 SERVED = ("create", "upload", "sse", "lists")
 TUNINGS = {"lora": "LoRA", "full": "all weights"}
@@ -124,7 +124,7 @@ def service(results: list[Result]) -> str:
 
 
 def _first_step(one: Result) -> str:
-    """By kind; a run from before there were kinds is one of a worker that keeps no spare."""
+    """By kind; a run from before there were kinds is one of a worker that keeps no warm trainer."""
     found = one["first_step"]
     kinds = {"without": found} if "first_step_seconds" in found else found
     rows = (

@@ -1,8 +1,8 @@
 """Time to first step: from the POST to the first step's event, tiny model, as our watcher has it.
 
-`cold`: the first job after the workers' start. `warm`: the worker's spare trainer is ready.
-`at_once`: the job before has only just ended, and the spare has only just started. `without`: a
-worker that keeps no spare; warm jobs and these in turn.
+`cold`: the first job after the workers' start. `warm`: the worker's warm trainer is ready.
+`at_once`: the job before has just ended, and the warm trainer has just started. `without`: a
+worker that keeps no warm trainer; warm jobs and these in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import tunesmith
 from tunesmith_worker.demo.architecture import write_architecture
-from tunesmith_worker.rundir.hand_over import SPARE
+from tunesmith_worker.rundir.hand_over import WARM
 
 from .installation import BASE_MODEL, ROWS, Installation, installation
 from .process_use import cpu_seconds
@@ -25,7 +25,7 @@ from .process_use import cpu_seconds
 STARTS = 3
 JOBS = 5
 QUIET_SECONDS = 2.0
-"""A spare trainer that has used no CPU for so long has imported everything and waits."""
+"""A warm trainer that has used no CPU for so long has imported everything and waits."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
 """Phases before the first step, as the job's own events name them."""
@@ -38,29 +38,29 @@ def measure(folder: Path) -> dict[str, Any]:
     """Medians and every single job, by kind. Any: JSON."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
-        with _service(folder / str(number), spare=True) as (service, one):
+        with _service(folder / str(number), warm=True) as (service, one):
             runs["cold"].append(one())
             if number < STARTS - 1:  # only a start of its own makes a job a cold one
                 continue
-            with _service(folder / "without", spare=False) as (_, one_without):
+            with _service(folder / "without", warm=False) as (_, one_without):
                 one_without()  # the first is cold
                 for _ in range(JOBS):
-                    _wait_for_spare(service.data_dir)
+                    _wait_for_warm_trainer(service.data_dir)
                     runs["warm"].append(one())
                     runs["at_once"].append(one())
-                    _wait_for_spare(service.data_dir)
+                    _wait_for_warm_trainer(service.data_dir)
                     runs["without"].append(one_without())
     return {kind: _summary(found) for kind, found in runs.items()}
 
 
 @contextmanager
-def _service(folder: Path, *, spare: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
+def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
     """One below `folder`, and what trains one small job on it."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)
     with (
-        installation(folder, workers=True, SPARE_TRAINER=str(spare)) as service,
+        installation(folder, workers=True, WARM_TRAINER=str(warm)) as service,
         tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
     ):
         file = client.files.create(file=("rows.jsonl", ROWS))
@@ -68,26 +68,26 @@ def _service(folder: Path, *, spare: bool) -> Iterator[tuple[Installation, Calla
         yield service, lambda: _one(client, file.id)
 
 
-def _wait_for_spare(data_dir: Path) -> None:
+def _wait_for_warm_trainer(data_dir: Path) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     used, since = -1.0, time.monotonic()
     while used < 0 or time.monotonic() < since + QUIET_SECONDS:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"no spare trainer is ready after {WAIT_SECONDS:g} s")
+            raise RuntimeError(f"no warm trainer is ready after {WAIT_SECONDS:g} s")
         time.sleep(0.1)
-        now = sum(cpu_seconds(pid) for pid in spare_trainers(data_dir)) or -1.0
+        now = sum(cpu_seconds(pid) for pid in warm_trainers(data_dir)) or -1.0
         if now != used:
             used, since = now, time.monotonic()
 
 
-def spare_trainers(data_dir: Path) -> list[int]:
+def warm_trainers(data_dir: Path) -> list[int]:
     """Pids of those that wait for a run: one that has taken a run works in its directory."""
     found = []
     for process in Path("/proc").iterdir():
         try:
             if (process / "cwd").readlink() != data_dir:
                 continue
-            if SPARE in (process / "cmdline").read_text().split("\0"):
+            if WARM in (process / "cmdline").read_text().split("\0"):
                 found.append(int(process.name))
         except OSError:  # no process, or not any more
             continue

@@ -34,7 +34,6 @@ _NAMES = (
     "RELEASE_SECONDS",
     "RETRY_SECONDS",
     "SERVER_URL",
-    "SPARE_TRAINER",
     "SPAWNED_AT",
     "STORAGE_URL",
     "SUPERVISOR_PID",
@@ -43,6 +42,7 @@ _NAMES = (
     "TOKEN_CACHE",
     "TRAINER_PYTHON",
     "TRUSTED_PROXIES",
+    "WARM_TRAINER",
     "WORKER_TOKEN",
 )
 VARIABLES = frozenset(PREFIX + name for name in _NAMES)

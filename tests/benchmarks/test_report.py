@@ -115,16 +115,16 @@ def test_the_first_step_is_the_newest_runs_by_kind(tmp_path: Path, newest: str) 
     (tmp_path / "service.json").write_text(json.dumps(entries))
     text = page(tmp_path)
     assert "(2027-01-01, commit abc, 50% of the cores idle meanwhile)" in text
-    assert "| the worker's spare trainer is ready | 0.7 s | 0.6 s |" in text
-    assert "| a worker that keeps no spare trainer | 7.3 s | 0.6 s |" in text
+    assert "| the worker's warm trainer is ready | 0.7 s | 0.6 s |" in text
+    assert "| a worker that keeps no warm trainer | 7.3 s | 0.6 s |" in text
     assert "| create a job, 100 a second: p50 / p99 | 6.35 / 14.22 ms |" in text
 
 
-def test_a_first_step_from_before_there_were_kinds_had_no_spare(tmp_path: Path) -> None:
+def test_a_first_step_from_before_there_were_kinds_had_no_warm_trainer(tmp_path: Path) -> None:
     copied(tmp_path)
     entries = json.loads((RESULTS / "service.json").read_text())
     (tmp_path / "service.json").write_text(json.dumps(entries[:1]))
-    assert "| a worker that keeps no spare trainer | 4.8 s | 4.3 s |" in page(tmp_path)
+    assert "| a worker that keeps no warm trainer | 4.8 s | 4.3 s |" in page(tmp_path)
 
 
 def test_rows_measured_before_a_mend_say_so(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(clone: Path) -> Iterator[Service]:
     models = clone / "demo-output" / "models"
-    env = QUICK | {"TUNESMITH_LEASE_SECONDS": "60", "TUNESMITH_SPARE_TRAINER": "false"}
+    env = QUICK | {"TUNESMITH_LEASE_SECONDS": "60", "TUNESMITH_WARM_TRAINER": "false"}
     running = Service(clone / ".tunesmith", models, **env)
     running.start()
     yield running

@@ -121,10 +121,10 @@ class Service:
         return self.processes("worker --queue train")[1]
 
     def trainers(self) -> list[int]:
-        """Those that have a run: a spare one waits elsewhere."""
+        """Those that have a run: a warm one waits elsewhere."""
         return [pid for pid in self.processes("tunesmith_worker.trainer ") if has_run(pid)]
 
-    def spares(self) -> list[int]:
+    def warm_trainers(self) -> list[int]:
         return [pid for pid in self.processes("tunesmith_worker.trainer ") if not has_run(pid)]
 
     def logs(self) -> str:

@@ -32,7 +32,7 @@ def test_pause_and_cancel_are_obeyed_in_five_seconds_and_leave_nothing_behind(
     service: Service, client: tunesmith.Client, rows: Path
 ) -> None:
     temporary = Path(service.worker_env()["TMPDIR"])
-    until(service.spares)
+    until(service.warm_trainers)
     before = traces.shared_memory(), set(temporary.iterdir())
     job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=ENDLESS)
 
@@ -42,7 +42,7 @@ def test_pause_and_cancel_are_obeyed_in_five_seconds_and_leave_nothing_behind(
         run = service.data_dir / "runs" / job.id / f"attempt-{attempt}"
         assert set(service.trainers()) <= traces.processes(run), "or nothing would be found below"
         assert obeyed(service, job, verb, state) < LIMIT_SECONDS
-        until(service.spares, 30)  # it has let go of the last trainer's log and socket
+        until(service.warm_trainers, 30)  # it has let go of the last trainer's log and socket
         assert service.trainers() == []
         assert traces.processes(run) == set()
         assert traces.locks(run, temporary) == set()

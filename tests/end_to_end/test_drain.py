@@ -78,7 +78,7 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
     )  # fmt: skip
     assert "drained: holds no job, and may be stopped" in drained.stdout
     assert not alive(trainer)
-    assert service.processes("tunesmith_worker.trainer ") == [], "nor a spare one"
+    assert service.processes("tunesmith_worker.trainer ") == [], "nor a warm one"
     assert job.refresh().status == "queued"
     step = job.step
     assert alive(service.worker_main()), "whoever restarts what has ended finds nothing to do"

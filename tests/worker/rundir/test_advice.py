@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Choice, PhaseName, Saturation
-from tunesmith_worker.rundir.advice.rules import RULES, advice_of
+from tunesmith_worker.rundir.advice.rules import RULES, choose_advice
 
 from .reports import GPU, planned, report, rollouts
 
@@ -88,7 +88,7 @@ def test_every_rule_has_its_fault() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rule_finds_its_fault_and_predicts_the_gain(name: str) -> None:
     changes, words, gain = PLANTED[name]
-    advice = advice_of(report(**changes))
+    advice = choose_advice(report(**changes))
     assert advice.rule == name
     assert words in advice.text
     assert advice.gain_share == pytest.approx(gain, abs=1e-3)
@@ -96,7 +96,7 @@ def test_a_rule_finds_its_fault_and_predicts_the_gain(name: str) -> None:
 
 
 def test_a_run_that_spends_its_time_well_is_told_so() -> None:
-    advice = advice_of(report())
+    advice = choose_advice(report())
     assert (advice.rule, advice.gain_share) == ("none", None)
     assert advice.text.startswith("nothing to gain")
 
@@ -130,38 +130,38 @@ def test_a_run_that_spends_its_time_well_is_told_so() -> None:
 def test_below_its_threshold_or_where_nothing_can_be_changed_a_rule_is_silent(
     changes: dict[str, Any],
 ) -> None:
-    assert advice_of(report(**changes)).rule == "none"
+    assert choose_advice(report(**changes)).rule == "none"
 
 
 def test_answers_that_were_cut_are_not_blamed_on_their_prompts() -> None:
     cut = {"phases": {"generate": 50.0}, "rollouts": rollouts(truncated_share=1, zero_std_share=1)}
-    assert advice_of(report(**cut)).rule == "truncated"
+    assert choose_advice(report(**cut)).rule == "truncated"
 
 
 def test_of_several_the_one_that_saves_most_wins() -> None:
     faults = {"phases": {"evaluation": 98.0}, "saturation": UNSATURATED}
-    assert advice_of(report(**faults)).rule == "evaluation"
+    assert choose_advice(report(**faults)).rule == "evaluation"
 
 
 def test_eval_steps_grow_as_far_as_a_twentieth_of_the_time() -> None:
-    advice = advice_of(report(phases={"evaluation": 32.0}))
+    advice = choose_advice(report(phases={"evaluation": 32.0}))
     assert "recipe.eval_steps=70" in advice.text  # 32 / 7 of 102.6 s are 4.5 %
     assert advice.gain_share == pytest.approx(32 * 6 / 7 / 130, abs=1e-3)
 
 
 def test_one_evaluation_that_takes_long_wants_fewer_rows() -> None:
     late = {"phases": {"evaluation": 98.0}, "settings": {"eval_steps": 100}}
-    assert "a tenth of the rows" in advice_of(report(**late)).text
+    assert "a tenth of the rows" in choose_advice(report(**late)).text
 
 
 def test_a_short_run_is_told_that_its_start_weighs_much() -> None:
-    advice = advice_of(report(phases={"import": 500.0}))
+    advice = choose_advice(report(phases={"import": 500.0}))
     assert advice.rule == "none"
     assert "500.0 of 594.0 s are the start" in advice.text
 
 
 def test_before_the_first_step_there_is_nothing_to_say() -> None:
-    assert "no step" in advice_of(report(steps=0)).text
+    assert "no step" in choose_advice(report(steps=0)).text
 
 
 def test_the_page_names_every_rule_with_its_threshold_and_every_phase() -> None:

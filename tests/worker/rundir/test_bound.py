@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import BoundBy
-from tunesmith_worker.rundir.advice.bound import PARTS, bound_of
+from tunesmith_worker.rundir.advice.bound import PARTS, find_bound
 from tunesmith_worker.trainer.report.batches import Fit, saturation_of
 
 from .reports import GPU, planned, report, rollouts
@@ -30,32 +30,32 @@ PLANTED: dict[BoundBy, dict[str, Any]] = {
 
 @pytest.mark.parametrize("by", BoundBy)
 def test_what_bounds_a_run_is_told_from_its_figures(by: BoundBy) -> None:
-    assert bound_of(report(**PLANTED[by])).by is by
+    assert find_bound(report(**PLANTED[by])).by is by
 
 
 def test_a_run_that_generates_most_of_the_time_is_told_how_fast() -> None:
-    found = bound_of(report(phases={"generate": 150.0}, rollouts=rollouts()))
+    found = find_bound(report(phases={"generate": 150.0}, rollouts=rollouts()))
     assert found.by is BoundBy.GENERATION
     assert "generating completions: 150.0 of 248.0 s" in found.text
     assert "12,800 completions, 50 tokens each at 6,400 tokens/s" in found.text
 
 
 def test_passes_of_the_reference_model_are_the_device_s() -> None:
-    assert bound_of(report(phases={"log_probs": 200.0})).by is BoundBy.DEVICE_COMPUTE
+    assert find_bound(report(phases={"log_probs": 200.0})).by is BoundBy.DEVICE_COMPUTE
 
 
 def test_the_trainer_s_own_loop_is_the_host_s() -> None:
-    assert bound_of(report(phases={"train": 200.0})).by is BoundBy.HOST
+    assert find_bound(report(phases={"train": 200.0})).by is BoundBy.HOST
 
 
 def test_a_full_gpu_whose_plan_keeps_all_computes() -> None:
     """Much of what is reserved may be free: what was planned counts."""
     full = report(peak_memory=FULL, choices=planned(fits=True))
-    assert bound_of(full).by is BoundBy.DEVICE_COMPUTE
+    assert find_bound(full).by is BoundBy.DEVICE_COMPUTE
 
 
 def test_the_words_carry_the_figures() -> None:
-    assert "204.0 of 298.0 s" in bound_of(report(phases={"load": 200.0})).text
+    assert "204.0 of 298.0 s" in find_bound(report(phases={"load": 200.0})).text
 
 
 def test_no_phase_speaks_for_two_bounds() -> None:

@@ -16,9 +16,9 @@ from tests.worker.supervisor.test_supervise import TRAINER, FakeApi
 from tunesmith_schema import EventKind, RunEvent, StoredFile
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
-from tunesmith_worker.rundir.samples import forget_samples, write_samples
+from tunesmith_worker.rundir.samples import remove_samples, write_samples
 from tunesmith_worker.supervisor import job_session
-from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.event_reader import EventReader
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import ServerFault, ServerRefused
 from tunesmith_worker.supervisor.supervise import supervise
@@ -65,7 +65,7 @@ class Supervised:
     def __init__(self, root: Path) -> None:
         self.run = RunDirectory(root)
         self.log = EventLog(self.run.events)
-        self.feed, self.storage = EventFeed(self.run.events), Storage()
+        self.feed, self.storage = EventReader(self.run.events), Storage()
         self.uploads = SampleUploads(self.run, self.feed, self.storage.store)
 
     def until(self, done: Callable[[], bool]) -> list[RunEvent]:
@@ -126,7 +126,7 @@ def test_steps_that_are_done_again_leave_no_samples_behind(tmp_path: Path) -> No
     log = EventLog(run.events)
     for step in (1, 2, 1_000_000):
         write_samples(run, log, step, [sample()])
-    forget_samples(run, after=1)
+    remove_samples(run, after=1)
     assert [path.name for path in run.samples.iterdir()] == ["step-000001.jsonl"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.rundir.reports import report
 from tunesmith_schema import Claim, ClaimedFile, Hyperparameters, Outcome, Recipe, RunReport
-from tunesmith_worker.supervisor.attempt_report import AttemptAccount
+from tunesmith_worker.supervisor.attempt_report import AttemptReport
 
 CLAIM = Claim(
     job_id="ftjob-1",
@@ -33,7 +33,7 @@ class Story:
         self.now = 1000.0
         self.told: dict[str, float] = {}
         self.path = folder / "report.json"
-        self.account = AttemptAccount(self.path, CLAIM, self.told, lambda: self.now)
+        self.account = AttemptReport(self.path, CLAIM, self.told, lambda: self.now)
 
     def until_spawned(self) -> Story:
         self.now += 2
@@ -73,7 +73,7 @@ def test_a_whole_attempt_is_accounted_for_to_the_last_second(story: Story) -> No
     assert (found.attempt, found.queued_seconds) == (2, 30)
 
 
-def test_imports_that_a_spare_trainer_still_had_to_do_are_the_job_s(story: Story) -> None:
+def test_imports_that_a_warm_trainer_still_had_to_do_are_the_job_s(story: Story) -> None:
     story.until_spawned()
     story.told |= {"spawn": 1.0, "import": 6.0}  # four are in the trainer's own report
     written = report(outcome="succeeded")

@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.service import alive, until
 from tunesmith_worker.supervisor import cleanup as leftovers
 from tunesmith_worker.supervisor import device_health as device_guard
-from tunesmith_worker.supervisor.device_health import DeviceGuard, free_gpu_memory
+from tunesmith_worker.supervisor.device_health import DeviceHealth, free_gpu_memory
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.supervise import supervise
 
@@ -38,8 +38,8 @@ def card() -> FakeCard:
 
 
 @pytest.fixture
-def guard(tmp_path: Path, card: FakeCard) -> DeviceGuard:
-    guard = DeviceGuard(tmp_path, card)
+def guard(tmp_path: Path, card: FakeCard) -> DeviceHealth:
+    guard = DeviceHealth(tmp_path, card)
     guard.taken()
     return guard
 
@@ -50,7 +50,7 @@ def test_memory_that_is_not_given_back_keeps_the_worker_from_claiming(
     monkeypatch.setattr(device_guard, "PATIENCE_SECONDS", 0.0)
     api, chosen = FakeApi(), settings(tmp_path, "raise SystemExit(3)")
     chosen.data_dir.mkdir()
-    guard = DeviceGuard(chosen.data_dir, card)
+    guard = DeviceHealth(chosen.data_dir, card)
     assert supervise(chosen, api, "w", never, Launcher(chosen), never, guard)
     api.reports.clear()
     card.free = 77 * GB
@@ -63,7 +63,7 @@ def test_memory_that_is_not_given_back_keeps_the_worker_from_claiming(
     assert guard.reason is None
 
 
-def test_a_driver_is_given_time_to_take_memory_back(guard: DeviceGuard, card: FakeCard) -> None:
+def test_a_driver_is_given_time_to_take_memory_back(guard: DeviceHealth, card: FakeCard) -> None:
     answers = iter([70 * GB, 79 * GB, 80 * GB])
     guard._free_memory = lambda: next(answers)
     assert guard.is_clean(patience=5.0)
@@ -71,13 +71,13 @@ def test_a_driver_is_given_time_to_take_memory_back(guard: DeviceGuard, card: Fa
 
 @pytest.mark.parametrize(("less", "clean"), [(500 * 1024**2, True), (600 * 1024**2, False)])
 def test_a_little_less_memory_is_no_reason(
-    guard: DeviceGuard, card: FakeCard, less: int, clean: bool
+    guard: DeviceHealth, card: FakeCard, less: int, clean: bool
 ) -> None:
     card.free = 80 * GB - less
     assert guard.is_clean(patience=0.0) == clean
 
 
-def test_a_card_that_no_longer_answers_is_a_reason(guard: DeviceGuard, card: FakeCard) -> None:
+def test_a_card_that_no_longer_answers_is_a_reason(guard: DeviceHealth, card: FakeCard) -> None:
     card.free = None
     assert not guard.is_clean(patience=0.0)
     assert "is its driver still there" in (guard.reason or "")
@@ -85,19 +85,19 @@ def test_a_card_that_no_longer_answers_is_a_reason(guard: DeviceGuard, card: Fak
 
 def test_the_driver_is_not_asked_while_nothing_has_run(tmp_path: Path, card: FakeCard) -> None:
     """It takes a second where it keeps nothing in memory."""
-    guard = DeviceGuard(tmp_path, card)
+    guard = DeviceHealth(tmp_path, card)
     card.free = 0
     assert guard.is_clean(patience=0.0)
 
 
 def test_a_host_without_a_card_is_fit(tmp_path: Path) -> None:
-    guard = DeviceGuard(tmp_path, lambda: None)
+    guard = DeviceHealth(tmp_path, lambda: None)
     guard.taken()
     assert guard.is_clean(patience=0.0)
 
 
 def test_a_directory_that_cannot_be_written_is_a_reason(
-    guard: DeviceGuard, monkeypatch: pytest.MonkeyPatch
+    guard: DeviceHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**options: Any) -> None:  # Any: tempfile's own
         raise OSError(errno.EROFS, "Read-only file system")
@@ -108,7 +108,7 @@ def test_a_directory_that_cannot_be_written_is_a_reason(
 
 
 def test_a_process_that_a_run_has_left_is_ended_before_the_next(
-    guard: DeviceGuard, tmp_path: Path
+    guard: DeviceHealth, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "runs" / "ftjob-1" / "attempt-1"
     run_dir.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_a_process_that_a_run_has_left_is_ended_before_the_next(
 
 
 def test_one_that_cannot_be_ended_is_named(
-    guard: DeviceGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard: DeviceHealth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_guard, "end_processes", lambda *_: [4711])
     guard.watches(tmp_path / "runs" / "ftjob-1" / "attempt-1", session=4711)
@@ -166,7 +166,7 @@ def test_the_figure_is_the_drivers(
 
 
 def test_a_trainers_temporary_files_go_with_it(tmp_path: Path) -> None:
-    """Also where no spare is kept; the folder is the worker's, and another takes it away."""
+    """Also where no warm trainer is kept; the folder is the worker's, and another takes it away."""
     tmp = tmp_path / "tmp"
     tmp.mkdir()
     trainer = "import tempfile, os; print(tempfile.mkdtemp(), tempfile.mkstemp()); os.abort()"

@@ -180,7 +180,7 @@ def settings(tmp_path: Path, trainer: str) -> WorkerSettings:
     return WorkerSettings(
         data_dir=tmp_path / "data",
         trainer_python=interpreter(tmp_path, trainer),
-        spare_trainer=False,
+        warm_trainer=False,
     )
 
 

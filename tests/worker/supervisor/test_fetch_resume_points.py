@@ -22,12 +22,12 @@ from tunesmith_schema import (
 )
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
-from tunesmith_worker.rundir.resume_point import FileEntry, MadeFor, Manifest
+from tunesmith_worker.rundir.resume_point import FileEntry, Manifest, RunIdentity
 from tunesmith_worker.rundir.verify_resume_point import verify
-from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.event_reader import EventReader
 from tunesmith_worker.supervisor.fetch_resume_points import (
-    gather_resume_points,
-    keep_what_is_needed,
+    clean_run_directory,
+    fetch_resume_points,
 )
 from tunesmith_worker.supervisor.server_api import (
     ServerApi,
@@ -38,7 +38,7 @@ from tunesmith_worker.supervisor.server_api import (
 from tunesmith_worker.supervisor.settings import WorkerSettings
 from tunesmith_worker.supervisor.uploads import ResumePointUploads
 
-MADE_FOR = MadeFor(
+MADE_FOR = RunIdentity(
     model="m", base_model="b", training_file="t", validation_file=None, seed=0, recipe={},
     hyperparameters={},
 )  # fmt: skip
@@ -95,7 +95,7 @@ def gathered(
     root = runs / f"attempt-{attempt}"
     (root / "checkpoints").mkdir(parents=True)
     events = EventLog(root / "events.jsonl")
-    gather_resume_points(api, claim, root, lambda transfer: transfer(), events)
+    fetch_resume_points(api, claim, root, lambda transfer: transfer(), events)
     found = sorted((root / "checkpoints").iterdir())
     assert [verify(folder).folder for folder in found] == found
     return [folder.name for folder in found]
@@ -168,16 +168,16 @@ def test_a_released_attempt_keeps_its_resume_points_and_no_other_does(runs: Path
     for attempt in (1, 2):
         make_point(runs / f"attempt-{attempt}", 10)
         (runs / f"attempt-{attempt}" / "checkpoints" / "step-10").mkdir()
-    keep_what_is_needed(runs / "attempt-2", Outcome(state="released"))
+    clean_run_directory(runs / "attempt-2", Outcome(state="released"))
     left = {path.name for path in (runs / "attempt-2" / "checkpoints").iterdir()}
     assert left == {"resume-10"}
-    keep_what_is_needed(runs / "attempt-2", Outcome(state="cancelled"))
+    clean_run_directory(runs / "attempt-2", Outcome(state="cancelled"))
     assert not list(runs.glob("*/checkpoints"))
 
 
 def sending(
     root: Path, keep_every: int | None = None
-) -> tuple[EventLog, EventFeed, ResumePointUploads, list[str]]:
+) -> tuple[EventLog, EventReader, ResumePointUploads, list[str]]:
     """Of a run directory; the last gets the content of what is sent."""
     run, sent = RunDirectory(root), []
 
@@ -185,7 +185,7 @@ def sending(
         sent.append(verify_name(folder))
         return [StoredFile(name="a", bytes=1, sha256="0" * 64)]
 
-    log, feed = EventLog(run.events), EventFeed(run.events)
+    log, feed = EventLog(run.events), EventReader(run.events)
     return log, feed, ResumePointUploads(run, feed, store, keep_every), sent
 
 
@@ -227,7 +227,7 @@ def test_those_that_the_recipe_keeps_are_sent_after_the_newest(tmp_path: Path) -
 
 def test_one_that_the_trainer_is_removing_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    log, feed = EventLog(run.events), EventFeed(run.events)
+    log, feed = EventLog(run.events), EventReader(run.events)
     uploads = ResumePointUploads(run, feed, lambda folder: pytest.fail("part of one was sent"))
     (make_point(tmp_path, 10) / "trained.safetensors").unlink()
     log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
@@ -245,7 +245,7 @@ def verify_name(folder: Path) -> str:
 
 def test_one_that_cannot_be_stored_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    log, feed = EventLog(run.events), EventFeed(run.events)
+    log, feed = EventLog(run.events), EventReader(run.events)
 
     def refuse(folder: Path) -> list[StoredFile]:
         raise ServerUnreachable("storage is full")
@@ -285,5 +285,5 @@ def test_what_the_last_attempt_had_drawn_comes_along_and_does_not_stay(
         (runs / f"attempt-{attempt}" / "rollouts.jsonl").write_text(str(attempt))
     assert gathered(api, runs, attempt=3, told=9) == ["resume-2"]
     assert (runs / "attempt-3" / "rollouts.jsonl").read_text() == "2"
-    keep_what_is_needed(runs / "attempt-3", Outcome(state="cancelled"))
+    clean_run_directory(runs / "attempt-3", Outcome(state="cancelled"))
     assert not list(runs.glob("*/rollouts.jsonl"))

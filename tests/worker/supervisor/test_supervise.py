@@ -121,7 +121,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         python.write_text(f"#!{sys.executable}\n{TRAINER}\n{program}\n")
         python.chmod(0o755)
         settings = WorkerSettings(
-            data_dir=tmp_path / "data", trainer_python=str(python), spare_trainer=False
+            data_dir=tmp_path / "data", trainer_python=str(python), warm_trainer=False
         )
         assert supervise(settings, api, "worker-1", stopping, Launcher(settings))
         return api

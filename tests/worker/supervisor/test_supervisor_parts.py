@@ -12,11 +12,11 @@ import pytest
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, StoredFile
 from tunesmith_worker.rundir.events import EventLog
-from tunesmith_worker.rundir.paths import forget_unused
+from tunesmith_worker.rundir.paths import remove_unused
 from tunesmith_worker.supervisor import base_models
 from tunesmith_worker.supervisor.child.spawn import TrainerProgram, trainer_environment
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
-from tunesmith_worker.supervisor.event_reader import EventFeed
+from tunesmith_worker.supervisor.event_reader import EventReader
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
 
@@ -25,7 +25,7 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
     EventLog(path).message("one")
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"source_seq": 2, "crea')
-    feed = EventFeed(path)
+    feed = EventReader(path)
     feed.read()
     assert [event.message for event in feed.batch()] == ["one"]
     with path.open("ab") as file:
@@ -38,7 +38,7 @@ def test_events_are_given_again_until_they_are_stored(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     for text in ("one", "two", "three"):
         log.message(text)
-    feed = EventFeed(tmp_path / "events.jsonl")
+    feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
     feed.stored(2)
     assert [event.source_seq for event in feed.batch()] == [3]
@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_up_later_events_until_its_files_are_stored(tmp_path:
     log.message("before")
     log.append(EventKind.CHECKPOINT, "saved", {"step": 1, "directory": "checkpoints/step-1"})
     log.message("after")
-    feed = EventFeed(tmp_path / "events.jsonl")
+    feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
     assert [event.message for event in feed.batch()] == ["before"]
     waiting = feed.next_upload()
@@ -63,7 +63,7 @@ def test_a_checkpoint_holds_up_later_events_until_its_files_are_stored(tmp_path:
 def test_a_cancelled_run_reports_its_checkpoints_without_files(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.append(EventKind.CHECKPOINT, "saved", {"step": 1, "directory": "checkpoints/step-1"})
-    feed = EventFeed(tmp_path / "events.jsonl")
+    feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
     feed.abandon_uploads()
     assert [event.files for event in feed.batch()] == [[]]
@@ -73,7 +73,7 @@ def test_a_report_never_carries_more_events_than_the_server_takes(tmp_path: Path
     log = EventLog(tmp_path / "events.jsonl")
     for number in range(MAX_EVENTS_PER_REPORT + 1):
         log.message(str(number))
-    feed = EventFeed(tmp_path / "events.jsonl")
+    feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
     assert len(feed.batch()) == MAX_EVENTS_PER_REPORT
 
@@ -81,7 +81,7 @@ def test_a_report_never_carries_more_events_than_the_server_takes(tmp_path: Path
 def test_the_phase_shown_is_the_one_going_on(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.append(EventKind.PHASE, "load took 1 s", {"phase": "load", "seconds": 1.0})
-    feed = EventFeed(tmp_path / "events.jsonl")
+    feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
     assert feed.phase == "data"
 
@@ -179,7 +179,7 @@ def test_old_runs_are_removed_and_those_still_written_to_kept(tmp_path: Path) ->
         for path in (attempt / "events.jsonl", attempt, tmp_path / job):
             os.utime(path, (past, past))
     os.utime(tmp_path / "ftjob-long" / "attempt-1" / "events.jsonl")
-    forget_unused(tmp_path, older_than=600)
+    remove_unused(tmp_path, older_than=600)
     assert [folder.name for folder in tmp_path.iterdir()] == ["ftjob-long"]
 
 
@@ -197,5 +197,5 @@ def test_a_worker_starts_while_another_renames_what_it_has_written(
         return paths
 
     monkeypatch.setattr(Path, "rglob", renamed_meanwhile)
-    forget_unused(tmp_path, older_than=600)
+    remove_unused(tmp_path, older_than=600)
     assert (tmp_path / "ftjob-busy" / "plan.json").exists()

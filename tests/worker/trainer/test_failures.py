@@ -15,7 +15,7 @@ import torch
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_events, read_result
 from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
-from tunesmith_worker.rundir.errors import RunError, failure_of, naming_batch_size
+from tunesmith_worker.rundir.errors import RunError, explain_out_of_memory, failure_of
 from tunesmith_worker.trainer.run import main
 
 FAST = {"max_steps": 1, "per_device_train_batch_size": 2}
@@ -33,7 +33,7 @@ FAST = {"max_steps": 1, "per_device_train_batch_size": 2}
     ],
 )
 def test_running_out_of_memory_names_the_batch_size(error: Exception) -> None:
-    with pytest.raises(RunError) as caught, naming_batch_size(8):
+    with pytest.raises(RunError) as caught, explain_out_of_memory(8):
         raise error
     failure = caught.value.failure
     assert failure.code == ErrorCode.OUT_OF_MEMORY

@@ -81,7 +81,7 @@ def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure
     ).failure
 
 
-def say(failure: JobFailure) -> None:
+def print_failure(failure: JobFailure) -> None:
     """To somebody who runs a program by hand: one line, and one with what to do."""
     sys.stderr.write(f"error: {failure.message}\n")
     if failure.hint:
@@ -168,7 +168,7 @@ def _device_error(error: BaseException) -> JobFailure:
 
 
 @contextmanager
-def naming_batch_size(batch_size: int) -> Iterator[None]:
+def explain_out_of_memory(batch_size: int) -> Iterator[None]:
     """When memory runs out in here, say at which batch size and what to set instead."""
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SPARE = "--spare"
+WARM = "--warm"
 """In place of the run directory on the command line."""
 READY, TAKEN = b"ready\n", b"taken\n"
 

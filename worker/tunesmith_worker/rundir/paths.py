@@ -53,7 +53,7 @@ class RunDirectory:
     def adapter(self) -> Path:
         return self.root / "adapter"
 
-    def forget_outcome(self) -> None:
+    def remove_outcome(self) -> None:
         """Remove how an earlier run ended: a run that is killed must leave none."""
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def remove_unfinished(root: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def forget_unused(folders: Path, older_than: float) -> None:
+def remove_unused(folders: Path, older_than: float) -> None:
     """Remove folders in which nothing has changed for that many seconds."""
     limit = time.time() - older_than
     for folder in folders.iterdir():

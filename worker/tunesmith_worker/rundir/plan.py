@@ -53,7 +53,7 @@ class Choices:
         reason = f"reused from plan.json: {choice.reason}"
         self._on_choice(choice.model_copy(update={"reason": reason}))
 
-    def revise(self, choice: Choice) -> None:
+    def replace(self, choice: Choice) -> None:
         """Replace the choice of the same name, which turned out wrong."""
         self.made = [choice if made.name == choice.name else made for made in self.made]
         self._on_choice(choice)
@@ -99,6 +99,6 @@ class TrainPlan:
     """None: no checkpoint before the end of training."""
 
     @property
-    def rows_of_step(self) -> int:
+    def rows_per_step(self) -> int:
         """Examples of an optimiser step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps

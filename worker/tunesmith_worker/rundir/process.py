@@ -54,18 +54,18 @@ class SpawnSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waited:
+class StartDelay:
     """What a job waited for before its trainer's `main`, seconds."""
 
     spawn: float
     imports: float = 0.0
-    """Rest of the imports of a spare trainer; a fresh one imports later."""
+    """Rest of the imports of a warm trainer; a fresh one imports later."""
 
 
-def waited_for_spawn() -> Waited | None:
+def spawn_delay() -> StartDelay | None:
     """How long it took from the supervisor's Popen to here; nothing when run by hand."""
     spawned = SpawnSettings.from_environment().spawned_at
-    return None if spawned is None else Waited(spawn=max(0.0, time.time() - spawned))
+    return None if spawned is None else StartDelay(spawn=max(0.0, time.time() - spawned))
 
 
 def die_with_supervisor() -> None:
@@ -79,7 +79,7 @@ def die_with_supervisor() -> None:
         os._exit(1)
 
 
-def ctrl_c_is_sigterm() -> None:
+def treat_ctrl_c_as_sigterm() -> None:
     """Save and leave, as when a supervisor asks for it; the second one ends the process."""
 
     def leave_cleanly(signum: int, frame: FrameType | None) -> None:
@@ -102,10 +102,10 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr that it starts
     # With several cards in sight the Trainer would spread each batch over all of them, and batch
     # size and number of epochs would no longer mean what the recipe says: one worker, one card.
-    env["CUDA_VISIBLE_DEVICES"] = trainers_card(env)
+    env["CUDA_VISIBLE_DEVICES"] = trainer_gpu(env)
 
 
-def trainers_card(env: Mapping[str, str] | None = None) -> str:
+def trainer_gpu(env: Mapping[str, str] | None = None) -> str:
     """The one card that trainers see, as CUDA names it; of this process's environment if None."""
     env = os.environ if env is None else env
     return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -153,7 +153,7 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
         gc.enable()
 
 
-def leave(status: int) -> NoReturn:
+def exit_fast(status: int) -> NoReturn:
     """Exit as `sys.exit` does, but for taking the interpreter and torch apart: the system frees
     their memory at once."""
     atexit._run_exitfuncs()  # temporary folders, locks, logs: 10 ms

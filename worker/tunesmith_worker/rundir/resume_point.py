@@ -37,7 +37,7 @@ class FileEntry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class MadeFor(BaseModel):
+class RunIdentity(BaseModel):
     """What a resume point belongs to. With anything else it would be another run."""
 
     model_config = ConfigDict(extra="forbid")
@@ -66,28 +66,28 @@ class Manifest(BaseModel):
     format: Literal[1] = FORMAT
     step: int = Field(ge=0)
     """Optimiser steps done."""
-    made_for: MadeFor
+    made_for: RunIdentity
     made_with: dict[str, str]
     """Versions of the code: with others the run goes on, but perhaps not bit for bit."""
     files: dict[str, FileEntry]
     """All other files, by name."""
 
 
-def step_of(folder: Path) -> int | None:
+def resume_step(folder: Path) -> int | None:
     """N of `resume-N`; None: the name of something else."""
     number = folder.name.removeprefix(PREFIX)
     is_one = folder.name.startswith(PREFIX) and number.isascii() and number.isdecimal()
     return int(number) if is_one else None
 
 
-def found_in(checkpoints: Path) -> list[Path]:
+def list_resume_points(checkpoints: Path) -> list[Path]:
     """Folders with a resume point's name, newest first; whether they are good is not looked at."""
     if not checkpoints.is_dir():
         return []
-    named = {step: one for one in checkpoints.iterdir() if (step := step_of(one)) is not None}
+    named = {step: one for one in checkpoints.iterdir() if (step := resume_step(one)) is not None}
     return [named[step] for step in sorted(named, reverse=True)]
 
 
-def forget_all(checkpoints: Path) -> None:
-    for folder in found_in(checkpoints):
+def remove_resume_points(checkpoints: Path) -> None:
+    for folder in list_resume_points(checkpoints):
         shutil.rmtree(folder, ignore_errors=True)

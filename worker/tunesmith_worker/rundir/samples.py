@@ -54,7 +54,7 @@ def write_samples(
     )
 
 
-def forget_samples(run: RunDirectory, *, after: int) -> None:
+def remove_samples(run: RunDirectory, *, after: int) -> None:
     """Remove those of later steps, which the run is to do again."""
     for path in run.samples.glob("step-*.jsonl"):
         name = _NAME.fullmatch(path.name)

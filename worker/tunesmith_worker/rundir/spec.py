@@ -42,7 +42,7 @@ def read_spec(root: Path) -> RunSpec:
     return spec
 
 
-def check_scored(spec: RunSpec, rewards: Sequence[str]) -> None:
+def check_grader(spec: RunSpec, rewards: Sequence[str]) -> None:
     """`rewards`: what `--reward` gives. Raises UnusableRunDirectory."""
     if spec.method == "reinforcement" and spec.grader is None and not rewards:
         raise UnusableRunDirectory(

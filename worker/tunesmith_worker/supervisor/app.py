@@ -14,12 +14,12 @@ import socket
 from celery import Celery, signals
 
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, broker_transport
-from tunesmith_worker.rundir.paths import KEEP_SECONDS, forget_unused
+from tunesmith_worker.rundir.paths import KEEP_SECONDS, remove_unused
 
 from . import tasks
 from .claim_lock import OrphanReporter
 from .cleanup import new_temporary_folder
-from .device_health import DeviceGuard, free_gpu_memory
+from .device_health import DeviceHealth, free_gpu_memory
 from .heartbeat import HeartbeatThread, Queue
 from .launcher import Launcher
 from .settings import WorkerSettings
@@ -31,13 +31,13 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     runs, models = settings.data_dir / "runs", settings.data_dir / "models"
     for folder in (runs, models, settings.token_cache, settings.compile_cache):
         folder.mkdir(parents=True, exist_ok=True)
-        forget_unused(folder, KEEP_SECONDS)
+        remove_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     # Made before the pool forks, so that parent and child share them.
     stopping = ShutdownState(settings, worker_id)
     trains = queue == TRAIN_QUEUE
-    guard = DeviceGuard(settings.data_dir, free_gpu_memory if trains else lambda: None)
+    guard = DeviceHealth(settings.data_dir, free_gpu_memory if trains else lambda: None)
     tmp = new_temporary_folder()
     launcher = Launcher(settings, tmp)
     tasks.register(app, settings, worker_id, stopping, launcher, guard)
@@ -52,10 +52,10 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     signals.worker_ready.connect(lambda **_: heartbeat.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: stopping.ask(), weak=False)
     signals.worker_shutdown.connect(lambda **_: heartbeat.stop(), weak=False)
-    if trains:  # in the pool's process: a spare dies with the one that spawned it
+    if trains:  # in the pool's process: a warm trainer dies with the one that spawned it
         signals.worker_ready.connect(lambda **_: watchman.start(), weak=False)
         signals.worker_shutdown.connect(lambda **_: watchman.stop(), weak=False)
-        signals.worker_process_init.connect(lambda **_: launcher.keep_spare(), weak=False)
+        signals.worker_process_init.connect(lambda **_: launcher.keep_warm_trainer(), weak=False)
         signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
     try:
         app.worker_main(

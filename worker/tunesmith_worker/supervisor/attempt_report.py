@@ -13,13 +13,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
-from tunesmith_worker.rundir.advice.judge import empty_report, judged
+from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
 """Phases that only events tell of."""
 
 
-class AttemptAccount:
+class AttemptReport:
     """One attempt, from the moment at which its worker asked for a job.
 
     `phases` are the seconds by phase that events have told of so far; it is read each time.
@@ -83,10 +83,10 @@ class AttemptAccount:
         report.queued_seconds, report.paused_seconds = self._queued, self.paused_seconds
         report.outcome = outcome.state if outcome else None
         report.wall_seconds = now - self._began
-        return judged(report)
+        return complete_report(report)
 
     def _waited_imports(self, report: RunReport) -> float:
-        """What of its imports a spare trainer did before it began to count."""
+        """What of its imports a warm trainer did before it began to count."""
         told = self._phases.get(PhaseName.IMPORT, 0.0)
         return max(0.0, told - report.phases.get(PhaseName.IMPORT, 0.0)) if told else 0.0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 
-from tunesmith_worker.rundir.process import trainers_card
+from tunesmith_worker.rundir.process import trainer_gpu
 
 from .cleanup import end_processes, free_shared_memory, shared_memory
 
@@ -33,7 +33,7 @@ FreeMemory = Callable[[], int | None]
 """Free bytes of the worker's card; None: there is none, or it does not say."""
 
 
-class DeviceGuard:
+class DeviceHealth:
     """Made before the pool forks: its processes share what it knows and says."""
 
     def __init__(self, data_dir: Path, free_memory: FreeMemory) -> None:
@@ -108,7 +108,7 @@ def free_gpu_memory() -> int | None:
         return None
     command = [
         tool,
-        f"--id={trainers_card()}",
+        f"--id={trainer_gpu()}",
         "--query-gpu=memory.free",
         "--format=csv,noheader,nounits",
     ]

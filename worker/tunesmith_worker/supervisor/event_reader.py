@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
 
 
-class EventFeed:
+class EventReader:
     """What was written and is not yet known to be stored by the server."""
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class EventFeed:
         for event in self._pending:
             if needs_upload(event):
                 if event.kind is EventKind.SAMPLES:
-                    give_up_samples(event, "the run had to end before they were stored")
+                    drop_samples(event, "the run had to end before they were stored")
                 else:
                     event.files = []
 
@@ -123,7 +123,7 @@ def needs_upload(event: RunEvent) -> bool:
     return event.kind in (EventKind.CHECKPOINT, EventKind.SAMPLES) and event.files is None
 
 
-def give_up_samples(event: RunEvent, why: str) -> None:
+def drop_samples(event: RunEvent, why: str) -> None:
     """They will not be there to be read: what was to tell of them warns instead."""
     event.kind, event.level, event.files = EventKind.MESSAGE, "warn", None
     event.message = f"{event.message}, lost: {why}"[:4000]

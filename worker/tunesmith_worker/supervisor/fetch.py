@@ -17,7 +17,7 @@ from tunesmith_schema import Claim, RunSpec, StoredFile
 from tunesmith_worker.rundir.events import EventLog
 
 from . import base_models
-from .fetch_resume_points import Insist, gather_resume_points
+from .fetch_resume_points import Insist, fetch_resume_points
 from .server_api import ServerApi
 from .settings import WorkerSettings
 
@@ -42,7 +42,7 @@ def fetch_inputs(
         names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
         target, file_id, sha256 = root / names[role], file.file_id, file.sha256
         insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
-    gather_resume_points(api, claim, root, insist, events)
+    fetch_resume_points(api, claim, root, insist, events)
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
         base_models.check_base_model(

@@ -15,8 +15,13 @@ from pathlib import Path
 from tunesmith_schema import Claim, Outcome, ResumePoint
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, new_folder
-from tunesmith_worker.rundir.resume_point import PREFIX, forget_all, found_in, step_of
-from tunesmith_worker.rundir.verify_resume_point import Damaged, verify
+from tunesmith_worker.rundir.resume_point import (
+    PREFIX,
+    list_resume_points,
+    remove_resume_points,
+    resume_step,
+)
+from tunesmith_worker.rundir.verify_resume_point import DamagedResumePoint, verify
 
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 
@@ -24,7 +29,7 @@ Insist = Callable[[Callable[[], None]], None]
 """Calls a transfer until it is through."""
 
 
-def gather_resume_points(
+def fetch_resume_points(
     api: ServerApi, claim: Claim, root: Path, insist: Insist, events: EventLog
 ) -> None:
     """Into `root`/checkpoints. Without any the run begins at step 0. Those that cannot be used are
@@ -33,20 +38,20 @@ def gather_resume_points(
     local = _newest_local(root, claim, stored, events)
     if local is not None:
         _link(local, root / "checkpoints" / local.name)
-    best = -1 if local is None else step_of(local) or 0
+    best = -1 if local is None else resume_step(local) or 0
     for point in claim.resume_points:
         if point.step <= best or _fetched(api, claim, point, root, insist, events):
             break
     earlier_ones = _earlier(root, claim.attempt)
-    if found_in(root / "checkpoints"):
+    if list_resume_points(root / "checkpoints"):
         for earlier in earlier_ones:
-            forget_all(earlier / "checkpoints")
+            remove_resume_points(earlier / "checkpoints")
     for earlier in earlier_ones[:1]:
         with suppress(FileNotFoundError):  # it was of another kind, or had drawn nothing
             RunDirectory(earlier).rollouts.rename(RunDirectory(root).rollouts)
 
 
-def keep_what_is_needed(root: Path, outcome: Outcome) -> None:
+def clean_run_directory(root: Path, outcome: Outcome) -> None:
     """Of an attempt that is over: spec, plan, events and log, which are small; of one that was
     released what the next can go on from. The rest is stored elsewhere."""
     for done in ("data", "adapter", "samples"):
@@ -57,7 +62,7 @@ def keep_what_is_needed(root: Path, outcome: Outcome) -> None:
             RunDirectory(attempt).rollouts.unlink(missing_ok=True)
         return
     for folder in (root / "checkpoints").glob("*"):
-        if step_of(folder) is None:
+        if resume_step(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -75,13 +80,13 @@ def _earlier(root: Path, attempt: int) -> list[Path]:
 
 def _newest_local(root: Path, claim: Claim, stored: set[int], events: EventLog) -> Path | None:
     for attempt in _earlier(root, claim.attempt):
-        for folder in found_in(attempt / "checkpoints"):
-            step = step_of(folder)
+        for folder in list_resume_points(attempt / "checkpoints"):
+            step = resume_step(folder)
             if step is None or not (step in stored or _all_is_told(claim, step)):
                 continue
             try:
                 verify(folder)
-            except Damaged as error:
+            except DamagedResumePoint as error:
                 name = f"{attempt.name}/{folder.parent.name}/{folder.name}"
                 events.message(f"{name} is no resume point: {error}", level="warn")
                 continue

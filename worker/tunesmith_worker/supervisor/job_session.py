@@ -33,10 +33,10 @@ from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, remove_unfinished, write_json
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 
-from .attempt_report import AttemptAccount
-from .event_reader import EventFeed
+from .attempt_report import AttemptReport
+from .event_reader import EventReader
 from .fetch import fetch_inputs
-from .fetch_resume_points import keep_what_is_needed
+from .fetch_resume_points import clean_run_directory
 from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .server_commands import Released, ServerCommands
@@ -80,8 +80,8 @@ class JobSession:
         self._claim, self._stopping = claim, stopping
         self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
         self._commands = ServerCommands(self._run)
-        self._feed = EventFeed(self._run.events)
-        self._account = AttemptAccount(self._run.report, claim, self._feed.phases)
+        self._feed = EventReader(self._run.events)
+        self._account = AttemptReport(self._run.report, claim, self._feed.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -135,7 +135,7 @@ class JobSession:
         while trainer.poll() is None:
             time.sleep(TICK_SECONDS)
             self._tick()
-        self._launcher.keep_spare()  # the next trainer imports while this one's work is stored
+        self._launcher.keep_warm_trainer()  # imports while the outputs are stored
         return self._outcome(trainer)
 
     def leave(self, grace_seconds: float) -> Outcome:
@@ -201,7 +201,7 @@ class JobSession:
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
-            keep_what_is_needed(self._run.root, outcome)
+            clean_run_directory(self._run.root, outcome)
         remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
         return True
 

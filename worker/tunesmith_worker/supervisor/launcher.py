@@ -1,6 +1,6 @@
-"""Where a worker's trainers come from: the spare, if one is kept, else a fresh process.
+"""Where a worker's trainers come from: the warm trainer, if one is kept, else a fresh process.
 
-One spare at most, and never beside a trainer: it is started when a trainer has ended, so that it
+At most one warm trainer, never beside a trainer: it starts when a trainer has ended, so that it
 costs memory only while the worker is idle.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tunesmith_worker.supervisor.child.spawn import TrainerProgram
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
-from tunesmith_worker.supervisor.child.warm_trainer import SpareTrainer
+from tunesmith_worker.supervisor.child.warm_trainer import WarmTrainer
 
 from .cleanup import empty_folder
 from .settings import WorkerSettings
@@ -29,32 +29,32 @@ class Launcher:
             tmp=tmp,
         )
         self._cwd = settings.data_dir
-        self._wanted = settings.spare_trainer
-        self._spare: SpareTrainer | None = None
+        self._wanted = settings.warm_trainer
+        self._warm: WarmTrainer | None = None
 
-    def keep_spare(self) -> None:
+    def keep_warm_trainer(self) -> None:
         """See to it that one is there, or on its way; from the main thread, while no trainer runs.
 
         Without one everything still works.
         """
-        if self._spare and self._spare.process.poll() is None:
+        if self._warm and self._warm.process.poll() is None:
             return
         self.close()
         if not self._wanted:
             return
         try:
-            self._spare = SpareTrainer(self._program, self._cwd)
+            self._warm = WarmTrainer(self._program, self._cwd)
         except OSError as error:
-            log.warning("no spare trainer: %s", error)
+            log.warning("no warm trainer: %s", error)
 
     def launch(self, run_dir: Path) -> TrainerProcess:
-        spare, self._spare = self._spare, None
-        return TrainerProcess(run_dir, self._program, spare)
+        warm, self._warm = self._warm, None
+        return TrainerProcess(run_dir, self._program, warm)
 
     def close(self) -> None:
-        """End the spare; no trainer runs, so what was left in `tmp` is nobody's."""
-        if self._spare:
-            self._spare.kill()
-            self._spare = None
+        """End the warm trainer; no trainer runs, so what was left in `tmp` is nobody's."""
+        if self._warm:
+            self._warm.kill()
+            self._warm = None
         if self._program.tmp is not None:
             empty_folder(self._program.tmp)

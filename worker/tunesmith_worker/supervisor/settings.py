@@ -49,7 +49,7 @@ class WorkerSettings(BaseSettings):
     warning at start."""
     trainer_python: str = ""
     """Interpreter that runs trainers; it needs the extra [worker]. Not set: the worker's own."""
-    spare_trainer: bool = True
+    warm_trainer: bool = True
     """Keep one trainer process that has imported everything, so that the next job starts 3-5 s
     sooner. While the worker is idle it holds 350 MB that are its own (540 MB RSS); beside a job
     there is none. `false` on hosts where that is much."""

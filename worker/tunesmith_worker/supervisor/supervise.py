@@ -20,7 +20,7 @@ from tunesmith_worker.rundir.errors import (
 
 from .claim_lock import ClaimRecord
 from .cleanup import end_processes
-from .device_health import DeviceGuard
+from .device_health import DeviceHealth
 from .job_session import JobSession
 from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused
@@ -42,7 +42,7 @@ def supervise(
     stopping: Callable[[], bool],
     launcher: Launcher,
     at_once: Callable[[], bool] = lambda: False,
-    guard: DeviceGuard | None = None,
+    guard: DeviceHealth | None = None,
 ) -> bool:
     """Claim one job and see it through; False when there was none, or the device is not fit."""
     if guard is not None and not guard.is_clean():
@@ -86,7 +86,7 @@ def supervise(
         if stopping():
             launcher.close()
         else:
-            launcher.keep_spare()
+            launcher.keep_warm_trainer()
     return True
 
 

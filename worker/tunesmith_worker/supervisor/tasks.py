@@ -13,7 +13,7 @@ from tunesmith_schema import FileValidation
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 from tunesmith_worker.supervisor.child.check_upload import check_upload
 
-from .device_health import DeviceGuard
+from .device_health import DeviceHealth
 from .launcher import Launcher
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
@@ -32,7 +32,7 @@ def register(
     worker_id: str,
     stopping: ShutdownState,
     launcher: Launcher,
-    guard: DeviceGuard,
+    guard: DeviceHealth,
 ) -> None:
     """Give `app` the tasks, bound to this worker."""
 

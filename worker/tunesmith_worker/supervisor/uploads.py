@@ -21,7 +21,7 @@ from tunesmith_schema.retention import keeps_step
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.resume_point import MANIFEST, Manifest
 
-from .event_reader import EventFeed, give_up_samples, needs_upload
+from .event_reader import EventReader, drop_samples, needs_upload
 from .server_api import ServerRefused, ServerUnreachable
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ResumePointUploads:
     def __init__(
         self,
         run: RunDirectory,
-        feed: EventFeed,
+        feed: EventReader,
         store: Callable[[Path], list[StoredFile]],
         keep_every: int | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class SampleUploads:
     """A thread of its own: a large checkpoint that is being sent holds up no sample."""
 
     def __init__(
-        self, run: RunDirectory, feed: EventFeed, store: Callable[[Path], list[StoredFile]]
+        self, run: RunDirectory, feed: EventReader, store: Callable[[Path], list[StoredFile]]
     ) -> None:
         """`store` sends a folder's files."""
         self._run, self._feed, self._store = run, feed, store
@@ -145,7 +145,7 @@ class SampleUploads:
         except (ServerUnreachable, ServerRefused, OSError) as error:
             log.warning("samples not stored: %s", error)
             if needs_upload(event):
-                give_up_samples(event, f"they could not be stored: {error}")
+                drop_samples(event, f"they could not be stored: {error}")
             return
         if needs_upload(event):
             event.files = files

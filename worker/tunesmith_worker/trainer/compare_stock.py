@@ -27,7 +27,7 @@ from tunesmith_schema import (
     RunSpec,
 )
 from tunesmith_schema.renames import read_stored
-from tunesmith_worker.rundir.errors import say
+from tunesmith_worker.rundir.errors import print_failure
 from tunesmith_worker.rundir.spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 
 THE_USERS = (ErrorCategory.USER, ErrorCategory.DATA)
@@ -65,10 +65,10 @@ def compare_stock(folder: Path, steps: int) -> int:
     try:
         spec = read_spec(folder.resolve())
     except UnusableRunDirectory as error:
-        say(error.failure)
+        print_failure(error.failure)
         return EXIT_UNUSABLE
     if spec.method == "reinforcement":
-        say(_DRAWS)
+        print_failure(_DRAWS)
         return EXIT_UNUSABLE
     ours = spec.recipe.patches if spec.recipe.patches != "off" else "auto"
     if spec.recipe.lora is not None and spec.recipe.lora.lora_dropout:
@@ -99,7 +99,7 @@ def compare_stock(folder: Path, steps: int) -> int:
                 trained("ours in fp32", patches=ours, precision="fp32"),
             )
     except SideFailed as error:
-        say(error.failure)
+        print_failure(error.failure)
         return EXIT_UNUSABLE if error.failure.category in THE_USERS else 1
 
 

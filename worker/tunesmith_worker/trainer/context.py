@@ -11,7 +11,7 @@ from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan_file import PlanFile
-from tunesmith_worker.rundir.verify_resume_point import GoodPoint
+from tunesmith_worker.rundir.verify_resume_point import ValidResumePoint
 from tunesmith_worker.trainer.report.recorder import RunRecorder
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class RunContext:
     control: StopControl
     recorder: RunRecorder
     plan: PlanFile
-    point: GoodPoint | None
+    point: ValidResumePoint | None
     """The resume point that it goes on from."""
     rewards: Sequence[LocalReward] = ()
     """Reward functions of a run by hand."""

@@ -10,9 +10,14 @@ from tunesmith_schema import ErrorCode, EventKind, RunResult, RunSpec
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
-from tunesmith_worker.rundir.resume_point import PLAN, PREFIX, forget_all, found_in
-from tunesmith_worker.rundir.samples import forget_samples
-from tunesmith_worker.rundir.verify_resume_point import GoodPoint, newest_good
+from tunesmith_worker.rundir.resume_point import (
+    PLAN,
+    PREFIX,
+    list_resume_points,
+    remove_resume_points,
+)
+from tunesmith_worker.rundir.samples import remove_samples
+from tunesmith_worker.rundir.verify_resume_point import ValidResumePoint, newest_valid
 from tunesmith_worker.trainer.checkpoints.best_weights import take_best_from
 from tunesmith_worker.trainer.checkpoints.identity import differences, made_for, made_with
 
@@ -27,11 +32,13 @@ def begin_anew_after_success(run: RunDirectory) -> None:
     except (FileNotFoundError, ValidationError):
         return
     if earlier.outcome == "succeeded":
-        forget_all(run.checkpoints)
+        remove_resume_points(run.checkpoints)
         run.rollouts.unlink(missing_ok=True)
 
 
-def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> GoodPoint | None:
+def find_resume_point(
+    run: RunDirectory, spec: RunSpec, events: EventLog
+) -> ValidResumePoint | None:
     """Verified, told, and with its plan.json in place where the run has none. Raises RunError when
     it was made for something else."""
 
@@ -43,7 +50,7 @@ def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> Goo
             data={"directory": run.relative(run.checkpoints / name), "reason": why},
         )
 
-    point = newest_good(run.checkpoints, refused)
+    point = newest_valid(run.checkpoints, refused)
     _remove_damaged(run, point)
     if point is not None:
         _check(point, run, spec)
@@ -58,14 +65,14 @@ def find_resume_point(run: RunDirectory, spec: RunSpec, events: EventLog) -> Goo
             hint="Fork from another checkpoint.",
         )
     step = 0 if point is None else point.step
-    forget_samples(run, after=step)
+    remove_samples(run, after=step)
     if point is not None or spec.attempt > 1:
         text = f"goes on after step {step}" if point else "begins at step 0: nothing to go on from"
         events.append(EventKind.RESUMED, text, {"step": step})
     return point
 
 
-def check_steps_left(point: GoodPoint | None, total_steps: int) -> None:
+def check_steps_left(point: ValidResumePoint | None, total_steps: int) -> None:
     if point is not None and point.step >= total_steps:
         raise RunError(
             ErrorCode.RESUME_MISMATCH,
@@ -75,7 +82,7 @@ def check_steps_left(point: GoodPoint | None, total_steps: int) -> None:
         )
 
 
-def _check(point: GoodPoint, run: RunDirectory, spec: RunSpec) -> None:
+def _check(point: ValidResumePoint, run: RunDirectory, spec: RunSpec) -> None:
     found = differences(point.manifest.made_for, made_for(run, spec))
     if spec.forked:
         found = [one for one in found if not one[0].startswith(_OF_A_FORK)]
@@ -91,7 +98,7 @@ def _check(point: GoodPoint, run: RunDirectory, spec: RunSpec) -> None:
     )
 
 
-def _warn_of_versions(point: GoodPoint, events: EventLog) -> None:
+def _warn_of_versions(point: ValidResumePoint, events: EventLog) -> None:
     now, then = made_with(), point.manifest.made_with
     before = {name: then.get(name, "none") for name in now}
     changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name]]
@@ -103,9 +110,9 @@ def _warn_of_versions(point: GoodPoint, events: EventLog) -> None:
         )
 
 
-def _remove_damaged(run: RunDirectory, point: GoodPoint | None) -> None:
+def _remove_damaged(run: RunDirectory, point: ValidResumePoint | None) -> None:
     """They were told, and would be in the way of the one that is written there next."""
-    for folder in found_in(run.checkpoints):
+    for folder in list_resume_points(run.checkpoints):
         if point is not None and folder == point.folder:
             return
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,27 +21,27 @@ from tunesmith_worker.rundir.errors import (
     EXIT_READ_ONLY,
     RunError,
     disk_full,
+    explain_out_of_memory,
     failure_of,
     is_disk_full,
     is_read_only,
-    naming_batch_size,
-    say,
+    print_failure,
 )
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, remove_unfinished, write_json
 from tunesmith_worker.rundir.plan_file import PlanFile
 from tunesmith_worker.rundir.process import (
     SpawnSettings,
-    Waited,
-    ctrl_c_is_sigterm,
+    StartDelay,
     quick_imports,
-    waited_for_spawn,
+    spawn_delay,
+    treat_ctrl_c_as_sigterm,
 )
-from tunesmith_worker.rundir.resume_point import forget_all
+from tunesmith_worker.rundir.resume_point import remove_resume_points
 from tunesmith_worker.rundir.spec import (
     EXIT_UNUSABLE,
     UnusableRunDirectory,
-    check_scored,
+    check_grader,
     read_spec,
 )
 from tunesmith_worker.trainer.report.recorder import RunRecorder
@@ -50,7 +50,7 @@ from .compare_stock import compare_stock
 from .console import Show, Terminal, show_on_stdout
 from .context import RunContext
 from .resume import begin_anew_after_success, find_resume_point
-from .wait_for_run import take_a_run
+from .wait_for_run import wait_for_run
 
 if TYPE_CHECKING:
     from .rewards import LocalReward
@@ -61,11 +61,11 @@ EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
 def main(
     folder: Path,
-    waited: Waited | None = None,
+    waited: StartDelay | None = None,
     show: Show = lambda line: None,
     rewards: Sequence[str] = (),
 ) -> int:
-    """`waited`: what a spare trainer knows of it; else it is found out. `show`: gets the story.
+    """`waited`: what a warm trainer knows of it; else it is found out. `show`: gets the story.
     `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
     run = RunDirectory(folder.resolve())
     recorder, terminal = RunRecorder(run), Terminal(show)
@@ -73,7 +73,7 @@ def main(
     unusable = False
     try:
         events = EventLog(run.events, recorder.clock, terminal.event)
-        result = train(run, events, control, recorder, waited or waited_for_spawn(), rewards)
+        result = train(run, events, control, recorder, waited or spawn_delay(), rewards)
     except RunError as error:
         _tell(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
@@ -98,7 +98,7 @@ def main(
             return EXIT_READ_ONLY
         raise
     if result.outcome == "succeeded":
-        forget_all(run.checkpoints)
+        remove_resume_points(run.checkpoints)
     terminal.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -107,7 +107,7 @@ def _tell(failure: JobFailure, *, with_traceback: bool = False) -> None:
     with suppress(OSError):  # the log may lie on a full disk
         if with_traceback:
             traceback.print_exc()
-        say(failure)
+        print_failure(failure)
 
 
 def train(
@@ -115,18 +115,18 @@ def train(
     events: EventLog,
     control: StopControl,
     recorder: RunRecorder,
-    waited: Waited | None,
+    waited: StartDelay | None,
     rewards: Sequence[str] = (),
 ) -> RunResult:
     spec = read_spec(run.root)
-    check_scored(spec, rewards)
+    check_grader(spec, rewards)
     local: Sequence[LocalReward] = ()
     if rewards:
         from tunesmith_worker.trainer.rewards.local import load_rewards
 
         local = load_rewards(rewards, spec.method)
     begin_anew_after_success(run)
-    run.forget_outcome()
+    run.remove_outcome()
     recorder.attempt = spec.attempt
     recipe = spec.recipe
     if waited is not None:
@@ -162,7 +162,7 @@ def train(
         control.training_begins()
         ready.memory.training_begins()
         points = callbacks.resume_points
-        with naming_batch_size(ready.rows_at_a_time), points.writing(), ready.running:
+        with explain_out_of_memory(ready.rows_at_a_time), points.writing(), ready.running:
             try:
                 trainer.train()
             except ready.left_off:
@@ -217,7 +217,7 @@ def command() -> int:
         if arguments.compare_stock < 1:
             parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
-    ctrl_c_is_sigterm()
+    treat_ctrl_c_as_sigterm()
     by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json
     show: Show = show_on_stdout if by_hand else lambda line: None
     status = main(arguments.run_dir, show=show, rewards=arguments.reward)
@@ -228,5 +228,5 @@ def command() -> int:
 
 
 def warm() -> int:
-    taken = take_a_run()
+    taken = wait_for_run()
     return EXIT_NOT_TAKEN if taken is None else main(taken.run_dir, taken.waited)

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from tunesmith_worker.rundir.hand_over import READY, TAKEN, HandOver
-from tunesmith_worker.rundir.process import Waited, quick_imports
+from tunesmith_worker.rundir.process import StartDelay, quick_imports
 from tunesmith_worker.rundir.spec import UnusableRunDirectory, read_spec
 
 ENGINE = (
@@ -28,10 +28,10 @@ ENGINE = (
 @dataclass(frozen=True, kw_only=True)
 class Taken:
     run_dir: Path
-    waited: Waited
+    waited: StartDelay
 
 
-def take_a_run() -> Taken | None:
+def wait_for_run() -> Taken | None:
     """The child's end: import, wait, take. None: the supervisor has gone, or code has changed."""
     began = time.time()
     with quick_imports():
@@ -49,14 +49,14 @@ def take_a_run() -> Taken | None:
             return None
         run_dir = Path(given.run_dir)
         if _is_quantized(run_dir):
-            sys.stdout.write("a quantised base model needs what a spare trainer leaves out\n")
+            sys.stdout.write("a quantised base model needs what a warm trainer leaves out\n")
             return None
         _write_on(run_dir / "trainer.log")
         os.chdir(run_dir)
         supervisor.sendall(TAKEN)
     imports = max(0.0, ready - given.at)
     spawn = max(0.0, time.monotonic() - given.at - imports)
-    return Taken(run_dir=run_dir, waited=Waited(spawn=spawn, imports=imports))
+    return Taken(run_dir=run_dir, waited=StartDelay(spawn=spawn, imports=imports))
 
 
 def _is_quantized(run_dir: Path) -> bool:

@@ -56,7 +56,7 @@ def test_everything_can_be_left_open() -> None:
         "group",
     )
     assert (train.learning_rate, train.total_steps) == (1e-5, 3 * (100 // 16))
-    assert (train.per_device_train_batch_size, train.rows_of_step) == (128, 128)
+    assert (train.per_device_train_batch_size, train.rows_per_step) == (128, 128)
     assert (train.eval_steps, train.save_steps, train.warmup_steps) == (2, 6, 0)
     assert reasons["num_generations"] == "8 are usual"
     assert "2048 tokens, the longest prompt 70" in reasons["max_completion_length"]
@@ -76,7 +76,7 @@ def test_what_was_given_is_kept_and_is_no_choice() -> None:
     }
     plan, train, reasons = settle({"grpo": grpo, "learning_rate": 1e-3, "num_train_epochs": 1})
     assert {name: getattr(plan, name) for name in grpo} == grpo
-    assert plan.completions_per_step == train.rows_of_step == 8
+    assert plan.completions_per_step == train.rows_per_step == 8
     assert train.total_steps == 100 // 2 * 2, "two optimiser steps on each batch of completions"
     assert train.learning_rate == 1e-3
     assert not reasons.keys() & {*grpo, "learning_rate", "num_train_epochs"}

@@ -16,7 +16,7 @@ from tunesmith_schema import EventKind, RunSpec
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
-from tunesmith_worker.rundir.verify_resume_point import GoodPoint
+from tunesmith_worker.rundir.verify_resume_point import ValidResumePoint
 from tunesmith_worker.trainer.resume import check_steps_left, find_resume_point
 from tunesmith_worker.trainer.run import main
 
@@ -52,7 +52,7 @@ def copied(stopped: Path, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def found(run: Path, **spec: Any) -> GoodPoint | None:  # Any: fields of the spec
+def found(run: Path, **spec: Any) -> ValidResumePoint | None:  # Any: fields of the spec
     path = run / "spec.json"
     fields = json.loads(path.read_text())
     recipe = fields["recipe"] | spec.pop("recipe", {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tunesmith_schema import COMPUTE, STARTUP, Bound, BoundBy, PhaseName, Rollouts, RunReport
 
-from .memory_choice import gib, keeping_all
+from .memory_choice import gib, keep_all_estimate
 
 PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
     (
@@ -34,15 +34,15 @@ HOST_WAITS = 0.5
 """Compute on a GPU is the host's when the GPU had run out of work at the end of more steps."""
 
 
-def seconds_in(report: RunReport, *phases: PhaseName) -> float:
+def phase_seconds(report: RunReport, *phases: PhaseName) -> float:
     return sum(report.phases.get(phase, 0.0) for phase in phases)
 
 
-def bound_of(report: RunReport) -> Bound:
+def find_bound(report: RunReport) -> Bound:
     if report.wall_seconds <= 0 or not report.phases:
         return Bound(by=BoundBy.UNKNOWN, text="nothing is known yet")
-    by, phases, what = max(PARTS, key=lambda part: seconds_in(report, *part[1]))
-    seconds = seconds_in(report, *phases)
+    by, phases, what = max(PARTS, key=lambda part: phase_seconds(report, *part[1]))
+    seconds = phase_seconds(report, *phases)
     share = f"{what}: {seconds:.1f} of {report.wall_seconds:.1f} s"
     if by is BoundBy.GENERATION and report.rollouts is not None:
         return Bound(by=by, text=f"{share}, {_of_rollouts(report.rollouts)}")
@@ -60,7 +60,7 @@ def _of_rollouts(found: Rollouts) -> str:
 
 
 def _of_compute(report: RunReport, share: str) -> Bound:
-    waits, planned, settings = report.device_waits_share, keeping_all(report), report.settings
+    waits, planned, settings = report.device_waits_share, keep_all_estimate(report), report.settings
     if waits is not None and waits > HOST_WAITS:
         return Bound(
             by=BoundBy.HOST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tunesmith_schema import Advice, Bound, BoundBy, PhaseName, RunReport, Saturation
 
-from .bound import bound_of
-from .rules import advice_of
+from .bound import find_bound
+from .rules import choose_advice
 
 _ORDER: dict[str, int] = {name: place for place, name in enumerate(PhaseName)}
 
@@ -22,7 +22,7 @@ def empty_report(attempt: int, started_at: float) -> RunReport:
     )
 
 
-def judged(report: RunReport) -> RunReport:
+def complete_report(report: RunReport) -> RunReport:
     """The report with all that follows from its figures. What the phases leave of the wall time
     is `other`."""
     phases = dict(report.phases)
@@ -31,5 +31,5 @@ def judged(report: RunReport) -> RunReport:
     ordered = sorted(phases.items(), key=lambda item: _ORDER.get(item[0], len(_ORDER)))
     report.phases = {name: round(seconds, 4) for name, seconds in ordered}
     report.wall_seconds = round(report.wall_seconds, 4)
-    report.bound, report.advice = bound_of(report), advice_of(report)
+    report.bound, report.advice = find_bound(report), choose_advice(report)
     return report

@@ -15,7 +15,7 @@ NAME = "memory_plan"
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepingAll:
+class KeepAllEstimate:
     peak_bytes: int
     budget_bytes: int
     fits: bool
@@ -23,7 +23,7 @@ class KeepingAll:
     """Share of a step's time that the plan in force takes more."""
 
 
-def keeping_all(report: RunReport) -> KeepingAll | None:
+def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
     """None where nothing was planned, or where memory ran out after all: then the prediction was
     wrong, and nothing is to be built on it."""
     for choice in report.choices:
@@ -33,7 +33,7 @@ def keeping_all(report: RunReport) -> KeepingAll | None:
         for one in alternatives if isinstance(alternatives, list) else []:
             if isinstance(one, dict) and one["name"] == "keep":
                 cost = _number(choice.figures["predicted_cost"])
-                return KeepingAll(
+                return KeepAllEstimate(
                     peak_bytes=int(_number(one["predicted_peak_bytes"])),
                     budget_bytes=int(_number(choice.figures["budget_bytes"])),
                     fits=bool(one["fits"]),

@@ -9,7 +9,7 @@ import math
 
 from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 
-from .bound import seconds_in
+from .bound import phase_seconds
 
 MOSTLY = 0.50
 """Above this share, of groups or completions, a word is due."""
@@ -18,7 +18,7 @@ _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 def generating(report: RunReport) -> float:
     """Seconds of generation, with what brings the weights there."""
-    return seconds_in(report, PhaseName.SYNC, PhaseName.GENERATE)
+    return phase_seconds(report, PhaseName.SYNC, PhaseName.GENERATE)
 
 
 def generation_share(report: RunReport, settings: TrainingSettings) -> float | None:
@@ -48,7 +48,7 @@ def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]
     return (
         f"a grader that scores every completion: {share:.0%} had no reward and took no part, and "
         "the job's warnings say why",
-        share * seconds_in(report, *ROLLOUT, *_PASSES),
+        share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
 
@@ -65,7 +65,7 @@ def zero_std(report: RunReport, settings: TrainingSettings) -> tuple[str, float]
         "prompts of another difficulty, a larger recipe.grpo.num_generations, or a grader that "
         f"tells more than right from wrong: in {share:.0%} of the groups all completions had the "
         "same reward, and nothing is learned from those",
-        share * seconds_in(report, *ROLLOUT, *_PASSES),
+        share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
 
@@ -79,21 +79,21 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
     return (
         f"recipe.grpo.max_completion_length={2 * limit}, or prompts that ask for less: {share:.0%} "
         f"of the completions were cut after {limit} tokens, most likely before their answer",
-        share * seconds_in(report, *ROLLOUT, *_PASSES),
+        share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
 
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
     """Waiting for graders over generating. Graders run beside generation: to wait as long again
     is to grade for twice as long."""
-    waited, drawn = seconds_in(report, PhaseName.GRADE), generating(report)
+    waited, drawn = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:
         return None
     return waited / drawn if drawn else math.inf
 
 
 def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
-    waited = seconds_in(report, PhaseName.GRADE)
+    waited = phase_seconds(report, PhaseName.GRADE)
     return (
         "a cheaper method.reinforcement.grader, or more cores for the worker's host: graders were "
         f"waited for during {waited:.1f} s after the completions were there, which took "
@@ -103,7 +103,7 @@ def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
 
 
 def log_probs(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
-    seconds = seconds_in(report, PhaseName.LOG_PROBS)
+    seconds = phase_seconds(report, PhaseName.LOG_PROBS)
     return (
         f"recipe.grpo.beta=0, which needs no reference model: its passes took {seconds:.1f} s",
         seconds,

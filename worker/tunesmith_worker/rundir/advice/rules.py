@@ -14,8 +14,8 @@ from typing import cast
 from tunesmith_schema import STARTUP, TRAINING, Advice, PhaseName, RunReport, TrainingSettings
 
 from . import rollout_rules as rollouts
-from .bound import seconds_in
-from .memory_choice import gib, keeping_all
+from .bound import phase_seconds
+from .memory_choice import gib, keep_all_estimate
 
 LEAST_GAIN = 0.03
 """Share of the wall time below which a change is not worth a word."""
@@ -35,7 +35,7 @@ class Rule:
     """None where the recipe leaves nothing to change."""
 
 
-def advice_of(report: RunReport) -> Advice:
+def choose_advice(report: RunReport) -> Advice:
     settings = report.settings
     if settings is None or report.steps == 0 or report.wall_seconds <= 0:
         return Advice(rule="none", text="no step has been done: nothing can be said yet")
@@ -54,7 +54,7 @@ def advice_of(report: RunReport) -> Advice:
 
 
 def _nothing(report: RunReport) -> str:
-    start = seconds_in(report, *STARTUP)
+    start = phase_seconds(report, *STARTUP)
     words = f"nothing to gain: no change that is known would save {LEAST_GAIN:.0%} of the time"
     if start > report.wall_seconds / 2:
         words += (
@@ -65,7 +65,7 @@ def _nothing(report: RunReport) -> str:
 
 
 def _of_wall(*phases: PhaseName) -> Callable[[RunReport, TrainingSettings], float]:
-    return lambda report, settings: seconds_in(report, *phases) / report.wall_seconds
+    return lambda report, settings: phase_seconds(report, *phases) / report.wall_seconds
 
 
 def _data_wait(report: RunReport, settings: TrainingSettings) -> Finding:
@@ -78,7 +78,7 @@ def _data_wait(report: RunReport, settings: TrainingSettings) -> Finding:
 
 
 def _waited_and_training(report: RunReport) -> tuple[float, float]:
-    return seconds_in(report, PhaseName.DATA_WAIT), seconds_in(report, *TRAINING)
+    return phase_seconds(report, PhaseName.DATA_WAIT), phase_seconds(report, *TRAINING)
 
 
 def _data_share(report: RunReport, settings: TrainingSettings) -> float | None:
@@ -91,7 +91,7 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Finding | None:
     if share is None or settings.layout != "padded" or _measured(report):
         return None
     rows = settings.per_device_train_batch_size
-    passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
+    passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return (
         'recipe.patches="auto", which lays rows end to end where the model allows it, or fewer '
         f"rows at once than {rows}: {share:.0%} of the places in the batches held no token",
@@ -112,7 +112,7 @@ def _padding_share(report: RunReport, settings: TrainingSettings) -> float | Non
 
 
 def _evaluation(report: RunReport, settings: TrainingSettings) -> Finding | None:
-    seconds = seconds_in(report, PhaseName.EVALUATION)
+    seconds = phase_seconds(report, PhaseName.EVALUATION)
     if settings.eval_steps is None:
         return None
     now = f"evaluation took {seconds:.1f} of {report.wall_seconds:.1f} s"
@@ -123,7 +123,7 @@ def _evaluation(report: RunReport, settings: TrainingSettings) -> Finding | None
 
 
 def _checkpointing(report: RunReport, settings: TrainingSettings) -> Finding | None:
-    seconds = seconds_in(report, PhaseName.CHECKPOINTING)
+    seconds = phase_seconds(report, PhaseName.CHECKPOINTING)
     wider = settings.save_steps and _wider(settings.save_steps, seconds, report)
     if not wider:
         return None
@@ -141,7 +141,7 @@ def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] |
 
 
 def _logging(report: RunReport, settings: TrainingSettings) -> Finding:
-    seconds, steps = seconds_in(report, PhaseName.LOGGING), settings.logging_steps * 10
+    seconds, steps = phase_seconds(report, PhaseName.LOGGING), settings.logging_steps * 10
     return f"recipe.logging_steps={steps}: logging took {seconds:.1f} s", seconds * 0.9
 
 
@@ -149,7 +149,7 @@ def _small_batches(report: RunReport, settings: TrainingSettings) -> Finding | N
     gain = report.saturation.doubling_gain
     if gain is None or not _can_merge(report, settings):
         return None
-    passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
+    passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return f"{_twice(settings)}: {report.saturation.text}", passes * (1 - 1 / (1 + gain))
 
 
@@ -157,7 +157,7 @@ def _host(report: RunReport, settings: TrainingSettings) -> Finding | None:
     waits = report.device_waits_share
     if waits is None or report.saturation.doubling_gain or not _can_merge(report, settings):
         return None
-    passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
+    passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     words = f"the GPU had nothing left to do at the end of {waits:.0%} of the steps"
     return f"{_twice(settings)}: {words}", waits * passes / 2
 
@@ -180,10 +180,10 @@ def _twice(settings: TrainingSettings) -> str:
 
 
 def _recompute(report: RunReport, settings: TrainingSettings) -> Finding | None:
-    planned = keeping_all(report)
+    planned = keep_all_estimate(report)
     if planned is None or not settings.gradient_checkpointing:
         return None
-    passes = seconds_in(report, PhaseName.FORWARD, PhaseName.BACKWARD)
+    passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return (
         "recipe.gradient_checkpointing='auto': to keep all activations is predicted to take "
         f"{gib(planned.peak_bytes)} of {gib(planned.budget_bytes)} that may be used",
@@ -192,7 +192,7 @@ def _recompute(report: RunReport, settings: TrainingSettings) -> Finding | None:
 
 
 def _saved_by_keeping(report: RunReport, settings: TrainingSettings) -> float | None:
-    planned = keeping_all(report)
+    planned = keep_all_estimate(report)
     return planned.saved if planned is not None and planned.fits else None
 
 

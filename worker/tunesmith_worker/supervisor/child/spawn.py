@@ -32,13 +32,13 @@ class TrainerProgram:
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
     ) -> subprocess.Popen[bytes]:
-        """`argument` is a run directory, or what makes it a spare. Call it from the main thread:
-        the death signal follows the thread that spawned."""
+        """`argument` is a run directory or WARM. Call it from the main thread: the death signal
+        follows the thread that spawned."""
         env = trainer_environment(self.token_cache, self.compile_cache)
         if self.tmp is not None:
             env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(
-            # -P: the working directory, which a spare cannot know yet, is nowhere to import from.
+            # -P: never import from the working directory; a warm trainer does not know it yet.
             [self.python, "-P", "-m", "tunesmith_worker.trainer", argument],
             cwd=cwd,
             env=env,

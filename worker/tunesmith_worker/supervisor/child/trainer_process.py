@@ -15,12 +15,12 @@ from tunesmith_schema import JobFailure
 from .exit_diagnosis import MemoryMonitor, why_it_ended
 from .host_memory import HostMemory
 from .spawn import TrainerProgram
-from .warm_trainer import SpareTrainer
+from .warm_trainer import WarmTrainer
 
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""A spare that is ready takes a run in 0.05 s."""
+"""A warm trainer that is ready takes a run in 0.05 s."""
 IMPORT_SECONDS = 30.0
 """One that still imports needs no longer than a fresh trainer would from here."""
 LOOK_SECONDS = 1.0
@@ -32,23 +32,23 @@ class TrainerProcess:
         self,
         run_dir: Path,
         program: TrainerProgram,
-        spare: SpareTrainer | None = None,
+        warm: WarmTrainer | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """The run goes to `spare`, and to a fresh process when that does not take it."""
-        self._run_dir, self._program, self._spare = run_dir, program, spare
+        """The run goes to `warm`, and to a fresh process when that does not take it."""
+        self._run_dir, self._program, self._warm = run_dir, program, warm
         self._log = run_dir / "trainer.log"
         self._witness, self._next_look = MemoryMonitor(host or HostMemory()), 0.0
         self._paused = self._ending = False
         self._paused_at = 0.0
         self.paused_seconds = 0.0
         """How long it has stood still in pauses that are over."""
-        if spare is None:
+        if warm is None:
             self._process = self._fresh()
             return
-        self._process = spare.process
-        self._waits_until = self._patience(spare)
-        spare.hand_over(run_dir)
+        self._process = warm.process
+        self._waits_until = self._patience(warm)
+        warm.hand_over(run_dir)
 
     @property
     def pid(self) -> int:
@@ -56,8 +56,8 @@ class TrainerProcess:
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
-        if self._spare is not None:
-            self._look_at(self._spare)
+        if self._warm is not None:
+            self._look_at(self._warm)
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._witness.look(self._process.pid)
@@ -81,8 +81,8 @@ class TrainerProcess:
         if self._paused:
             self._paused = False
             self.paused_seconds += time.monotonic() - self._paused_at
-            if self._spare is not None:
-                self._waits_until = self._patience(self._spare)
+            if self._warm is not None:
+                self._waits_until = self._patience(self._warm)
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -90,33 +90,33 @@ class TrainerProcess:
         self._ending = True
         self._signal(signal.SIGKILL)
         self._process.wait()
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
 
     def why_it_ended(self) -> JobFailure:
         """For a trainer that left no result: its status, its log, the kernel's counters."""
         return why_it_ended(self._process.poll(), self._log, self._witness.evidence())
 
-    def _look_at(self, spare: SpareTrainer) -> None:
+    def _look_at(self, warm: WarmTrainer) -> None:
         """Whether it has taken the run; a fresh process does when it cannot or does not."""
         status = self._process.poll()
-        if spare.has_taken() or (self._ending and status is not None):
-            spare.close()
-            self._spare = None
+        if warm.has_taken() or (self._ending and status is not None):
+            warm.close()
+            self._warm = None
         elif self._ending or self._paused:
             return
         elif status is not None or time.monotonic() > self._waits_until:
             log.warning(
-                "the spare trainer %s: a fresh one is started. It had said: %s",
+                "the warm trainer %s: a fresh one is started. It had said: %s",
                 "does not answer" if status is None else f"ended with status {status}",
-                spare.last_words() or "nothing",
+                warm.last_words() or "nothing",
             )
-            spare.kill()
-            self._spare, self._process = None, self._fresh()
+            warm.kill()
+            self._warm, self._process = None, self._fresh()
 
-    def _patience(self, spare: SpareTrainer) -> float:
-        return time.monotonic() + (TAKE_SECONDS if spare.is_ready() else IMPORT_SECONDS)
+    def _patience(self, warm: WarmTrainer) -> float:
+        return time.monotonic() + (TAKE_SECONDS if warm.is_ready() else IMPORT_SECONDS)
 
     def _fresh(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:

@@ -16,14 +16,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tunesmith_worker.rundir.hand_over import READY, SPARE, TAKEN, HandOver
+from tunesmith_worker.rundir.hand_over import READY, TAKEN, WARM, HandOver
 
 from .spawn import TrainerProgram
 
 _TAIL_BYTES = 1500
 
 
-class SpareTrainer:
+class WarmTrainer:
     """The supervisor's end. Nothing here waits."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
@@ -33,7 +33,7 @@ class SpareTrainer:
         self._heard = b""
         with theirs:
             self.process: subprocess.Popen[bytes] = program.spawn(
-                SPARE, cwd=cwd, stdin=theirs.fileno(), output=self._output
+                WARM, cwd=cwd, stdin=theirs.fileno(), output=self._output
             )
 
     def hand_over(self, run_dir: Path) -> None:

@@ -120,14 +120,14 @@ def plan_layouts(
     return LayoutPlan(candidates=candidates, slots_per_token=ratios, reason=reason)
 
 
-def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_of_step: int) -> float:
+def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
     """Slots that random steps of the data fill when padded, over their tokens."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):
-        step = draw.choices(lengths, k=rows_of_step)
+        step = draw.choices(lengths, k=rows_per_step)
         tokens += sum(step)
-        for start in range(0, rows_of_step, rows):
+        for start in range(0, rows_per_step, rows):
             batch = step[start : start + rows]
             filled += max(batch) * len(batch)
     return filled / tokens

@@ -287,7 +287,7 @@ class MemoryPlan:
             data={"from": policy_json(failed), "to": policy_json(policy), "failure": failure},
         )
         if any(choice.name == NAME for choice in self._choices.made):
-            self._choices.revise(as_choice(self.planner, option, f"out of memory: {done}"))
+            self._choices.replace(as_choice(self.planner, option, f"out of memory: {done}"))
             self._write()
         return policy
 

@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from tunesmith_schema import Hyperparameters, Recipe, RunSpec
 from tunesmith_schema.renames import current_names
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
-from tunesmith_worker.rundir.resume_point import MadeFor
+from tunesmith_worker.rundir.resume_point import RunIdentity
 
 Json = dict[str, Any]  # Any: JSON
 
@@ -26,9 +26,9 @@ _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
 _LIBRARIES = ("tunesmith", "torch", "transformers", "trl", "peft")
 
 
-def made_for(run: RunDirectory, spec: RunSpec) -> MadeFor:
+def made_for(run: RunDirectory, spec: RunSpec) -> RunIdentity:
     validation = spec.validation_file
-    return MadeFor(
+    return RunIdentity(
         model=spec.model,
         base_model=fingerprint(spec.model_path),
         training_file=file_hash(run.root / spec.training_file),
@@ -59,7 +59,7 @@ def fingerprint(model_path: str) -> str:
     return digest.hexdigest()
 
 
-def differences(then: MadeFor, now: MadeFor) -> list[tuple[str, str]]:
+def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
     """Every field that has changed, dotted as in a request, and how, in words."""
     found: list[tuple[str, str]] = []
     for name, what in (

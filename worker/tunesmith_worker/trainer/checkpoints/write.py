@@ -15,7 +15,12 @@ from pathlib import Path
 from tunesmith_schema.retention import resume_points_to_keep
 from tunesmith_worker.rundir import resume_point as names
 from tunesmith_worker.rundir.paths import file_hash, new_folder
-from tunesmith_worker.rundir.resume_point import FileEntry, MadeFor, Manifest, found_in
+from tunesmith_worker.rundir.resume_point import (
+    FileEntry,
+    Manifest,
+    RunIdentity,
+    list_resume_points,
+)
 
 from .best_weights import stage_best
 from .state import State
@@ -37,7 +42,7 @@ class Writer:
     def __init__(
         self,
         checkpoints: Path,
-        made_for: MadeFor,
+        made_for: RunIdentity,
         made_with: dict[str, str],
         keep_every: int | None = None,
     ) -> None:
@@ -85,7 +90,7 @@ class Writer:
             )
             write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
         best.rmdir()
-        found = {names.step_of(one): one for one in found_in(self._checkpoints)}
+        found = {names.resume_step(one): one for one in list_resume_points(self._checkpoints)}
         steps = [one for one in found if one is not None]
         for older in found.keys() - resume_points_to_keep(steps, self._keep_every):
             shutil.rmtree(found[older], ignore_errors=True)

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from tunesmith_worker.rundir.paths import KEEP_SECONDS, file_hash, forget_unused, write_json
+from tunesmith_worker.rundir.paths import KEEP_SECONDS, file_hash, remove_unused, write_json
 from tunesmith_worker.rundir.plan import DataPlan
 
 from .chat import Tokenizer
@@ -121,7 +121,7 @@ class TokenCache:
         except OSError as error:
             if not (self._folder / key).is_dir():  # else another worker was faster
                 warn(f"the tokens could not be kept for the next run: {error}")
-        forget_unused(self._folder, KEEP_SECONDS)
+        remove_unused(self._folder, KEEP_SECONDS)
         self._make_room()
 
     def _make_room(self) -> None:

@@ -48,7 +48,7 @@ def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
         **common_config(folder, train, seed=seed),
         data_seed=seed,
         # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
-        per_device_train_batch_size=train.rows_of_step,
+        per_device_train_batch_size=train.rows_per_step,
         per_device_eval_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=1,
         max_length=None,

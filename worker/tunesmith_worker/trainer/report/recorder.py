@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunesmith_schema import Choice, RunReport, TrainingSettings
-from tunesmith_worker.rundir.advice.judge import empty_report, judged
+from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
@@ -100,7 +100,7 @@ class RunRecorder:
         report.wall_seconds = sum(report.phases.values())
         if self._watch is not None:
             self._watch.fill_in(report)
-        return judged(report)
+        return complete_report(report)
 
 
 def training_settings(

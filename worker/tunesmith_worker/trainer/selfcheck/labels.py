@@ -184,7 +184,7 @@ def _labelled(labels: list[int]) -> int:
 def _batch_labels(subject: Subject) -> tuple[int, int]:
     """Labels in the rows of one step, and in its micro-batches."""
     trainer = subject.trainer
-    count = min(subject.train_plan.rows_of_step, len(trainer.train_dataset))
+    count = min(subject.train_plan.rows_per_step, len(trainer.train_dataset))
     examples = [trainer.train_dataset[index] for index in range(count)]
     expected = 0
     for one in examples:

@@ -1,4 +1,4 @@
-"""The spare trainer of a running service: what ends its worker ends it, and jobs start in it."""
+"""The warm trainer of a running service: what ends its worker ends it, and jobs start in it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .service import SHORT, Service, alive, until
 pytestmark = pytest.mark.slow
 
 
-def spare_of(service: Service) -> int:
-    return until(service.spares)[0]
+def warm_of(service: Service) -> int:
+    return until(service.warm_trainers)[0]
 
 
 def cpu_ticks(pid: int) -> int:
@@ -26,46 +26,54 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def wait_until_ready(spare: int) -> None:
+def new_warm_trainer(service: Service, *old: int) -> int:
+    return until(lambda: [pid for pid in service.warm_trainers() if pid not in old], 30)[0]
+
+
+def wait_until_ready(warm: int) -> None:
     """It has used time for its imports, and uses none any more."""
     deadline, used, since = time.monotonic() + 120, 0, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        now = cpu_ticks(spare)
+        now = cpu_ticks(warm)
         if now != used:
             used, since = now, time.monotonic()
         elif used > 100 and time.monotonic() > since + 1.5:
             return
-    raise AssertionError("the spare trainer never got ready")
+    raise AssertionError("the warm trainer never got ready")
 
 
-def test_a_worker_that_ends_in_any_way_leaves_no_spare_and_the_next_has_one(
+def test_a_worker_that_ends_in_any_way_leaves_no_warm_trainer_and_the_next_has_one(
     make_service: MakeService,
 ) -> None:
     service = make_service()
-    first = spare_of(service)
+    first = warm_of(service)
     assert service.trainers() == []
     os.kill(service.worker_child(), signal.SIGKILL)
     until(lambda: not alive(first), 5)
-    second = until(lambda: [pid for pid in service.spares() if pid != first], 20)[0]
+    second = until(lambda: [pid for pid in service.warm_trainers() if pid != first], 20)[0]
     os.kill(service.worker_main(), signal.SIGKILL)
     until(lambda: not alive(second), 5)
-    third = until(lambda: [pid for pid in service.spares() if pid not in (first, second)], 30)[0]
+    third = until(
+        lambda: [pid for pid in service.warm_trainers() if pid not in (first, second)], 30
+    )[0]
     os.kill(service.worker_main(), signal.SIGTERM)
     until(lambda: not alive(third), 20)
-    fourth = until(lambda: [pid for pid in service.spares() if pid not in (first, third)], 30)[0]
+    fourth = until(
+        lambda: [pid for pid in service.warm_trainers() if pid not in (first, third)], 30
+    )[0]
     service.stop()
     assert not alive(fourth)
 
 
-def test_a_job_starts_in_the_spare_and_the_next_one_is_there_after_it(
+def test_a_job_starts_in_the_warm_trainer_and_the_next_one_is_there_after_it(
     service: Service, client: tunesmith.Client, rows: Path
 ) -> None:
-    """A ready spare's share of the start is a few hundredths of a second; trips on one second."""
+    """A ready warm's share of the start is a few hundredths of a second; trips on one second."""
     file = client.files.create(file=rows)
     client.files.wait_for_processing(file.id, timeout=30)
-    spare = spare_of(service)
-    wait_until_ready(spare)
+    warm = warm_of(service)
+    wait_until_ready(warm)
     asked = time.monotonic()
     job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
     seconds: dict[str, float] = {}
@@ -75,9 +83,9 @@ def test_a_job_starts_in_the_spare_and_the_next_one_is_there_after_it(
         if event.kind == "metrics" and "first step" not in seconds:
             seconds["first step"] = time.monotonic() - asked
             trainers = service.trainers()
-            assert trainers in ([spare], []), "none: the job is over by the time its step is seen"
-            assert not trainers or not service.spares(), "no memory is held beside a trainer"
+            assert trainers in ([warm], []), "none: the job is over by the time its step is seen"
+            assert not trainers or not service.warm_trainers(), "no memory is held beside a trainer"
     assert seconds["spawn"] + seconds["import"] < 1.0, seconds
     assert seconds["first step"] < 6.0, seconds
-    assert spare_of(service) != spare
-    until(lambda: not alive(spare), 10)
+    assert warm_of(service) != warm
+    until(lambda: not alive(warm), 10)
