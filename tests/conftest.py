@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from .long_tail import in_long_tail
 from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
 
 # Triton reads this when anybody first imports it: without a GPU its kernels are interpreted.
@@ -47,6 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what needs more than SQLite, the embedded broker and a local directory: `make
     test-quick` leaves it out."""
     for item in items:
+        if in_long_tail(item.nodeid.removeprefix("tests/")):
+            item.add_marker(pytest.mark.full)
         asked: set[str] = set(getattr(item, "fixturenames", ()))
         if callspec := getattr(item, "callspec", None):
             asked |= {str(value) for value in callspec.params.values()}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .long_tail import ALL, ROWS
+
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
 BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
@@ -117,3 +119,13 @@ def test_the_map_names_every_top_level_folder() -> None:
     ).stdout.split()
     folders = {name.split("/")[0] for name in tracked if "/" in name} - {".ci"}
     assert [folder for folder in sorted(folders) if f"`{folder}/`" not in page] == []
+
+
+def test_the_long_tail_names_tests_that_exist() -> None:
+    for file, tests in ROWS.items():
+        path = ROOT / "tests" / file
+        assert path.exists(), file
+        if path.is_file():
+            tree = ast.parse(path.read_text())
+            functions = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+            assert tests.keys() - {ALL} <= functions, file

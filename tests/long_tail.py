@@ -1,0 +1,211 @@
+"""The long tail: tests that only `make test-full` runs.
+
+`make test` must stay under 9 minutes. Each path through the product keeps a test in it.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+FAMILIES = ("llama*", "qwen3*", "gemma2*", "phi3*")
+"""Families that stand for all: plain, query and key norms, soft caps, packed projections."""
+
+ALL = ""
+"""Every test of the file or folder."""
+
+ROWS: dict[str, dict[str, tuple[str, ...]]] = {
+    # Whole services, images and kills: `make test` keeps one kill of each process.
+    "chaos/": {ALL: ()},
+    "deploy/test_build.py": {ALL: ()},
+    "deploy/test_compose.py": {ALL: ()},
+    "end_to_end/test_drain.py": {ALL: ()},
+    "end_to_end/test_larger.py": {ALL: ()},
+    "end_to_end/test_spare_trainer.py": {ALL: ()},
+    "end_to_end/test_control.py": {ALL: ()},
+    "end_to_end/test_going_on.py": {
+        "test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_alone": (),
+    },
+    "end_to_end/test_durability.py": {
+        "test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it": (),
+        "test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage": (),
+        "test_a_job_that_kills_every_worker_fails_instead_of_going_round": (),
+        "test_two_workers_and_one_job_make_one_trainer": (),
+        "test_a_supervisor_killed_in_mid_job_takes_its_trainer_along": (),
+    },
+    "end_to_end/test_reinforcement.py": {
+        "test_a_reinforcement_job_tells_rewards_samples_and_where_its_time_went": (),
+    },
+    "end_to_end/test_service.py": {
+        "test_a_job_is_cancelled_while_its_trainer_still_imports": (),
+        "test_the_first_step_comes_soon_after_the_request": (),
+    },
+    "end_to_end/test_trip.py": {
+        "test_a_model_made_from_scratch_is_the_base_of_the_next_job": (),
+        "test_the_examples_run_as_they_stand": (),
+    },
+    "test_packaging.py": {
+        "test_the_bare_wheel_is_a_client_without_torch_or_server_code": (),
+    },
+    # Benchmarks: their bars are tripwires of speed and memory.
+    "benchmarks/test_sft.py": {ALL: ()},
+    "benchmarks/test_gpu.py": {ALL: ()},
+    "benchmarks/test_gpu_memory.py": {ALL: ()},
+    "benchmarks/test_grpo.py": {ALL: ()},
+    "benchmarks/test_service.py": {ALL: ()},
+    # The server under a fuzzer, and the same refusals by every kind of process.
+    "server/test_schemathesis.py": {ALL: ()},
+    "server/test_unsafe_settings.py": {
+        "test_a_default_secret_starts_nothing": ("*api", "*worker"),
+        "test_a_data_directory_open_to_others_starts_nothing": ("api",),
+    },
+    # More families of models, real models, rarer settings.
+    "worker/engine/patches/test_adam_steps.py": {
+        "test_weights_change_as_in_stock": FAMILIES,
+    },
+    "worker/engine/patches/test_twenty_steps.py": {
+        "test_real_models_on_real_rows": (),
+    },
+    "worker/engine/patches/test_first_step.py": {
+        "test_gradients_equal_stocks": ("stories260K-lora",),
+    },
+    "worker/engine/patches/test_compiled.py": {
+        "test_a_run_on_compiled_layers_learns_the_same": (),
+    },
+    "worker/engine/patches/test_parity_bf16.py": {ALL: FAMILIES},
+    "worker/engine/rollout/test_equality.py": {
+        "test_greedy_tokens_and_logprobs_are_the_models_own": (
+            "llama*",
+            "qwen3*",
+            "gemma2*",
+            "phi3*",
+            "gemma3",
+        ),
+    },
+    "worker/engine/memory/test_quantized_memory.py": {ALL: ()},
+    "worker/engine/optimizers/test_split_master.py": {
+        "test_c1_stochastic_rounding_keeps_them_in_the_mean": (),
+    },
+    "worker/engine/model/test_new_tokens.py": {
+        "test_e4_an_adapter_with_new_tokens_makes_the_round_trip": (
+            "resized-tied",
+            "padded-untied",
+            "partly-padded-pad-is-eos-tied",
+        ),
+    },
+    "worker/engine/model/test_token_rows.py": {
+        "test_e2_empty_rows_of_the_template_are_trained_as_rows": (),
+    },
+    "kernels/test_compiled.py": {ALL: ()},
+    "worker/trainer/selfcheck/test_good_runs.py": {
+        "test_a_good_run_gives_no_alarm": (
+            "llama-recipe0",
+            "qwen3*",
+            "gemma2*",
+            "nf4-recipe21",
+            "experts*",
+        ),
+        "test_a_run_is_the_same_to_the_bit_without_it": ("*lora_dropout*", "{'tuning': 'full'}"),
+    },
+    "worker/trainer/selfcheck/test_no_false_alarm.py": {
+        "test_no_family_gives_an_alarm": ("gemma3*",),
+        "test_a_good_run_gives_no_alarm": ("token-rows", "full-fp32", "biases"),
+        "test_looks_are_at_steps_1_10_and_50_and_change_no_bit": (),
+    },
+    "worker/trainer/selfcheck/rollouts/test_good_runs.py": {
+        "test_good_rollouts_give_no_alarm": ("llama*", "gemma2*", "qwen3*"),
+    },
+    "worker/trainer/grpo/test_stock_losses.py": {
+        "test_a_variant_is_trls": (
+            "grpo",
+            "dapo",
+            "gspo",
+            "cispo",
+            "kl, three steps",
+            "overlong masked",
+            "no scale",
+            "clip-higher",
+        ),
+    },
+    "worker/trainer/grpo/test_recorded_steps.py": {ALL: ()},
+    "worker/trainer/grpo/test_exactness.py": {
+        "test_killed_after_a_step_it_ends_as_if_nothing_had_been": ("lora", "the same*"),
+    },
+    "worker/trainer/checkpoints/test_exactness.py": {
+        "test_killed_after_any_step_it_ends_as_if_nothing_had_been": (
+            "padding_free",
+            "packed",
+            "full bf16_*",
+        ),
+        "test_a_trial_of_layouts_goes_on_and_a_repetition_takes_the_same_ones": (),
+    },
+    "worker/trainer/checkpoints/test_refused.py": {
+        "test_a_fork_may_change_what_still_fits": (),
+    },
+    "worker/trainer/methods/test_nan_rows.py": {
+        "test_the_row_the_token_and_the_layer_are_named": (
+            "lora-nan",
+            "packed-inf",
+            "dropout-nan",
+            "error-word-nan",
+            "split-master-nan",
+        ),
+        "test_a_good_run_is_bit_for_bit_the_run_without_a_guard": ("how0", "how3"),
+        "test_weights_and_moments_stay_those_before_the_bad_step": ("fp32", "lora"),
+    },
+    "worker/trainer/auto/test_memory_plan.py": {
+        "test_rows_are_split_when_recomputing_does_not_help": ("full",),
+        "test_a_run_is_the_same_with_and_without_the_trial": (),
+        "test_padded_rows_are_split_too": (),
+        "test_layouts_that_would_not_fit_are_not_tried": (),
+    },
+    "worker/trainer/auto/test_out_of_memory.py": {
+        "test_a_state_that_fits_at_the_second_try_costs_nothing": (),
+    },
+    "worker/trainer/test_compare_stock.py": {
+        "test_a_kernel_that_is_wrong_in_bf16_alone_is_found_on_a_real_model": (),
+        "test_a_kernel_that_is_wrong_by_one_percent_is_found": ("fp32",),
+        "test_bf16_is_measured_by_stock_in_fp32_which_is_said_to_cost": (),
+    },
+    "worker/trainer/test_precision.py": {
+        "test_bf16_with_error_words_or_stochastic_rounding_ends_where_fp32_does": (),
+    },
+    "worker/trainer/test_quantization.py": {ALL: ()},
+    "worker/trainer/test_real_data.py": {ALL: ()},
+    "worker/trainer/data/test_token_memory.py": {ALL: ()},
+    "worker/trainer/data/test_token_stream.py": {
+        "test_helpers_give_what_the_trainer_alone_gives": ("text*",),
+        "test_helpers_end_with_the_trainer": ("*9*", "*KILL*"),
+    },
+    "worker/trainer/data/test_parquet_bombs.py": {
+        "test_a_parquet_bomb_is_named_and_costs_little_memory": ("zeros",),
+    },
+    "worker/supervisor/test_trainer_signals.py": {
+        "test_sigterm_and_ctrl_c_in_training_save_a_resume_point": ("15",),
+        "test_a_cancelled_run_leaves_without_saving": (),
+    },
+    "worker/supervisor/test_warm_trainer.py": {
+        "test_importing_asks_no_driver_for_a_gpu": (),
+    },
+    "test_no_pickle.py": {
+        "test_a_job_writes_and_reads_no_pickle": ("lora",),
+    },
+}
+"""File or folder below tests/ -> test function -> its parameters that `make test` keeps."""
+
+
+def in_long_tail(node: str) -> bool:
+    """Return whether only `make test-full` runs a test.
+
+    `node`: its pytest id below tests/, such as `worker/trainer/test_run.py::test_a[b]`.
+    """
+    name, _, parameter = node.partition("[")
+    file, _, function = name.partition("::")
+    tests = next((row for path, row in ROWS.items() if _is_in(file, path)), {})
+    kept = tests.get(function, tests.get(ALL))
+    if kept is None:
+        return False
+    return not any(fnmatchcase(parameter.removesuffix("]"), pattern) for pattern in kept)
+
+
+def _is_in(file: str, path: str) -> bool:
+    return file.startswith(path) if path.endswith("/") else file == path
