@@ -20,7 +20,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "deploy/test_compose.py": {ALL: ()},
     "end_to_end/test_drain.py": {ALL: ()},
     "end_to_end/test_larger.py": {ALL: ()},
-    "end_to_end/test_spare_trainer.py": {ALL: ()},
+    "end_to_end/test_warm_trainer.py": {ALL: ()},
     "end_to_end/test_control.py": {ALL: ()},
     "end_to_end/test_going_on.py": {
         "test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_alone": (),
@@ -58,6 +58,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_default_secret_starts_nothing": ("*api", "*worker"),
         "test_a_data_directory_open_to_others_starts_nothing": ("api",),
     },
+    "docs/test_commands.py": {ALL: ()},
     # More families of models, real models, rarer settings.
     "worker/engine/patches/test_adam_steps.py": {
         "test_weights_change_as_in_stock": FAMILIES,
