@@ -29,15 +29,15 @@ REFERENCE = Path(__file__).parent / "reference"
 
 INTRO = """# The recipe
 
-Made from the schema by `python docs/generate.py`; do not edit.
+Generated from the schema by `python docs/generate.py`; do not edit.
 
-`recipe` on `POST /v1/fine_tuning/jobs` says how to train. Every key is optional. An unknown key is
-an error that names the nearest valid one.
+`recipe` in the body of `POST /v1/fine_tuning/jobs` sets how to train. Every field is optional. An
+unknown field is an error that names the nearest valid one.
 """
 
 
 def recipe_page() -> str:
-    """The whole page as Markdown."""
+    """Return docs/reference/recipe.md as Markdown."""
     parts = [
         INTRO,
         table("recipe", Recipe),
@@ -45,7 +45,7 @@ def recipe_page() -> str:
         table("recipe.early_stopping", EarlyStoppingRecipe),
         table("recipe.grpo", GRPORecipe),
         table("recipe.rollout", RolloutRecipe),
-        "OpenAI's own three knobs keep their meaning. Naming the same thing differently in "
+        "OpenAI's hyperparameters keep their meaning. A different value for the same setting in "
         "`recipe` is an error.\n",
         table("hyperparameters", Hyperparameters),
         table("method.reinforcement.hyperparameters", ReinforcementHyperparameters),
@@ -72,9 +72,10 @@ def default(field: FieldInfo) -> str:
 
 
 def kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """A JSON schema in a few words: alternatives, enumerations, bounds."""
+    """Describe the values of a JSON schema: types, enumerations, bounds."""
     if "anyOf" in schema:
-        return " or ".join(kind(one, whole) for one in schema["anyOf"] if one.get("type") != "null")
+        members = [member for member in schema["anyOf"] if member.get("type") != "null"]
+        return " or ".join(kind(member, whole) for member in members)
     if "$ref" in schema:
         return "object, see below"
     if "enum" in schema:
@@ -113,7 +114,7 @@ TABLE = re.compile(r"^\| variable \|.*?\n(?=\n)", re.DOTALL | re.MULTILINE)
 
 
 def settings_page() -> str:
-    """The page as it stands, with its table made anew."""
+    """Return docs/reference/settings.md with its table regenerated."""
     rows: dict[str, list[tuple[str, FieldInfo, str]]] = {}
     for process, model in PROCESSES.items():
         schema = model.model_json_schema(by_alias=False)
@@ -121,8 +122,8 @@ def settings_page() -> str:
             value = settings_kind(schema["properties"][name], schema)
             rows.setdefault(variable(name, field), []).append((process, field, value))
     head = "| variable | process | default | value | meaning |\n|---|---|---|---|---|\n"
-    made = head + "".join(f"{settings_row(name, uses)}\n" for name, uses in sorted(rows.items()))
-    page, count = TABLE.subn(lambda _: made, REFERENCE.joinpath("settings.md").read_text())
+    new = head + "".join(f"{settings_row(name, uses)}\n" for name, uses in sorted(rows.items()))
+    page, count = TABLE.subn(lambda _: new, REFERENCE.joinpath("settings.md").read_text())
     assert count == 1, (
         "docs/reference/settings.md must have one table whose first column is `variable`"
     )
@@ -135,9 +136,9 @@ def variable(name: str, field: FieldInfo) -> str:
 
 
 def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
-    """What differs from process to process is said for each."""
+    """Return a row of the table. Values that differ between processes are listed per process."""
 
-    def said(values: list[str]) -> str:
+    def joined(values: list[str]) -> str:
         if len(set(values)) == 1:
             return values[0]
         return "; ".join(f"{use[0]}: {value}" for use, value in zip(uses, values, strict=True))
@@ -146,20 +147,20 @@ def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
     cells = [
         f"`{name}`",
         ", ".join(process for process, _, _ in uses),
-        said([settings_default(field) for _, field, _ in uses]),
-        said([limits for _, _, limits in uses]),
-        said(meanings) + ".",
+        joined([settings_default(field) for _, field, _ in uses]),
+        joined([limits for _, _, limits in uses]),
+        joined(meanings) + ".",
     ]
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """`kind`, and what a string holds."""
-    for one in [schema, *schema.get("anyOf", [])]:
-        if "pattern" in one:
-            return f"matches `{one['pattern']}`"
-        if "format" in one:
-            return {"path": "path", "password": "secret"}[one["format"]]
+    """Describe the values of a setting: like `kind`, with patterns and formats of strings."""
+    for member in [schema, *schema.get("anyOf", [])]:
+        if "pattern" in member:
+            return f"matches `{member['pattern']}`"
+        if "format" in member:
+            return {"path": "path", "password": "secret"}[member["format"]]
     return kind(schema, whole)
 
 

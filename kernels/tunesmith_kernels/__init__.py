@@ -1,6 +1,6 @@
-"""Fused operations: plain-torch references, fast CPU paths and Triton kernels, a file each.
+"""Fused operations, one file each: a plain torch reference, a fast CPU path and Triton kernels.
 
-Knows torch and triton, nothing of ours. Importing it imports neither an operation nor triton.
+The package depends only on torch and triton. Importing it imports no operation and not triton.
 """
 
 __all__: list[str] = []

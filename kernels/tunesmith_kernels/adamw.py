@@ -1,10 +1,10 @@
-"""AdamW, the formula that every optimiser of ours computes, in fp32 on flat tensors.
+"""AdamW in fp32 on flat tensors: the formulas that all optimisers of this package compute.
 
     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
     x = (1 - lr wd) x - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-Loshchilov and Hutter, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101, as
-torch.optim.AdamW has it. Knows nothing of how x, m and v are stored between steps.
+Loshchilov and Hutter, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101, in
+the form of torch.optim.AdamW. The callers define how x, m and v are stored between steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["AdamW", "adamw_", "adamw_reference_"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW:
-    """One step's numbers."""
+    """Hyperparameters of one AdamW step."""
 
     lr: float
     beta1: float
@@ -27,7 +27,7 @@ class AdamW:
     eps: float
     weight_decay: float
     step: int
-    """t: 1 for the first step."""
+    """Step number t, from 1."""
 
     @property
     def decay(self) -> float:
@@ -45,7 +45,8 @@ class AdamW:
 def adamw_reference_(
     x: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, spec: AdamW
 ) -> None:
-    """The formula, line by line; all of one shape and dtype, x, m and v in place."""
+    """Compute the formulas line by line. All tensors have one shape and dtype; x, m and v are
+    updated in place."""
     m.mul_(spec.beta1).add_(grad, alpha=1.0 - spec.beta1)
     v.mul_(spec.beta2).add_(grad * grad, alpha=1.0 - spec.beta2)
     denominator = v.sqrt() / spec.v_correction + spec.eps
@@ -60,10 +61,10 @@ def adamw_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """The same in one pass, by the operation under torch.optim.AdamW(fused=True).
+    """Compute one step with the kernel of torch.optim.AdamW(fused=True), in one pass and in place.
 
-    `found_inf`: fp32 scalar on x's device; where it is 1, x, m and v stay as they are, whatever the
-    gradient is."""
+    `found_inf`: fp32 scalar on x's device. If it is 1, x, m and v are not changed.
+    """
     torch._fused_adamw_(
         [x],
         [grad],

@@ -1,16 +1,16 @@
-"""An AdamW step on bf16 weights with 8-bit moments, the new weight rounded stochastically.
+"""AdamW step on bf16 weights with 8-bit moments and stochastic rounding.
 
-Weight and moments are widened to fp32, stepped by adamw.py's formula, and narrowed again. To bf16 a
-weight goes up in size with the probability that its lower 16 bits stand for,
+Weight and moments are converted to fp32, updated by the formulas of adamw.py, and converted back. A
+weight x is rounded to bf16 w, away from zero with the probability that its lower 16 bits represent:
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 
-so that in the mean no update is lost, however small (https://arxiv.org/abs/2010.06192, section 4).
-The moments' codes are those of moment_codes.py. Bytes a weight: 2, 1 and 1, and 8 for each block of
-256.
+so that no update is lost in the mean, however small (https://arxiv.org/abs/2010.06192, section 4).
+moment_codes.py defines the codes of the moments. Bytes per weight: 2 + 1 + 1, and 8 per block of
+256 weights.
 
-The random numbers of a step follow from `seed` alone: whoever keeps the seed can repeat the step.
-The CPU path and the Triton path draw different ones.
+The random numbers of a step depend only on `seed`, so a step can be repeated. The CPU path and the
+Triton path have different random numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUFFERS = 4
 
 
 def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """fp32 and int32 of one shape -> bf16, by the lower 16 bits of `random`."""
+    """Round fp32 to bf16 stochastically, with the lower 16 bits of `random` (int32, same shape)."""
     bits = x.contiguous().view(torch.int32) + (random & 0xFFFF)
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -40,7 +40,7 @@ def adamw_8bit_reference_(
     spec: AdamW,
     random: torch.Tensor,
 ) -> None:
-    """As `adamw_8bit_` in one tile by the formulas, with the random int32 [n] given."""
+    """Compute `adamw_8bit_` in one tile from the formulas, with random int32 numbers [n]."""
     size, padded = len(weight), num_blocks(len(weight)) * BLOCK
     m, v, scratch = torch.zeros(3, padded)
     decode_m(moments.m_code, moments.m_scale, m, scratch)
@@ -60,10 +60,10 @@ def adamw_8bit_(
     seed: int,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """One step in place. weight [n] bf16, grad [n] bf16 or fp32, seed 0 to 2^62 - 1. `found_inf`:
-    fp32 scalar there; where it is 1, weight and moments stay as they are.
+    """Compute one step in place. weight [n] bf16, grad [n] bf16 or fp32, seed in [0, 2^62).
 
-    Raises ValueError when a dtype, a shape or the memory's layout is another.
+    `found_inf`: fp32 scalar on the same device. If it is 1, weight and moments are not changed.
+    Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, moments, grad)
     if uses_triton(weight):
@@ -71,7 +71,7 @@ def adamw_8bit_(
 
         launch_8bit(weight, moments, grad, spec, seed, found_inf)
         return
-    if found_inf is not None and bool(found_inf):  # a CPU's: no device is waited for
+    if found_inf is not None and bool(found_inf):  # on a CPU: no synchronisation
         return
     size = weight.numel()
     blocks = num_blocks(size)
@@ -95,7 +95,7 @@ def adamw_8bit_(
 
 
 def _uniform(random: torch.Tensor) -> torch.Tensor:
-    """The upper 16 of int32 bits as fp32 in [0, 1)."""
+    """Return the upper 16 bits of int32 numbers as fp32 in [0, 1)."""
     return (random >> 16).float().mul_(2.0**-16).add_(0.5)
 
 

@@ -1,6 +1,6 @@
-"""Triton kernels of error_word.py and adamw_8bit.py: a step is one pass over weight and state.
+"""Triton kernels of error_word.py and adamw_8bit.py: one pass over weight and state per step.
 
-Knows what has been checked there; all tensors are flat and contiguous.
+The callers have checked the arguments. All tensors are flat and contiguous.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .moment_codes import Moments
 
 __all__ = ["launch_8bit", "launch_error_word"]
 
-ELEMENTS = 1024  # that one program takes
+ELEMENTS = 1024  # per program
 BLOCK = tl.constexpr(256)
-"""moment_codes.BLOCK"""
+"""Same as moment_codes.BLOCK."""
 TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
 @no_type_check
 def _adamw(x, g, m, v, decay, step_size, one_minus_beta1, beta2, v_correction, eps):
-    """adamw.py's formula on fp32 blocks."""
+    """Compute the formulas of adamw.py on fp32 blocks."""
     m += (g - m) * one_minus_beta1
     v = v * beta2 + (1.0 - beta2) * g * g
     x = x * decay - step_size * m / (tl.sqrt(v) / v_correction + eps)
@@ -51,8 +51,8 @@ def _error_word_kernel(
     found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """`upper`: the weights' bits as int16. `found_inf`: None, or where 1 stands if nothing is to be
-    written."""
+    """One AdamW step on split weights. `upper`: bits of the bf16 weights as int16. `found_inf`:
+    None, or pointer to a scalar; if it is 1, nothing is written."""
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
@@ -99,7 +99,7 @@ def _8bit_kernel(
     found_inf,
     BLOCKS: tl.constexpr,
 ):
-    """BLOCKS blocks of moments a program."""
+    """One AdamW step with 8-bit moments, BLOCKS blocks of moments per program."""
     if found_inf is not None:
         keeps = tl.load(found_inf) == 0.0
         size, num_blocks = tl.where(keeps, size, 0), tl.where(keeps, num_blocks, 0)
@@ -188,7 +188,7 @@ def launch_8bit(
             grad,
             size,
             blocks,
-            seed | 1 << 62,  # always of 64 bits: one compiled kernel serves every seed
+            seed | 1 << 62,  # always 64 bits, so one compiled kernel serves every seed
             *_numbers(spec),
             found_inf,
             BLOCKS=ELEMENTS // BLOCK.value,
@@ -197,7 +197,7 @@ def launch_8bit(
 
 
 def _numbers(spec: AdamW) -> tuple[float, ...]:
-    """As the kernels take them, subtracted in double precision."""
+    """Return the kernels' scalar arguments, subtracted in double precision."""
     return (
         spec.decay,
         spec.step_size,

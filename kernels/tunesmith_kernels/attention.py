@@ -1,18 +1,18 @@
-"""Causal attention over segments: no token sees another row's, and no mask of T x T is built.
+"""Causal attention over segments: no attention across rows, and no T x T mask.
 
-For query i and key j of one segment, j <= i (and i - j < window where there is one), where a
-segment that has a prefix counts from the prefix's first token on:
+For query i and key j of one segment with j <= i (and i - j < window, if there is a window), counted
+from the first token of the segment's prefix:
 
-    s_ij = scale * q_i . k_j          then softcap * tanh(s_ij / softcap) where there is one
+    s_ij = scale * q_i . k_j          with a soft cap then softcap * tanh(s_ij / softcap)
     o_i  = sum_j softmax_j(s_ij) v_j
 
-Backward recomputes p = softmax(s) tile by tile and keeps no probabilities: dv = p' do,
+Backward recomputes p = softmax(s) tile by tile and saves no probabilities: dv = p' do,
 ds = p (dp - rowsum(dp p)) with dp = do v', dq = scale ds k, dk = scale ds' q
 (https://arxiv.org/abs/2307.08691, section 3.1).
 
-On a CPU a tile is a block of queries with all the heads of a key/value group stacked as rows, so
-that one batched GEMM serves a whole group. On a GPU torch's varlen kernels do the work, and tiles
-what those cannot: fp32 and soft caps.
+On a CPU a tile is a block of queries with all heads of a key/value group stacked as rows, so that
+one batched GEMM computes the group. On a GPU torch's varlen kernels compute attention; calls that
+they do not support (fp32, soft caps) use tiles.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ def segment_attention(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """RoPE on q and k, then attention.
+    """Apply RoPE to q and k, then attention.
 
-    qkv: [T, (heads + 2 kv_heads) head_dim], q, k and v side by side; **overwritten** with the
-    rotated q and k where RoPE is given, so its producer must not have saved it.
-    cos, sin: [T, R / 2] fp32 of each token's own position, or None for no RoPE. A prefix's keys are
-    used as they are rotated in its own row.
-    Returns [T, heads * head_dim].
+    qkv: [T, (heads + 2 kv_heads) head_dim], q, k and v side by side. With RoPE it is
+    **overwritten** with the rotated q and k, so the operation that produced it must not have saved
+    it. cos, sin: [T, R / 2] fp32 for each token's own position, or None for no RoPE. Keys of a
+    prefix keep the rotation of their own row. Returns [T, heads * head_dim].
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
@@ -61,7 +60,8 @@ def segment_attention(
 
 
 def why_tiles(qkv: torch.Tensor, shape: AttentionShape) -> str | None:
-    """Why this call is computed by tiles and not by torch's varlen kernels; None: it is not."""
+    """Return the reason why this call uses tiles instead of torch's varlen kernels; None if it uses
+    those."""
     return why_not_varlen_here(qkv.device) or why_not_varlen(qkv.dtype, shape)
 
 
@@ -72,7 +72,7 @@ def segment_attention_reference(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """The same with one dense matrix of scores per row; arguments are left as they are."""
+    """Compute the same with one dense score matrix per row. Does not change its arguments."""
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
@@ -100,7 +100,7 @@ def segment_attention_reference(
 def _split(
     qkv: torch.Tensor, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Views q [T, H, D], k and v [T, KV, D]."""
+    """Return views q [T, H, D], k and v [T, KV, D]."""
     heads = qkv.unflatten(-1, (-1, shape.head_dim))
     q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     return q, k, v
@@ -137,7 +137,7 @@ class _SegmentAttention(torch.autograd.Function):
         shape: AttentionShape,
     ) -> torch.Tensor:
         if cos is not None and sin is not None:
-            # Had the producer saved qkv, its version would tell autograd, which then raises.
+            # If the producer has saved qkv, autograd detects the new version and raises.
             rope_(_rotated_heads(qkv, shape), cos, sin)
         q, k, v = _split(qkv, shape)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -158,7 +158,7 @@ class _SegmentAttention(torch.autograd.Function):
         d_out = d_out.unflatten(-1, (-1, shape.head_dim))
         d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
         d_q, d_k, d_v = _split(d_qkv, shape)
-        # Sums over tiles, in fp32 at least; [KV, T, D] for the GEMMs' sake.
+        # Sums over tiles in at least fp32, laid out [KV, T, D] for the GEMMs.
         size = (shape.kv_heads, qkv.shape[0], shape.head_dim)
         k_sum = qkv.new_zeros(size, dtype=wide(qkv.dtype))
         v_sum = torch.zeros_like(k_sum)
@@ -185,9 +185,9 @@ class _SegmentAttention(torch.autograd.Function):
 class _Tile:
     queries: slice
     keys: slice
-    """Its row's own."""
+    """Keys of the tile's own row."""
     prefix: slice | None = None
-    """Keys before those."""
+    """Keys of the prefix."""
 
     @property
     def rows(self) -> int:
@@ -197,11 +197,11 @@ class _Tile:
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
     block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
     if qkv.is_cuda:
-        block = 512  # not measured: few launches, and scores of some 100 MB
+        block = 512  # not measured: few launches, and scores of about 100 MB
     for row in segments.segments():
         for start in range(row.start, row.stop, block):
             stop = min(start + block, row.stop)
-            left = 0  # keys, counted from the prefix's first, that no query of the tile sees
+            left = 0  # first key in a window of the tile, counted from the prefix's first
             if shape.window is not None:
                 left = max(0, row.prefix + start - row.start - shape.window + 1)
             queries = slice(start, stop)
@@ -213,13 +213,13 @@ def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iter
 
 
 def _seen(x: torch.Tensor, tile: _Tile) -> torch.Tensor:
-    """A tile's keys or values [keys, KV, D] of k or v [T, KV, D]."""
+    """Return a tile's keys or values [keys, KV, D] from k or v [T, KV, D]."""
     own = x[tile.keys]
     return own if tile.prefix is None else torch.cat([x[tile.prefix], own])
 
 
 def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float = 1.0) -> None:
-    """Adds a tile's gradient [KV, keys, D] to those of all keys [KV, T, D]."""
+    """Add a tile's gradient [KV, keys, D] to the gradient of all keys [KV, T, D]."""
     if tile.prefix is not None:
         before = tile.prefix.stop - tile.prefix.start
         total[:, tile.prefix].add_(part[:, :before], alpha=alpha)
@@ -230,8 +230,8 @@ def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float
 def _probabilities(
     q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Softmax of the tile's scores [KV, groups * rows, keys], the stacked queries, and with a
-    softcap its slope 1 - tanh(.)**2."""
+    """Return the tile's probabilities [KV, groups * rows, keys], the stacked queries and, with a
+    soft cap, its slope 1 - tanh(.)**2."""
     queries, seen = _stacked(q, tile, shape), len(keys)
     scores = torch.baddbmm(
         queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale
@@ -242,10 +242,10 @@ def _probabilities(
         slope = 1 - bent * bent
         scores = bent * shape.softcap
     by_query = scores.unflatten(1, (-1, tile.rows))
-    # All but the last columns are before every query ...
+    # All columns except the last `rows` are before every query ...
     by_query[..., seen - tile.rows :].add_(_later(tile.rows, scores.dtype, scores.device))
     if shape.window is not None and seen > shape.window:
-        # ... and all but the first ones within every query's window.
+        # ... and all except the first `left` are in every query's window.
         left = seen - shape.window
         by_query[..., :left].add_(_left_behind(tile.rows, left, scores.dtype, scores.device))
     return torch.softmax(scores, -1), queries, slope
@@ -253,20 +253,22 @@ def _probabilities(
 
 @lru_cache(maxsize=256)
 def _later(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """-inf where a key comes after the query, else 0; the last key is the last query's own."""
+    """Return a mask with -inf for keys after the query, else 0. The last key is the last query's
+    own."""
     mask = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device)
     return mask.triu_(1)
 
 
 @lru_cache(maxsize=256)
 def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """-inf where a key has left the query's window, else 0; the last query has left all `keys`."""
+    """Return a mask with -inf for keys before the query's window, else 0. All `keys` are before the
+    window of the last query."""
     mask = torch.full((rows, keys), float("-inf"), dtype=dtype, device=device)
     return mask.tril_(keys - rows)
 
 
 def _stacked(x: torch.Tensor, tile: _Tile, shape: AttentionShape) -> torch.Tensor:
-    """Rows of a tile [n, H, D] -> [KV, groups * n, D]: one GEMM per key/value head."""
+    """Stack a tile's rows, [n, H, D] -> [KV, groups * n, D], for one GEMM per key/value head."""
     groups: torch.Tensor = x[tile.queries].unflatten(1, (shape.kv_heads, -1))
     return groups.permute(1, 2, 0, 3).flatten(1, 2)
 

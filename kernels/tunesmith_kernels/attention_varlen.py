@@ -1,8 +1,9 @@
-"""torch's FlashAttention over rows of unequal length, and why a call cannot be its.
+"""Attention over rows of unequal length with torch's FlashAttention, and the reasons why a call
+cannot use it.
 
-`torch.nn.attention.varlen` is in torch from 2.10 on, and its arguments have changed since.
-FlashAttention 3, faster on compute capability 9.0, stands in for the built-in 2 where its package
-is installed. Knows no RoPE.
+`torch.nn.attention.varlen` exists since torch 2.10, and its arguments have changed since.
+FlashAttention 3, faster on compute capability 9.0, replaces the built-in version 2 if its package
+is installed. RoPE is applied by the caller.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from .tiles import wide
 __all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
 
 _FA3 = "flash_attn_interface"
-"""The module of FlashAttention 3's package, as torch looks for it."""
+"""Module of FlashAttention 3's package, under which torch looks for it."""
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
-    """What of the problem the varlen kernels do not compute, on whatever device; None: nothing."""
+    """Return the property of the call that the varlen kernels do not support on any device; None if
+    supported."""
     if shape.softcap is not None:
         return f"a soft cap on scores ({shape.softcap:g})"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -39,12 +41,13 @@ def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
 
 @cache
 def why_not_varlen_here(device: torch.device) -> str | None:
-    """What this device or this torch lacks; None: nothing."""
+    """Return the reason why this device or torch build cannot run the varlen kernels; None if it
+    can."""
     if device.type != "cuda":
         return f"device {device.type}"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
-        return f"compute capability {capability[0]}.{capability[1]}, FlashAttention asks for 8.0"
+        return f"compute capability {capability[0]}.{capability[1]}, FlashAttention requires 8.0"
     if not torch.backends.cuda.is_flash_attention_available():
         return "torch was built without FlashAttention"
     return None
@@ -53,16 +56,17 @@ def why_not_varlen_here(device: torch.device) -> str | None:
 def varlen_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, shape: AttentionShape
 ) -> torch.Tensor:
-    """q [T, heads, D], k and v [T, kv_heads, D], half precision on CUDA -> [T, heads, D]."""
-    attention, asks_for_gqa = _entry(torch.cuda.get_device_capability(q.device))
+    """Compute attention. q [T, heads, D], k and v [T, kv_heads, D], half precision on CUDA -> [T,
+    heads, D]."""
+    attention, has_gqa_option = _entry(torch.cuda.get_device_capability(q.device))
     cumulative, longest = segments.cumulative, segments.longest
     cumulative_k, longest_k = cumulative, longest
     if segments.prefixes is not None:
-        # Where a row has more keys than queries, the kernels align their last ones.
+        # If a row has more keys than queries, the kernels align the last key with the last query.
         k, v = (_gathered(x, segments.prefixes.keys) for x in (k, v))
         cumulative_k, longest_k = segments.prefixes.cumulative, segments.prefixes.longest
     left = -1 if shape.window is None else shape.window - 1
-    options = {"enable_gqa": shape.heads != shape.kv_heads} if asks_for_gqa else {}
+    options = {"enable_gqa": shape.heads != shape.kv_heads} if has_gqa_option else {}
     out: torch.Tensor = attention(
         *(q, k, v, cumulative, cumulative_k, longest, longest_k),
         scale=shape.scale,
@@ -78,8 +82,8 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """x[index] whose gradient is summed in fp32 at least: a prompt's keys have one from each of its
-    completions."""
+    """x[index] with a gradient summed in at least fp32: a prompt's keys get a gradient from each of
+    its completions."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -98,9 +102,8 @@ class _Gathered(torch.autograd.Function):
 
 @cache
 def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
-    """torch's function (its result is a tensor, or a tuple where more is asked for), and whether it
-    wants to be told of fewer key than query heads: the kernels take them either way, but torch 2.11
-    has no word for it and 2.13 refuses without."""
+    """Return torch's function, and True if it has the argument `enable_gqa`. The kernels support
+    grouped heads either way, but torch 2.11 does not have the argument and 2.13 requires it."""
     from torch.nn.attention.varlen import varlen_attn  # slow to import
 
     if capability[0] == 9 and find_spec(_FA3) is not None:
@@ -109,10 +112,10 @@ def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
 
 
 def _activate_fa3() -> None:
-    """For the whole process, torch's own attention included."""
+    """Use FlashAttention 3 in the whole process, including torch's own attention."""
     from torch.nn.attention import activate_flash_attention_impl
 
     try:
         activate_flash_attention_impl("FA3")
-    except (ImportError, RuntimeError) as reason:  # built for another torch or CUDA
-        warnings.warn(f"FlashAttention 2 stays in use: {reason}", stacklevel=2)
+    except (ImportError, RuntimeError) as reason:  # built for another torch or CUDA version
+        warnings.warn(f"FlashAttention 3 cannot be used, using 2: {reason}", stacklevel=2)

@@ -1,7 +1,7 @@
-"""One rule for the path that a tensor takes. Knows no operation, and does not import triton.
+"""Choice between the CPU path and the Triton path of an operation. Does not import triton.
 
-Kernels stand in `*_triton.py` files, imported when the first tensor takes that path: torch's CUDA
-wheels bring triton, its CPU wheel does not.
+Triton kernels are in `*_triton.py` files, which are imported at their first use: torch's CUDA
+wheels include triton, its CPU wheels do not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 
 
 def uses_triton(x: torch.Tensor) -> bool:
-    """Triton for CUDA tensors, and for CPU tensors inside `interpreted()`; else torch."""
+    """Return True for CUDA tensors, and for CPU tensors inside `interpreted()`."""
     return x.is_cuda or _interpreted.get()
 
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """CPU tensors take the Triton path, run by triton's interpreter (about 1 ms a program).
+    """Run the Triton kernels for CPU tensors in triton's interpreter (about 1 ms per program).
 
-    For tests. Raises RuntimeError without TRITON_INTERPRET=1 in the environment, which triton reads
-    when a kernel file is first imported.
+    For tests. Raises RuntimeError unless TRITON_INTERPRET=1 is set in the environment; triton reads
+    it when a kernel file is first imported.
     """
     from triton import knobs
 
@@ -41,5 +41,5 @@ def interpreted() -> Iterator[None]:
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device; this makes it that of `x` (nothing on a CPU)."""
+    """Make the device of `x` the current device, to which Triton launches. No effect on a CPU."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,16 +1,16 @@
-"""fp32 weights kept as bf16 and a 16-bit error word, and an AdamW step on them.
+"""Split master weights: fp32 weights stored as bf16 plus a 16-bit error word, and their AdamW step.
 
-The bits of a fp32 number x, as an integer, are
+The bits of an fp32 number x, as an integer, are
 
     bits(x) = 2^16 bits(w) + e          w bf16, e int16
 
-with w the nearest bf16 to x, ties away from zero: e is x's lower half as a signed number, and w the
-upper half, plus 1 where e is negative. Every finite x has one such pair and comes back exactly, so
-that w and e together are a fp32 master weight, and w alone is what the model computes with.
-torch rounds ties to even; `tied_to_odd` names the weights, about one in 131,072, that differ.
+with w the nearest bf16 to x, ties away from zero: e is the lower half of x as a signed number, and
+w is the upper half, plus 1 if e is negative. Every finite x has exactly one such pair and is
+restored exactly: w and e together are an fp32 master weight, and the model computes with w alone.
+torch rounds ties to even; `tied_to_odd` finds the weights, about one in 131,072, that differ.
 
-The idea is that of split SGD (https://arxiv.org/abs/2010.06192, section 5) and of
-https://arxiv.org/abs/2602.23349. Bytes a weight: 2 + 2, and 4 + 4 for AdamW's moments.
+Source: split SGD (https://arxiv.org/abs/2010.06192, section 5) and
+https://arxiv.org/abs/2602.23349. Bytes per weight: 2 + 2, and 4 + 4 for AdamW's moments.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ _HALF = 1 << 15
 
 
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 of any shape -> its nearest bf16, and the error word in int16; exact for finite
-    numbers. Beyond the largest bf16 the first of them is an infinity, and the pair still exact."""
+    """Split fp32 of any shape into the nearest bf16 and the int16 error word. Exact for finite
+    numbers: above the largest bf16, the bf16 is infinite, but the pair still holds the exact
+    number."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)
 
 
 def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """bf16 and int16 of one shape -> the fp32 that `split_words` took apart, bit for bit."""
+    """Join bf16 and int16 of one shape to the fp32 number that `split_words` split, bit for bit."""
     bits = (weight.contiguous().view(torch.int16).int() << 16) + error
     return bits.view(torch.float32)
 
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """bool, where the master weight lies half-way between two bf16 and `weight` is the odd one:
-    rounded to even, as torch does it, it would be the one below in size."""
+    """Return a bool mask of the weights that torch would round to the bf16 below: their fp32 master
+    is exactly between two bf16 numbers, and `weight` is the odd one."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 
@@ -60,7 +61,7 @@ def adamw_error_word_reference_(
     v: torch.Tensor,
     spec: AdamW,
 ) -> None:
-    """As `adamw_error_word_`, by the formulas."""
+    """Compute `adamw_error_word_` from the formulas."""
     master = join_words(weight, error)
     adamw_reference_(master, grad.float(), m, v, spec)
     new_weight, new_error = split_words(master)
@@ -77,10 +78,11 @@ def adamw_error_word_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """One step in place. weight bf16, error int16, grad bf16 or fp32, m and v fp32, all [n].
-    `found_inf`: fp32 scalar there; where it is 1, all stay as they are.
+    """Compute one step in place. weight bf16, error int16, grad bf16 or fp32, m and v fp32, all
+    [n].
 
-    Raises ValueError when a dtype, a shape or the memory's layout is another.
+    `found_inf`: fp32 scalar on the same device. If it is 1, nothing is changed. Raises ValueError
+    for a wrong dtype, shape or memory layout.
     """
     _check(weight, error, grad, m, v)
     if uses_triton(weight):

@@ -1,4 +1,4 @@
-"""The gated activation of an MLP (SwiGLU, GEGLU), and its gradient.
+"""Gated activations of an MLP (SwiGLU, GEGLU), and their gradients.
 
     out = act(gate) up,    gate_up = [gate | up]
 
@@ -10,9 +10,9 @@
 
 (sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
 https://arxiv.org/abs/2002.05202. For silu and gelu the CPU path rounds act(gate) to the tensor's
-dtype before it multiplies, as stock transformers does; Triton and the reference round once, at the
-end. `gated` is differentiable; its parts are for autograd functions, which call them without
-recording. Shapes: T rows, I the intermediate size.
+dtype before the multiplication, as stock transformers does; Triton and the reference round once, at
+the end. `gated` is differentiable; `gated_forward` and `gated_backward` are for autograd functions.
+Shapes: T rows, I the intermediate size.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .tiles import row_tiles, rows_per_tile, wide
 __all__ = ["Activation", "gated", "gated_backward", "gated_forward", "gated_reference"]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-"""silu: SwiGLU. gelu: GEGLU by the error function. gelu_tanh: GEGLU by its tanh approximation
-(transformers' "gelu_pytorch_tanh")."""
+"""`silu`: SwiGLU. `gelu`: GEGLU with the error function. `gelu_tanh`: GEGLU with the tanh
+approximation (transformers' "gelu_pytorch_tanh")."""
 
 
 def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """gate_up [T, 2I] -> [T, I], rounded once."""
+    """Compute gate_up [T, 2I] -> [T, I], rounded once."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, -1)
     if activation == "silu":
         activated = F.silu(gate)
@@ -45,9 +45,9 @@ def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tens
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """gate_up [T, 2I] -> [T, I]. Differentiable once; saves gate_up alone.
+    """Compute gate_up [T, 2I] -> [T, I]. Differentiable once; saves only gate_up.
 
-    Raises ValueError for an odd or missing second dimension, or an activation not in `Activation`.
+    Raises ValueError for a wrong shape or an activation that is not in `Activation`.
     """
     _check(gate_up, activation)
     out: torch.Tensor = _Gated.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -57,7 +57,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """gate_up [T, 2I], rows may lie apart -> [T, I]."""
+    """Compute gate_up [T, 2I] -> [T, I]; rows may be non-contiguous."""
     _check(gate_up, activation)
     gate_up = _last_contiguous(gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -74,10 +74,11 @@ def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor
 def gated_backward(
     gate_up: torch.Tensor, d_out: torch.Tensor, activation: Activation, *, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [T, I] again, d_gate_up [T, 2I]) from gate_up [T, 2I] and d_out [T, I], in one pass.
+    """Return out [T, I], recomputed, and d_gate_up [T, 2I] from gate_up [T, 2I] and d_out [T, I],
+    in one pass.
 
-    `in_place` writes out over d_out, which the caller gives up; its last dimension must be
-    contiguous then (ValueError). gate_up is left for whoever goes backward again.
+    `in_place` overwrites d_out with out; its last dimension must then be contiguous (ValueError).
+    gate_up is not changed, so a second backward pass is possible.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
@@ -86,7 +87,7 @@ def gated_backward(
             f"{d_out.dtype} and {list(gate_up.shape)} {gate_up.dtype}"
         )
     if in_place and _last_contiguous(d_out) is not d_out:
-        raise ValueError("in_place needs d_out with a contiguous last dimension")
+        raise ValueError("in_place requires a d_out with a contiguous last dimension")
     gate_up, d_out = _last_contiguous(gate_up), _last_contiguous(d_out)
     d_gate_up = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
     out = d_out if in_place else torch.empty_like(d_out, memory_format=torch.contiguous_format)
@@ -101,7 +102,7 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Fills d_gate_up, and out where it is wanted, which may be d_out itself."""
+    """Fill d_gate_up and, if not None, out, which may be d_out itself."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 
@@ -142,14 +143,16 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def _scratch_dtype(dtype: torch.dtype, activation: Activation) -> torch.dtype:
-    """ATen's own kernels are fp32 inside; what we put together from several runs in fp32."""
+    """Return the dtype of temporaries. ATen's kernels compute in fp32 internally; a composition of
+    several operations needs fp32 temporaries."""
     return wide(dtype) if activation == "gelu_tanh" else dtype
 
 
 def _activate(
     gate: torch.Tensor, activation: Activation, out: torch.Tensor, sigmoid: torch.Tensor
 ) -> None:
-    """act(gate) [n, I] to out; for gelu_tanh also sigmoid(2 z), cheaper than ATen's tanh."""
+    """Write act(gate) [n, I] to out; for gelu_tanh also sigmoid(2 z), which is cheaper than ATen's
+    tanh."""
     if activation == "silu":
         torch.ops.aten.silu.out(gate, out=out)
     elif activation == "gelu":
@@ -167,7 +170,8 @@ def _activate_backward(
     sigmoid: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """d_activated act'(gate) [n, I] to out, which may be gate; the rest as `_activate` left it."""
+    """Write d_activated act'(gate) [n, I] to out, which may be gate. The other tensors are those of
+    `_activate`."""
     if activation == "silu":
         torch.ops.aten.silu_backward.grad_input(d_activated, gate, grad_input=out)
     elif activation == "gelu":
@@ -195,7 +199,7 @@ def _backward_cpu(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """As `_backward`: cells are read before they are written."""
+    """Compute `_backward`. Elements are read before they are overwritten."""
     num_rows, size = d_out.shape
     dtype = _scratch_dtype(d_out.dtype, activation)
     scratch = d_out.new_empty(3, rows_per_tile(num_rows, size), size, dtype=dtype)

@@ -1,6 +1,7 @@
-"""Triton kernels of gated_activation.py: one pass forward, one pass backward, in place if asked.
+"""Triton kernels of gated_activation.py: one pass forward, one pass backward, optionally in place.
 
-Knows what has been checked there; rows may lie apart, the last dimension is contiguous.
+The callers have checked the arguments. Rows may be non-contiguous, the last dimension is
+contiguous.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from .dispatch import on_device_of
 __all__ = ["launch_backward", "launch_forward"]
 
 
-BLOCK = 1024  # elements of a row that one program takes
+BLOCK = 1024  # elements of a row per program
 
 
 @triton.jit
 @no_type_check
 def _activation_and_slope(gate, ACTIVATION: tl.constexpr):
-    """act(gate) and act'(gate) of a fp32 block."""
+    """Return act(gate) and act'(gate) of an fp32 block."""
     if ACTIVATION == "silu":
         s = tl.sigmoid(gate)
         return gate * s, s * (1.0 + gate * (1.0 - s))
@@ -62,7 +63,7 @@ def _backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program reads all that it needs of its cells before it writes: in place is safe."""
+    """Backward pass. A program reads all inputs before it writes, so in place is safe."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size

@@ -1,6 +1,7 @@
-"""A language-model head over chunks of rows: their logits, and the gradients that follow from them.
+"""Language-model head over chunks of rows: logits, and the gradients computed from them.
 
-Shared by all that score tokens; knows no autograd. Formulas: head_rows.py and log_prob.py.
+Shared by all operations that score tokens; independent of autograd. Formulas: head_rows.py and
+log_prob.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient add
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCall:
-    """What one call is to compute, and how."""
+    """Options of one call."""
 
     transform: LogitTransform
     dtype: torch.dtype
@@ -64,15 +65,15 @@ class HeadCall:
 
 
 class TrainedRows(NamedTuple):
-    """Rows that stand in the place of some of the head's, which stays as it is."""
+    """Trained replacements for some rows of a frozen head."""
 
-    ids: torch.Tensor  # [k] int64, distinct: which rows of the weight
+    ids: torch.Tensor  # [k] int64, distinct rows of the weight
     values: torch.Tensor  # [k, H]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows: their logits overwritten as `read_rows` says."""
+    """A chunk of rows. Its logits are overwritten by `read_rows`."""
 
     rows: slice
     hidden: torch.Tensor  # [n, H]
@@ -83,16 +84,16 @@ class Chunk:
     call: HeadCall
 
     def other_probs(self) -> torch.Tensor:
-        """g Q, [n, 1]."""
+        """Return g Q, [n, 1]."""
         d = self.statistics.distance()[:, None]
         return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
 
     def target_slope(self) -> torch.Tensor:
-        """f_t, [n, 1]."""
+        """Return f_t, [n, 1]."""
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """p_t (z_t - mu), [n, 1]: how far d log p_t / d y goes into -dH / d y."""
+        """Return p_t (z_t - mu), [n, 1]: the factor of d log p_t / d y in -dH / d y."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]
@@ -107,7 +108,7 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Chunks of equal size (a last short one would read the whole weight for a few rows)."""
+    """Yield chunks of equal size: a short last chunk would read the whole weight for a few rows."""
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
     most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
@@ -134,13 +135,13 @@ def chunks(
 def hidden_gradients(
     chunk: Chunk, weight: torch.Tensor, trained: TrainedRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d log p / d h and dH / d h, [n, H] each."""
+    """Return d log p / d h and dH / d h, [n, H] each."""
     factor = chunk.other_probs()
     at_target = weight[chunk.targets].to(factor.dtype)
     pulled = torch.mm(chunk.pull, weight)
     spread = None if chunk.spread is None else torch.mm(chunk.spread, weight)
     if trained is not None:
-        # what the products above miss: the trained rows are not the weight's
+        # The products above use the weight's rows: add the difference of the trained rows.
         moved = trained.values.to(factor.dtype) - weight[trained.ids].to(factor.dtype)
         at_target += _is_target(chunk, trained).to(factor.dtype) @ moved
         pulled = pulled.to(factor.dtype).addmm_(_columns(chunk.pull, trained, factor), moved)
@@ -155,8 +156,8 @@ def hidden_gradients(
 
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d log p / d y and dH / d y in the columns of the trained rows, [n, k] each: times h they are
-    the rows' gradients."""
+    """Return d log p / d y and dH / d y in the columns of the trained rows, [n, k] each. Multiplied
+    by h they are the rows' gradients."""
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
     unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)
@@ -175,7 +176,7 @@ def _columns(of: torch.Tensor, trained: TrainedRows, like: torch.Tensor) -> torc
 
 
 class HeadGradient:
-    """Sums of d / d weight and d / d bias over rows, in the statistics' dtype."""
+    """Sums of the gradients of weight and bias over rows, in the dtype of the statistics."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: HeadCall) -> None:
         dtype = wide(call.dtype)
@@ -185,7 +186,7 @@ class HeadGradient:
         )
 
     def add(self, chunk: Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
-        """The chunk's rows by upstream weights of log_probs and entropy, [n, 1] each."""
+        """Add the gradients of a chunk. `log_prob`, `entropy`: upstream gradients, [n, 1] each."""
         factor = chunk.other_probs()
         if entropy is not None:
             assert chunk.spread is not None

@@ -1,22 +1,22 @@
-"""What a chunk of logits says about its target tokens, and its gradient in the chunk's place.
+"""Statistics of the target tokens in a chunk of logits, and the gradient in place of the logits.
 
-Shared by log_prob.py and linear_cross_entropy.py; knows neither hidden states nor the weight.
+Works on logits only, without hidden states or the weight.
 
 For one row of logits y and its target t, with g = logit_scale / temperature and a soft cap c:
-    z_j = c tanh(logit_scale y_j / c) / temperature        (without a cap: z_j = g y_j)
+    z_j = c tanh(logit_scale y_j / c) / temperature        (without soft cap: z_j = g y_j)
     q_j = softmax of z over the columns j != t,  lse_o = logsumexp of z over them
     d = lse_o - z_t,  p_t = sigmoid(-d),  Q = 1 - p_t = sigmoid(d)
     log p_t = -softplus(d)
-    f_j = 1 - (z_j temperature / c)^2  (without a cap: 1)
+    f_j = 1 - (z_j temperature / c)^2  (without soft cap: 1)
     d log p_t / d y_t = g f_t Q,   d log p_t / d y_j = -g f_j Q q_j
 No term subtracts nearly equal numbers when p_t -> 1, as 1 - p_t and z_t - logsumexp(z) would
-(arXiv 2610.31642). The row buffer is overwritten with f_j q_j (0 at the target): what is the same
-for a whole row is multiplied into the [n, H] product with the weight, not into [n, V].
+(arXiv 2610.31642). The row buffer is overwritten with f_j q_j (0 at the target). Factors that are
+constant within a row are applied to the [n, H] product with the weight, not to [n, V].
 
-With mu = sum_j q_j z_j, the entropy of p and its gradient come from the same pass:
+With mu = sum_j q_j z_j, the same pass gives the entropy of p and its gradient:
     H = p_t softplus(d) + Q softplus(-d) + Q (lse_o - mu)
     dH / d y_j = -g f_j Q q_j (z_j - mu) - p_t (z_t - mu) d log p_t / d y_j
-(0 in place of the first term at j = t).
+(the first term is 0 at j = t).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .tiles import wide
 
 __all__ = ["read_rows"]
 
-# Row tiles of this size fit a core's caches (docs/contributing/log); smaller tiles cost more calls.
+# Row tiles of this size fit a core's caches (docs/contributing/log); smaller tiles need more calls.
 _SCRATCH_BYTES = 2 << 20
-_MASKED = -1e30  # a logit of no probability that still multiplies without overflow
+_MASKED = -1e30  # a logit with probability 0 that can be multiplied without overflow
 
 
 def read_rows(
@@ -45,10 +45,10 @@ def read_rows(
     gradient: bool,
     spread: torch.Tensor | None = None,
 ) -> None:
-    """Statistics of a chunk of raw logits [n, V] into `out`.
+    """Write the statistics of a chunk of raw logits [n, V] to `out`.
 
-    With `gradient` the chunk is overwritten by f_j q_j, and `spread` [n, V], if given, by
-    f_j q_j (z_j - mu); without it the chunk's content is undefined afterwards.
+    With `gradient` the chunk is overwritten with f_j q_j, and `spread` [n, V], if not None, with
+    f_j q_j (z_j - mu). Without it the content of the chunk is undefined afterwards.
     """
     if uses_triton(logits):
         from .head_rows_triton import launch
@@ -83,7 +83,7 @@ def _read_tile(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """`read_rows` for a tile of rows that fits in the cache; targets [n, 1]."""
+    """Compute `read_rows` for a tile of rows that fits the cache; targets [n, 1]."""
     work, q = (buffer[: len(logits)] for buffer in scratch)
     in_place = logits.dtype == work.dtype
     z, q = (logits, logits) if in_place else (work.copy_(logits), q)
@@ -97,7 +97,7 @@ def _read_tile(
     if keeps_z:
         z = torch.sub(z, out.max_other[:, None], out=work)
     torch.softmax(z, 1, out=q)
-    # the largest q_j is exp(0) / sum_other, which saves a pass for the sum
+    # The largest q_j is exp(0) / sum_other, so the sum needs no pass of its own.
     torch.amax(q, 1, out=out.sum_other).reciprocal_()
     if out.mean_other is not None:
         out.mean_other.copy_(torch.linalg.vecdot(q, z))
@@ -116,7 +116,7 @@ def _read_tile(
 
 
 def _find_top1(z: torch.Tensor, targets: torch.Tensor, out: RowStatistics) -> None:
-    """argmax takes the first of equal columns; z [n, V] with the target masked."""
+    """Set is_top1; of equal columns the first is the argmax. z [n, V] with the target masked."""
     assert out.is_top1 is not None
     torch.gt(out.target, out.max_other, out=out.is_top1)
     tied = (out.target == out.max_other).nonzero()[:, 0]

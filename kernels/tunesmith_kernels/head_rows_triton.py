@@ -1,8 +1,8 @@
-"""`read_rows` of head_rows.py as one Triton kernel: one program reads a row of logits twice.
+"""Triton kernel of `read_rows` in head_rows.py: one program reads a row of logits twice.
 
-Imported where a tensor takes the Triton path only, so that the package works without triton. The
-first pass folds vocabulary blocks into the running statistics of logsumexp, the second overwrites
-them; in between the row is in the second-level cache. Formulas and names: head_rows.py.
+The first pass accumulates the statistics of logsumexp over blocks of the vocabulary; the second
+overwrites the logits. In between, the row is in the second-level cache. Formulas and symbols:
+head_rows.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def launch(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """See `read_rows`; logits [n, V] with contiguous columns, any of bf16, fp16, fp32."""
+    """Run `read_rows`. logits [n, V] with contiguous columns: bf16, fp16 or fp32."""
     rows, vocabulary = logits.shape
     if rows == 0:
         return
@@ -67,7 +67,16 @@ def launch(
 @triton.jit
 @no_type_check
 def _tanh(x):
-    """(1 - e^-2|x|) / (1 + e^-2|x|), which cancels near 0: there the series, to 1e-8."""
+    """tanh(x) = (1 - e^-2
+
+    x
+
+    ) / (1 + e^-2
+
+    x
+
+    ). Near 0, where this cancels, its series, accurate to 1e-8.
+    """
     square = x * x
     inner = -0.05396825 + square * 0.021869488
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))
@@ -113,7 +122,7 @@ def _row_kernel(
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
     t = tl.load(targets + row * targets_stride)
-    # a target outside the vocabulary reads nothing and gives NaN
+    # A target outside the vocabulary is not read and gives NaN.
     inside = (t >= 0) & (t < vocabulary)
     y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
     z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
@@ -127,7 +136,7 @@ def _row_kernel(
         j = start + columns
         in_row = j < vocabulary
         other = in_row & (j != t)
-        # not masked by `other`: wide loads need a mask that whole vectors share
+        # Not masked by `other`: vectorised loads need one mask value per vector.
         y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
         z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
         z = tl.where(other, z, _MASKED)

@@ -17,7 +17,7 @@ __all__ = ["LogitTransform", "RowStatistics"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogitTransform:
-    """From the head's output y to the logit z, in TRL's and transformers' order."""
+    """Transform from the head's output y to the logit z, in the order of TRL and transformers."""
 
     temperature: float = 1.0
     softcap: float | None = None
@@ -34,14 +34,14 @@ class LogitTransform:
         return self.logit_scale / self.temperature
 
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place, on a tensor of a wide dtype."""
+        """Transform a tensor of a wide dtype in place."""
         if self.softcap is None:
             return logits if self.gain == 1.0 else logits.mul_(self.gain)
         logits.mul_(self.logit_scale / self.softcap).tanh_()
         return logits.mul_(self.softcap / self.temperature)
 
     def slope_(self, z: torch.Tensor) -> torch.Tensor:
-        """f = 1 - tanh^2 of the soft cap, in place of z; all ones without one."""
+        """Overwrite z with f = 1 - tanh^2 of the soft cap; with ones if there is none."""
         if self.softcap is None:
             return z.fill_(1.0)
         return z.mul_(self.temperature / self.softcap).square_().neg_().add_(1.0)
@@ -49,13 +49,13 @@ class LogitTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStatistics:
-    """What is kept of each of N rows; see the formulas above."""
+    """Statistics of N rows of logits; the symbols are those of head_rows.py."""
 
     target: torch.Tensor  # [N] z_t
     max_other: torch.Tensor  # [N] largest z_j, j != t
     sum_other: torch.Tensor  # [N] sum_j exp(z_j - max_other), j != t
-    mean_other: torch.Tensor | None  # [N] mu - max_other, if the entropy is asked for
-    is_top1: torch.Tensor | None  # [N] bool: t is the first of the largest columns
+    mean_other: torch.Tensor | None  # [N] mu - max_other, if the entropy is requested
+    is_top1: torch.Tensor | None  # [N] bool: t is the argmax (the first of equal columns)
 
     @classmethod
     def empty(
@@ -80,7 +80,7 @@ class RowStatistics:
         )
 
     def split(self, rows: int) -> Iterator[RowStatistics]:
-        """Views of `rows` rows each, the last of what is left."""
+        """Yield views of `rows` rows each; the last may have fewer."""
         if len(self.target) <= rows:
             yield self
             return
@@ -96,22 +96,23 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """d = lse_o - z_t, [N] fp64: exp(-d) is relative to a rounding of d."""
+        """Return d = lse_o - z_t, [N] fp64, because the relative error of exp(-d) is the absolute
+        error of d."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 
     def log_probs(self) -> torch.Tensor:
-        """log p_t, [N] fp64."""
+        """Return log p_t, [N] fp64."""
         return -softplus(self.distance())
 
     def entropy(self) -> torch.Tensor:
-        """H, [N] fp64."""
+        """Return H, [N] fp64."""
         assert self.mean_other is not None
         d = self.distance()
         others = self.sum_other.double().log() - self.mean_other.double()
         return torch.sigmoid(-d) * softplus(d) + torch.sigmoid(d) * (softplus(-d) + others)
 
     def target_above_mean(self) -> torch.Tensor:
-        """z_t - mu, [N]."""
+        """Return z_t - mu, [N]."""
         assert self.mean_other is not None
         return self.target - (self.max_other + self.mean_other)

@@ -1,18 +1,18 @@
-"""Log-probabilities of given tokens under a language-model head, without the [N, V] logits.
+"""Log-probabilities of target tokens under a language-model head, without the [N, V] logits.
 
 For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (see head_rows.py):
     log p_i = z_{t_i} - logsumexp_j z_j
     d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
-Rows are scored in chunks whose logits fit a byte budget. Each chunk's logits are turned into
-gradients while they are there: backward only scales d log p / d h, [N, H], by the upstream
-gradient, which is exact for any upstream. The head's gradient needs the upstream weights u_i: the
-sum for u_i = 1 is taken along and used when they turn out equal (a mean or sum over tokens); else
-backward computes the logits once more. Idea: arXiv 2411.09009 (never hold the logits), gradient
-in forward as in Liger's kernel.
+Rows are scored in chunks whose logits fit a byte budget. Forward already converts each chunk's
+logits to gradients: backward only scales d log p / d h, [N, H], by the upstream gradient, which is
+exact for any upstream gradient. The head's gradient needs the upstream weights u_i: forward sums it
+for u_i = 1, and backward uses this sum if all u_i are equal (a mean or sum over tokens); otherwise
+it computes the logits again. Sources: arXiv 2411.09009 (no full logits), Liger's kernel (gradient
+in forward).
 
-Where only some rows R of the head train, their values come beside a frozen W: the columns R of the
-logits, and d log p / d z_R, [N, k], are all that is kept for their gradient. No second [V, H].
+If only some rows R of the head are trained, W is frozen and their values are separate. Only
+d log p / d z_R, [N, k], is saved for their gradient, and there is no second [V, H] tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
-# Measured (docs/contributing/log): a core's GEMMs gain nothing above 512 rows; a GPU's need more.
+# Measured (docs/contributing/log): GEMMs of a core gain nothing above 512 rows; a GPU needs more.
 _MOST_ROWS = {"cpu": 512}
 _MOST_ROWS_ELSEWHERE = 4096
 _BYTES = {"cpu": 128 << 20}
@@ -45,11 +45,11 @@ _BYTES_ELSEWHERE = 2 << 30
 
 
 class TokenLogProbs(NamedTuple):
-    """Per scored row; fp32 (fp64 for fp64 input)."""
+    """Results per scored row; fp32, or float64 for float64 input."""
 
     log_probs: torch.Tensor  # [N]
     entropy: torch.Tensor | None  # [N], in nats
-    is_top1: torch.Tensor | None  # [N] bool: the target is the argmax (the first of equals)
+    is_top1: torch.Tensor | None  # [N] bool: the target is the argmax (first of equal columns)
 
 
 def token_log_probs_reference(
@@ -63,7 +63,7 @@ def token_log_probs_reference(
     logit_scale: float = 1.0,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """The same numbers from full logits, in fp32 after the projection."""
+    """Compute the same from full logits, in fp32 after the projection."""
     if trained is not None:
         weight = weight.index_copy(0, trained.ids, trained.values.to(weight.dtype))
     logits = linear(hidden, weight, bias)
@@ -92,17 +92,17 @@ def token_log_probs(
     byte_budget: int | None = None,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """log p(target) of each row; hidden [N, H], weight [V, H], bias [V] or None, targets [N] int64.
+    """Return log p(target) of each row. hidden [N, H], weight [V, H], bias [V] or None, targets [N]
+    int64.
 
     Differentiable in hidden, weight and bias through `log_probs`, and through `entropy` with
-    entropy="grad". The projection runs in the autocast dtype, without autocast in hidden's dtype.
-    N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
+    entropy="grad". The projection runs in the autocast dtype, without autocast in the dtype of
+    hidden. N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
 
-    trained: rows that train in place of the weight's own, which then takes no gradient itself.
+    trained: rows that replace those of a frozen weight and train instead of it.
 
-    byte_budget: bytes of logits held at a time, None for 128 MiB on a CPU and 2 GiB elsewhere;
-    one row of logits is always held. Raises ValueError for shapes, dtypes or targets that do not
-    fit.
+    byte_budget: largest size of the logits held at a time, in bytes; None: 128 MiB on a CPU, 2 GiB
+    elsewhere. At least one row is held. Raises ValueError for wrong shapes, dtypes or targets.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     if trained is not None:
@@ -147,13 +147,13 @@ def _check(
         )
     if byte_budget is not None and byte_budget < 1:
         raise ValueError(f"byte_budget must be at least 1, got {byte_budget}")
-    # elsewhere this would wait for the device; there such a row's log-probability is NaN
+    # On a GPU this check would synchronise; there the log-probability of such a row is NaN.
     if targets.device.type == "cpu" and len(targets):
         low, high = (int(bound) for bound in targets.aminmax())
         if low < 0 or high >= weight.shape[0]:
             raise ValueError(
                 f"targets must be in [0, {weight.shape[0]}), got {low if low < 0 else high}; "
-                "drop the rows without a label"
+                "remove rows without a label"
             )
 
 
@@ -165,7 +165,9 @@ def _check_trained(weight: torch.Tensor, bias: torch.Tensor | None, trained: Tra
             f"got {list(ids.shape)} {ids.dtype} and {list(values.shape)}"
         )
     if weight.requires_grad or (bias is not None and bias.requires_grad):
-        raise ValueError("trained rows stand in a frozen head: this one asks for a gradient")
+        raise ValueError(
+            "trained rows require a frozen head, but its weight or bias has a gradient"
+        )
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -250,7 +252,7 @@ def _scaled_rows(
     unit_entropy: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """The gradient of hidden from its parts per row, [N, H]."""
+    """Return the gradient of hidden from its parts per row, [N, H]."""
     parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
     terms = [
         part * upstream[:, None]
@@ -261,7 +263,8 @@ def _scaled_rows(
 
 
 def _all_equal(upstream: torch.Tensor) -> bool:
-    """Asked with a trainable head only; a sum's or a mean's gradient answers without its values."""
+    """Return True if all upstream gradients are equal. Called only for a trainable head; the
+    gradient of a sum or mean has stride 0, so its values are not read."""
     return upstream.stride(0) == 0 or len(upstream) < 2 or bool((upstream == upstream[0]).all())
 
 
@@ -274,7 +277,7 @@ def _scaled_sum(
         return total.to(like.dtype)
     if len(upstream) == 0:
         return torch.zeros_like(like)
-    # not in place: a second backward over a retained graph reads the sum again
+    # Not in place: a second backward over a retained graph reads the sum again.
     return torch.mul(total, upstream[0], out=torch.empty_like(like))
 
 
@@ -287,7 +290,7 @@ def _head_gradient_again(
     by_entropy: torch.Tensor | None,
     call: HeadCall,
 ) -> HeadGradient:
-    """The head's gradient for rows of unequal weights, from the logits once more."""
+    """Compute the head's gradient for rows of unequal weights by computing the logits again."""
     asked = by_entropy is not None
     call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
     sums = HeadGradient(weight, bias, call)

@@ -1,18 +1,18 @@
-"""Linear layers with LoRA adapters as one autograd node, with what comes just before them inside.
+"""Linear layers with LoRA adapters as one autograd node, including the operation before them.
 
-For each of several projections that read one input x (q, k and v; gate and up; or one alone):
+For one or more projections of the same input x (q, k and v; gate and up; or a single one):
 
     h   = prologue(x)                           RMSNorm, a gated activation, or x itself
     y_i = h W_i' + b_i + s_i (h A_i') B_i'      https://arxiv.org/abs/2106.09685, equation 3
-    y   = residual + m [y_1 | y_2 | ...]        where a residual is given
+    y   = residual + m [y_1 | y_2 | ...]        if there is a residual
 
 Backward, with the y_i side by side, d = m dy, e_i = s_i d_i B_i and e, A the e_i, A_i side by side:
 
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
-Saved are x, the row statistics and h A'; h is rebuilt, frozen weights get no gradient, and the
-A_i are one GEMM. Weights in NF4 are widened in forward and again in backward, and not kept. All
-large products are the BLAS's; what is ours is what is not computed or kept.
+Forward saves x, the row statistics and h A'. Backward recomputes h and computes no gradients of
+frozen weights; one GEMM serves all A_i. NF4 weights are dequantised in forward and again in
+backward, and not kept in between. The BLAS computes all large products.
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ __all__ = ["Adapter", "Norm", "Projection", "lora_linear", "lora_linear_referenc
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """s B A on one projection."""
+    """LoRA adapter s B A of one projection."""
 
     a: torch.Tensor
     """[r, in]"""
     b: torch.Tensor
     """[out, r]"""
     scale: float
-    """lora_alpha / r, or / sqrt(r) with rank stabilisation: https://arxiv.org/abs/2312.03732."""
+    """lora_alpha / r, or lora_alpha / sqrt(r) with rank stabilisation:
+    https://arxiv.org/abs/2312.03732."""
     dropout: float = 0.0
-    """Share of the adapter's input that is zeroed, each projection by its own mask."""
+    """Dropout probability of the adapter's input; each projection has its own mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
+    """A linear layer with an optional adapter."""
+
     weight: torch.Tensor | NF4Weight
-    """[out, in]; of the projections of one node, all are in NF4 or none is."""
+    """[out, in]. Either all projections of a node are in NF4, or none is."""
     bias: torch.Tensor | None = None
     adapter: Adapter | None = None
 
@@ -72,7 +75,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """What of a node is not a tensor."""
+    """Arguments of a node that are not tensors."""
 
     norm: tuple[float, NormKind] | None
     activation: Activation | None
@@ -81,9 +84,9 @@ class _Spec:
     dropouts: tuple[float, ...]
     residual_scale: float
     dtype: torch.dtype
-    """In which the products are computed: autocast's where it is on, else the input's."""
+    """Dtype of the products: autocast's if enabled, otherwise the input's."""
     packed: tuple[NF4Weight, ...]
-    """The weights, where they are in NF4; else empty."""
+    """NF4 weights; empty if the weights are plain tensors."""
 
 
 def lora_linear(
@@ -96,10 +99,12 @@ def lora_linear(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """x: [..., in], or [..., 2 in] (gate | up) with an `activation`. Returns [..., sum of outs].
+    """Compute the projections. x: [..., in], or [..., 2 in] (gate
 
-    `fused_weight`: the projections' weights as one tensor [sum of outs, in] that shares their
-    memory, so that they are one GEMM and nothing is copied. `residual`: [..., sum of outs].
+    up) with an `activation`. Returns [..., sum of outs].
+
+    `fused_weight`: one tensor [sum of outs, in] that shares the memory of all projections' weights,
+    so that one GEMM computes them without a copy. `residual`: [..., sum of outs].
     """
     spec = _Spec(
         norm=(norm.eps, norm.kind) if norm else None,
@@ -130,7 +135,7 @@ def lora_linear_reference(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """The formulas above, one projection after the other; no dropout."""
+    """Compute the formulas above, one projection after the other; without dropout."""
     if norm is not None:
         x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
     if activation is not None:
@@ -178,7 +183,7 @@ class _LoraLinear(torch.autograd.Function):
             if residual is not None and fits and _accumulates(spec, b):
                 y, residual = torch.addmm(residual.flatten(0, -2), h, weight.T), None
             elif all(bias is not None for bias in biases):
-                # Inside the product, before it is rounded.
+                # Added inside the GEMM, before its result is rounded.
                 y, biases = torch.addmm(torch.cat(biases), h, weight.T), [None] * len(biases)
             else:
                 y = h @ weight.T
@@ -193,7 +198,7 @@ class _LoraLinear(torch.autograd.Function):
         kept = None if spec.packed else weight
         ctx.save_for_backward(rows, rstd, norm_weight, kept, *a, *b, *h_a, *masks)
         ctx.spec, ctx.shape = spec, x.shape
-        # No view where none is needed: what comes next may then work in place.
+        # A view only if necessary, because the next operation may work in place.
         return y if x.dim() == 2 else y.unflatten(0, x.shape[:-1])
 
     @staticmethod
@@ -245,13 +250,14 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Side by side; a single one itself, as a copy would be kept until backward."""
+    """Concatenate the weights. A single weight is returned itself, because a copy would be kept
+    until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
 
 def _accumulates(spec: _Spec, b: Tensors) -> bool:
-    """Whether the products may be added to the residual one by one. In half precision an adapter
-    that is small beside the residual would be rounded away: it joins its projection first."""
+    """Return True if the products can be added to the residual one by one. In half precision, a
+    small adapter output would be lost in the residual, so it is added to its projection first."""
     exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
     return exact and spec.residual_scale == 1.0
 
@@ -282,7 +288,7 @@ def _prologue_backward(
     dh: torch.Tensor,
     need_norm: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
-    """h where it comes for free (else None), the gradients of x and of the norm's weight."""
+    """Return h if it is a by-product, else None, and the gradients of x and the norm's weight."""
     if spec.norm is not None and norm_weight is not None and rstd is not None:
         kind = spec.norm[1]
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)
@@ -294,21 +300,22 @@ def _prologue_backward(
 
 
 def _scale(adapter: Adapter | None) -> float:
-    """s, times the 1 / (1 - p) of its dropout, which half precision would round on the input."""
+    """Return s / (1 - p): the dropout's factor is applied here, because half precision would round
+    it on the input."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)
 
 
 def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
-    """Where the input stays, bool; drawn as torch.nn.Dropout does."""
+    """Return the bool mask of kept inputs, with the random numbers of torch.nn.Dropout."""
     if p == 0.0:
         return None
     return torch.nn.functional.dropout(torch.ones_like(h), p) != 0
 
 
 def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
-    """h A_i' for each projection: one GEMM for all, unless each has its own dropout."""
+    """Return h A_i' for each projection: one GEMM for all, unless each has its own dropout."""
     present = [one for one in a if one is not None]
     if not present or any(mask is not None for mask in masks):
         return [
@@ -320,7 +327,7 @@ def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
 
 
 def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch.Tensor, list[Any]]:
-    """e_i = s_i d_i B_i: side by side in one tensor [T, sum of ranks], and as its columns."""
+    """Return e_i = s_i d_i B_i, side by side in one tensor [T, sum of ranks] and as its columns."""
     ranks = [0 if one is None else one.shape[1] for one in b]
     e = parts[0].new_empty(len(parts[0]), sum(ranks))
     columns = e.split(ranks, dim=1)
@@ -333,7 +340,7 @@ def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch
 def _add_times_a(
     dh: torch.Tensor, whole_e: torch.Tensor, e: Tensors, a: Tensors, masks: Tensors
 ) -> None:
-    """dh += sum of e_i A_i, each through its dropout."""
+    """Add the sum of e_i A_i to dh, each with its dropout mask."""
     present = [one for one in a if one is not None]
     if not present:
         return

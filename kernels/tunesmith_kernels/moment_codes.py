@@ -1,15 +1,15 @@
-"""AdamW's moments in 8 bits, block by block, with a scale in fp32 for each.
+"""8-bit codes of AdamW's moments, with an fp32 scale per block.
 
-Blocks of 256 elements, the last one shorter. With s the largest |m| (or v) of the block:
+A block has 256 elements, the last one fewer. With s the largest |m| (or v) of the block:
 
     m = s_m c |c| / 127^2        c in [-127, 127]     int8,  nearest
     v = s_v (c / 255)^4          c in [0, 255]        uint8, stochastic, c >= 1 where v > 0
 
-The powers give small elements resolution: with a plain linear code most of a block's v would be 0
-and their steps without bound, hence the 1 as well. v changes by a thousandth a step, which rounding
-to the nearest code would lose; c = floor(c' + u), u uniform in [0, 1), keeps it in the mean.
-Block-wise 8-bit moments: https://arxiv.org/abs/2110.02861. Scales below fp32's smallest normal
-number count as 0, and so does their block.
+The powers give small elements a higher resolution: with a linear code most v of a block would be 0,
+and their steps would be unbounded. For the same reason c >= 1. v changes by a thousandth per step,
+which rounding to the nearest code would lose; c = floor(c' + u) with u uniform in [0, 1) keeps the
+change in the mean. Block-wise 8-bit moments: https://arxiv.org/abs/2110.02861. A scale below the
+smallest normal fp32 number is stored as 0, and its block decodes to 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Both moments of n weights; made of zeros, they stand for zeros."""
+    """Both moments of n weights. Codes and scales of zero represent zero."""
 
     m_code: torch.Tensor
     """[n] int8"""
@@ -45,24 +45,24 @@ def num_blocks(size: int) -> int:
 def decode_m(
     code: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
 ) -> None:
-    """code [n] int8, scale [blocks], out and scratch [blocks x BLOCK] fp32."""
+    """Decode m. code [n] int8, scale [blocks], out and scratch [blocks x BLOCK] fp32."""
     out[: len(code)].copy_(code)
     torch.abs(out, out=scratch)
     out.mul_(scratch).view(-1, BLOCK).mul_((scale / 127**2).unsqueeze(1))
 
 
 def decode_v(code: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
-    """code [n] uint8, scale [blocks], out [blocks x BLOCK] fp32."""
+    """Decode v. code [n] uint8, scale [blocks], out [blocks x BLOCK] fp32."""
     out[: len(code)].copy_(code)
-    # In this order: 255^4 times a tiny scale's inverse would leave fp32's range.
+    # The order matters: 255^4 times the inverse of a tiny scale would overflow fp32.
     out.mul_(1 / 255).square_().square_().view(-1, BLOCK).mul_(scale.unsqueeze(1))
 
 
 def encode_m(
     m: torch.Tensor, code: torch.Tensor, scale: torch.Tensor, scratch: torch.Tensor
 ) -> None:
-    """m and scratch [blocks x BLOCK] fp32, the tail zero: writes code [n] and scale [blocks]; m is
-    lost."""
+    """Encode m into code [n] and scale [blocks]. m and scratch [blocks x BLOCK] fp32, with zeros
+    after n. m is overwritten."""
     torch.abs(m, out=scratch)
     scratch.view(-1, BLOCK).mul_(_inverse_of_largest(scratch, scale))
     scratch.sqrt_().clamp_(max=1.0).mul_(127.0)
@@ -72,8 +72,8 @@ def encode_m(
 def encode_v(
     v: torch.Tensor, code: torch.Tensor, scale: torch.Tensor, uniform: torch.Tensor
 ) -> None:
-    """v [blocks x BLOCK] fp32, the tail zero, uniform [n] in [0, 1): writes code [n] and scale
-    [blocks]; v is lost."""
+    """Encode v into code [n] and scale [blocks]. v [blocks x BLOCK] fp32, with zeros after n, is
+    overwritten. uniform [n] in [0, 1)."""
     v.view(-1, BLOCK).mul_(_inverse_of_largest(v, scale))
     some = v[: len(code)] > 0
     v.sqrt_().sqrt_().clamp_(max=1.0).mul_(255.0)
@@ -82,7 +82,8 @@ def encode_v(
 
 
 def _inverse_of_largest(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Writes scale [blocks] and gives its inverse [blocks, 1], 0 where there is nothing."""
+    """Write each block's largest element to scale [blocks]; return its inverse [blocks, 1], 0 for
+    0."""
     torch.amax(x.view(-1, BLOCK), dim=1, out=scale)
     scale.masked_fill_(scale < _TINY, 0.0)
     return scale.reciprocal().masked_fill_(scale == 0.0, 0.0).unsqueeze(1)

@@ -1,13 +1,13 @@
-"""Weights in 4-bit NormalFloat, as bitsandbytes stores them, widened again.
+"""Dequantisation of weights in 4-bit NormalFloat (NF4), in the storage format of bitsandbytes.
 
-    w[i] = code[c_i] a[i // B]          c_i: the i-th 4 bits, of each byte the upper first
+    w[i] = code[c_i] a[i // B]          c_i: the i-th 4 bits, the upper half of each byte first
 
-with one a for each block of B weights, in fp32, or quantised once more to 8 bits:
+with one scale a per block of B weights, in fp32, or quantised again to 8 bits:
 
     a[j] = code2[b_j] a2[j // 256] + offset
 
 Dettmers et al., "QLoRA", https://arxiv.org/abs/2305.14314, section 3 and appendix E (the code). The
-product is taken in fp32 and rounded once: bit for bit what bitsandbytes gives.
+product is computed in fp32 and rounded once: equal to bitsandbytes bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The formulas above: [out, in] in `dtype`."""
+    """Compute the formulas above: [out, in] in `dtype`."""
     size = weight.shape[0] * weight.shape[1]
     code = torch.tensor(CODE, device=weight.packed.device)
     nibbles = torch.stack([weight.packed >> 4, weight.packed & 15], dim=1).flatten()[:size]
@@ -39,9 +39,9 @@ def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
 def nf4_dequantize(
     weight: NF4Weight, dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[out, in] in `dtype`, into the contiguous `out` where it is given.
+    """Return the weight [out, in] in `dtype`, written to the contiguous `out` if not None.
 
-    Raises ValueError when sizes do not belong together.
+    Raises ValueError for inconsistent sizes.
     """
     _check(weight)
     if out is None:
@@ -57,7 +57,7 @@ def nf4_dequantize(
 
 
 def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tensor:
-    """Weights that read the same input as one: [sum of outs, in]."""
+    """Dequantise weights with the same input into one tensor [sum of outs, in]."""
     outs = [weight.shape[0] for weight in weights]
     whole = torch.empty(
         sum(outs), weights[0].shape[1], dtype=dtype, device=weights[0].packed.device
@@ -68,7 +68,8 @@ def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tens
 
 
 def _absmax(weight: NF4Weight) -> torch.Tensor:
-    """[blocks] fp32. The product is rounded before the sum, as bitsandbytes does it."""
+    """Return the block scales [blocks] fp32. The product is rounded before the sum, as in
+    bitsandbytes."""
     scales = weight.scales
     if scales is None:
         return weight.absmax
@@ -77,7 +78,7 @@ def _absmax(weight: NF4Weight) -> torch.Tensor:
 
 
 def _dequantize_cpu(weight: NF4Weight, out: torch.Tensor) -> None:
-    """out: [weights]. A byte is looked up at once: both its weights."""
+    """Write the weights to out [weights]. One table lookup gives both weights of a byte."""
     code, half = torch.tensor(CODE), weight.block // 2
     pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], dim=1)
     absmax = _absmax(weight)

@@ -1,6 +1,6 @@
-"""The Triton kernel of nf4.py: scales, code and product in one launch.
+"""Triton kernel of nf4.py: scales, code and product in one launch.
 
-Knows what has been checked there; all tensors are flat and contiguous.
+The callers have checked the arguments. All tensors are flat and contiguous.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .nf4_types import CODE, SCALES_BLOCK, NF4Weight
 
 __all__ = ["launch"]
 
-BYTES = 2048  # that one program takes: 16 a thread
+BYTES = 2048  # per program: 16 per thread
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _dequantize_kernel(
     at = first + tl.arange(0, BYTES)
     mask = at < num_bytes
     byte = tl.load(packed + at, mask=mask, other=0).to(tl.int32)
-    # A block has an even number of weights: both of a byte are of one.
+    # A block has an even number of weights, so both weights of a byte are in one block.
     block = at * 2 // BLOCK
     if NESTED:
         index = tl.load(absmax + block, mask=mask, other=0).to(tl.int32)
@@ -63,7 +63,7 @@ def _code_on(device: torch.device) -> torch.Tensor:
 
 
 def launch(weight: NF4Weight, out: torch.Tensor) -> None:
-    """out: [weights]"""
+    """Dequantise into out [weights]."""
     size = out.numel()
     if size == 0:
         return
@@ -84,5 +84,5 @@ def launch(weight: NF4Weight, out: torch.Tensor) -> None:
             NESTED=scales is not None,
             BYTES=BYTES,
             num_warps=4,
-            enable_fp_fusion=False,  # a * b + c in one rounding would not be bitsandbytes' scale
+            enable_fp_fusion=False,  # bitsandbytes rounds a * b before it adds c
         )

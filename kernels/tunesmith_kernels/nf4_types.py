@@ -19,7 +19,7 @@ SCALES_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Scales:
-    """What block scales of 8 bits stand for."""
+    """Second quantisation of the block scales to 8 bits."""
 
     code: torch.Tensor
     """[256] fp32"""
@@ -31,12 +31,14 @@ class NF4Scales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Weight:
+    """A weight in NF4."""
+
     packed: torch.Tensor
     """[weights / 2, rounded up] uint8"""
     absmax: torch.Tensor
-    """[blocks] fp32, or uint8 where there are `scales`"""
+    """[blocks] fp32, or uint8 with `scales`"""
     block: int
-    """Weights to a scale, a power of two."""
+    """Weights per block, a power of two."""
     shape: tuple[int, int]
     """(out, in)"""
     scales: NF4Scales | None = None

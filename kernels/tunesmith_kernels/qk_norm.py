@@ -1,7 +1,11 @@
-"""RMSNorm on the queries and keys inside a packed q | k | v.
+"""RMSNorm of the queries and keys in a packed q
 
-Per head (Qwen 3, Gemma 3: weights [head_dim]) or over all heads at once (OLMo 2: weights
-[heads * head_dim] and [kv_heads * head_dim]); the values pass through. Formula: rms_norm.py.
+k
+
+v.
+
+The norm is per head (Qwen 3, Gemma 3: weights [head_dim]) or over all heads (OLMo 2: weights [heads
+* head_dim] and [kv_heads * head_dim]). Values are not changed. Formula: rms_norm.py.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ def qk_norm(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """qkv: [T, (heads + 2 kv_heads) head_dim], **overwritten**; its producer must not have saved
-    it. Returns it."""
+    """Normalise q and k in place. qkv: [T, (heads + 2 kv_heads) head_dim], **overwritten** and
+    returned; the operation that produced it must not have saved it."""
     result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         qkv, q_weight, k_weight, eps, kind, shape
     )
@@ -41,7 +45,7 @@ def qk_norm_reference(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """The same out of place."""
+    """Compute the same out of place."""
     q, k, v = qkv.split(_columns(shape), dim=1)
     pieces = [
         rms_norm_reference(x.unflatten(1, (-1, len(weight))), weight, eps, kind).flatten(1)

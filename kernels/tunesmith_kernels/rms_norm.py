@@ -1,4 +1,4 @@
-"""RMSNorm in the three roundings of transformers' models, and its gradient.
+"""RMSNorm with the three rounding variants of transformers' models, and its gradient.
 
     r = 1 / sqrt(mean(x^2) + eps)          per row, fp32
     LLAMA   y = w * cast(x r)              Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite
@@ -10,11 +10,10 @@ with g = w dy (GEMMA: (1 + w) dy):
     dx = r (g - x r mean(g x r))           dw = sum over rows of dy x r
 
 Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467.
-A row of zeros gives zeros, and gradients of at most 1 / sqrt(eps) times dy. Shapes: H is the
-normalised size, x is [..., H]; rows may lie apart (heads inside a wider buffer), the last dimension
-is contiguous or copied. Backward saves r alone: y is rebuilt by `rms_norm_apply`. `rms_norm` is
-differentiable; its parts (forward, apply, backward) are for autograd functions, which call them
-without recording.
+A row of zeros gives zeros, and gradients of at most 1 / sqrt(eps) times dy. Shapes: x is [..., H],
+with H the normalised size; rows may be non-contiguous (heads in a wider buffer), the last dimension
+is copied if it is not contiguous. Forward saves only r: `rms_norm_apply` recomputes y. `rms_norm`
+is differentiable; its parts (forward, apply, backward) are for autograd functions.
 """
 
 from __future__ import annotations
@@ -39,18 +38,21 @@ __all__ = [
 
 
 class NormKind(StrEnum):
+    """Variant of RMSNorm: the place of the rounding and the meaning of the weight."""
+
     LLAMA = "llama"
     """x r is rounded to x's dtype, then multiplied by w: y has the wider dtype of x and w."""
     GEMMA = "gemma"
-    """The weight counts from 1, the product is taken in fp32: y has x's dtype."""
+    """The factor is 1 + w, multiplied in fp32: y has x's dtype."""
     OLMO = "olmo"
-    """The product is taken in fp32: y has x's dtype."""
+    """The product is computed in fp32: y has x's dtype."""
 
 
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """The module of transformers, line by line. x [..., H], weight [H] -> y [..., H]."""
+    """Compute RMSNorm as the modules of transformers do, line by line. x [..., H], weight [H] -> y
+    [..., H]."""
     x_wide = x.to(wide(x.dtype))
     normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)
     if kind is NormKind.LLAMA:
@@ -63,9 +65,9 @@ def rms_norm_reference(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """x [..., H], weight [H] -> y [..., H]. Differentiable once, in x and weight.
+    """Compute x [..., H], weight [H] -> y [..., H]. Differentiable once, in x and weight.
 
-    Raises ValueError when weight is not one value for each of x's last dimension.
+    Raises ValueError if the shape of weight is not that of x's last dimension.
     """
     _check(x, weight)
     y: torch.Tensor = _RMSNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -77,7 +79,7 @@ def rms_norm(
 def rms_norm_forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., H], weight [H] -> y [..., H], and r [..., 1] in fp32 (float64 for float64)."""
+    """Return y [..., H] and r [..., 1] in fp32 (float64 for float64). x [..., H], weight [H]."""
     _check(x, weight)
     rows = _rows(x)
     y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
@@ -94,7 +96,8 @@ def rms_norm_forward(
 def rms_norm_apply(
     x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, kind: NormKind
 ) -> torch.Tensor:
-    """y [..., H] again, bit for bit, from x [..., H], weight [H] and forward's rstd [..., 1]."""
+    """Recompute y [..., H], bit for bit, from x [..., H], weight [H] and rstd [..., 1] of the
+    forward pass."""
     _check(x, weight)
     rows = _rows(x)
     y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
@@ -117,8 +120,8 @@ def rms_norm_backward(
     *,
     weight_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """dx [..., H] in x's dtype, and dweight [H] in weight's where asked for; dy is [..., H] of any
-    float dtype."""
+    """Return dx [..., H] in x's dtype and, with `weight_grad`, dweight [H] in weight's dtype. dy
+    [..., H] may have any float dtype."""
     _check(x, weight)
     rows = _rows(x)
     dy = _last_contiguous(dy).reshape(rows.shape)
@@ -169,7 +172,8 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [..., H] as [R, n, H], a view where its strides allow: n is 1 unless heads lie apart."""
+    """Return x [..., H] as [R, n, H], as a view if its strides allow it: n is 1 unless the heads
+    are non-contiguous."""
     x = _last_contiguous(x)
     if x.dim() > 3:
         x = x.flatten(0, -3)
@@ -179,7 +183,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(weight: torch.Tensor, kind: NormKind, dtype: torch.dtype) -> torch.Tensor:
-    """What x r is multiplied by: [H]."""
+    """Return the factor of x r, [H]."""
     return weight.to(dtype) + 1 if kind is NormKind.GEMMA else weight.to(dtype)
 
 
@@ -192,7 +196,7 @@ def _forward_cpu(
     *,
     eps: float | None,
 ) -> None:
-    """x, y [R, n, H], rstd [R, n, 1]: read when eps is None, else written."""
+    """Fill y. x, y [R, n, H]; rstd [R, n, 1] is an input if eps is None, else an output."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)
@@ -219,7 +223,7 @@ def _backward_cpu(
     dx: torch.Tensor,
     weight_grad: bool,
 ) -> torch.Tensor | None:
-    """Fills dx [R, n, H]; dweight [H] in fp32, or None. All tensors [R, n, H], rstd [R, n, 1]."""
+    """Fill dx [R, n, H]; return dweight [H] in fp32, or None. dy, x [R, n, H], rstd [R, n, 1]."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     dweight = torch.zeros_like(factor) if weight_grad else None

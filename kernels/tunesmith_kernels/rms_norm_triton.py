@@ -1,6 +1,6 @@
-"""Triton kernels of rms_norm.py: same maths, rows of x wherever their strides put them.
+"""Triton kernels of rms_norm.py, with the same maths and any strides of rows.
 
-Knows what has been checked there; tensors are [R, n, H] with a contiguous last dimension.
+The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """ROWS rows a program; row i of x starts at (i // heads) x_outer + (i % heads) x_inner."""
+    """Forward pass, ROWS rows per program. Row i of x starts at (i // heads) x_outer + (i % heads)
+    x_inner."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_mask = rows < num_rows
@@ -81,8 +82,8 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Each program takes blocks_per_program blocks of ROWS rows and leaves one row of `partial`,
-    its share of dweight: no atomics, so that the sum has one order."""
+    """Backward pass. Each program processes blocks_per_program blocks of ROWS rows and writes one
+    row of `partial`, its share of dweight. Without atomics, the order of the sum is fixed."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     column_mask = columns < size
@@ -188,7 +189,8 @@ def launch_backward(
 
 
 def _most_programs(x: torch.Tensor) -> int:
-    """Eight a multiprocessor; two under the interpreter, so that tests see the loop over blocks."""
+    """Return 8 programs per multiprocessor; 2 in the interpreter, so that tests cover the loop over
+    blocks."""
     if not x.is_cuda:
         return 2
     return 8 * torch.cuda.get_device_properties(x.device).multi_processor_count

@@ -1,13 +1,13 @@
-"""Rotary position embedding of queries and keys, in place or not, and its gradient.
+"""Rotary position embedding of queries and keys, in place or out of place, and its gradient.
 
 With a, b the two halves of the first R elements of a head and c, s the row's cosines and sines:
 
-    a' = a c - b s         b' = b c + a s         elements from R on stay as they are
+    a' = a c - b s         b' = b c + a s         elements from R on are unchanged
 
-the half-split layout of transformers' `rotate_half`, in fp32 inside. The gradient is the
-transposed map, s negated; where the table carries a scale (YaRN's attention factor), so does the
+This is the half-split layout of transformers' `rotate_half`, computed in fp32. The gradient is the
+transposed map, with s negated; a scale in the table (YaRN's attention factor) also scales the
 gradient. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Shapes: T rows, n heads (Hq query
-and Hk key heads), head size D, R <= D rotated, P table rows.
+and Hk key heads), head size D, R <= D rotated elements, P table rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["rope", "rope_", "rope_reference", "rope_table"]
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """transformers' cos and sin [T, R], [1, T, R] or [B, T, R], whose halves are equal, as
+    """Convert cos and sin of transformers, [T, R], [1, T, R] or [B, T, R] with equal halves, to
     contiguous fp32 tables [T, R/2] or [B T, R/2]: row i is token i of the flattened batch."""
     half = cos.shape[-1] // 2
     cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
@@ -34,7 +34,8 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, n, D], cos and sin [T, R/2] ([P, R/2] with positions [T]) -> rotated, a new tensor."""
+    """Return x [T, n, D] rotated, as a new tensor. cos and sin [T, R/2], or [P, R/2] with positions
+    [T]."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]
@@ -52,11 +53,11 @@ def rope_(
     positions: torch.Tensor | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotates x [T, n, D] in place and returns it; rows and heads may lie apart.
+    """Rotate x [T, n, D] in place and return it; rows and heads may be non-contiguous.
 
     cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` applies the
-    transposed map: the gradient. Not recorded by autograd. Raises ValueError for shapes that do not
-    fit; positions outside the table are an IndexError on a CPU and unchecked in Triton.
+    transposed map: the gradient. Autograd does not record the call. Raises ValueError for wrong
+    shapes. Positions outside the table raise IndexError on a CPU and are not checked in Triton.
     """
     _check(x, cos, sin, positions)
     if x.stride(-1) != 1 and x.shape[-1] != 1:
@@ -78,7 +79,8 @@ def rope(
     sin: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, Hq, D], k [T, Hk, D] -> both rotated, new tensors. Differentiable once, in q and k.
+    """Return q [T, Hq, D] and k [T, Hk, D] rotated, as new tensors. Differentiable once, in q and
+    k.
 
     cos and sin as in `rope_`; they get no gradient.
     """
@@ -153,8 +155,16 @@ def _rotate_cpu(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Writes x [T, n, D] rotated to out, which may be x itself: [a | b] [c | c] + [b | a] [-s | s],
-    so that every operation runs over whole heads."""
+    """Write x [T, n, D] rotated to out, which may be x itself: [a
+
+    b] [c
+
+    c] + [b
+
+    a] [-s
+
+    s], so that every operation works on whole heads.
+    """
     num_rows, heads, size = x.shape
     half = cos.shape[1]
     if out is not x and 2 * half < size:

@@ -1,6 +1,6 @@
-"""The Triton kernel of rope.py: queries and keys in one launch, in place or not.
+"""Triton kernel of rope.py: queries and keys in one launch, optionally in place.
 
-Knows what has been checked there; the last dimension is contiguous.
+The callers have checked the arguments. The last dimension is contiguous.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """One token a program: its angles are read once for all heads, those of q first, then of k.
+    """Rotate one token per program: its angles are read once for all heads, first those of q, then
+    those of k.
 
     REST > 0: the elements from R on are copied as well (a block of REST; not in place).
     """
@@ -97,7 +98,7 @@ def launch(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """One launch for q and k, or for q alone: no k head is read or written then."""
+    """Run one launch for q and k, or for q only: then no k head is read or written."""
     q, k = tensors[0], tensors[-1]
     q_out, k_out = outs[0], outs[-1]
     num_rows, num_q_heads, size = q.shape

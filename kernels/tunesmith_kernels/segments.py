@@ -1,9 +1,9 @@
-"""Where the rows of a batch lie when they stand end to end in one sequence.
+"""Rows of a batch that are concatenated to one sequence, and the shape of attention over them.
 
-Built once per batch on the host and shared by attention, RoPE and the loss. A row sees itself and,
-where it has one, its prefix: a range of an earlier row, wholly before its own tokens. Completions
-of one prompt share it so. It never sees another token; positions, which are the caller's, begin at
-0, after a prefix at its length.
+Built once per batch on the host; attention, RoPE and the loss use it. A token attends only to its
+own row and, if the row has one, to its prefix: a range of tokens of an earlier row. Completions
+share their prompt this way. The caller sets the positions: from 0, or after a prefix from its
+length.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ import torch
 __all__ = ["NO_PREFIX", "AttentionShape", "Prefixes", "Segment", "Segments"]
 
 NO_PREFIX = (0, 0)
-"""The range of a row that has no prefix."""
+"""Prefix range of a row without a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A row that has tokens, and what it sees before them."""
+    """A row with at least one token, and its prefix."""
 
     start: int
     stop: int
-    """One after its last token."""
+    """Index after the last token."""
     prefix_start: int = 0
     prefix_stop: int = 0
 
     @property
     def prefix(self) -> int:
-        """Tokens of the prefix."""
+        """Number of tokens of the prefix."""
         return self.prefix_stop - self.prefix_start
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """What each of S rows sees before its own tokens, and the keys of all rows end to end: for
-    row after row, those of its prefix and its own."""
+    """Prefix of each of S rows, and the keys of all rows concatenated: for each row its prefix and
+    then its own tokens."""
 
     ranges: tuple[tuple[int, int], ...]
-    """First token and the one after the last; `NO_PREFIX` for none."""
+    """First token and index after the last; `NO_PREFIX` for none."""
     keys: torch.Tensor
-    """On the device, int64 [K]: each key's token."""
+    """Token of each key, int64 [K] on the device."""
     cumulative: torch.Tensor
-    """On the device, int32 [S + 1]: where each row's keys begin, and K."""
+    """Start of each row's keys, and K; int32 [S + 1] on the device."""
     longest: int
-    """Keys of the row that has most."""
+    """Largest number of keys of a row."""
 
     @classmethod
     def of(cls, bounds: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Prefixes:
-        """On the host; see `to`. Raises ValueError for a range that is not an earlier row's."""
+        """Build the prefixes on the host; see `to`. Raises ValueError for a range that is not in an
+        earlier row."""
         rows = list(pairwise(bounds))
         if len(ranges) != len(rows):
             raise ValueError(f"{len(rows)} rows need as many prefixes, got {len(ranges)}")
@@ -76,22 +77,25 @@ class Prefixes:
 
 
 def _in_a_row(first: int, after: int, bounds: Sequence[int]) -> bool:
-    row = bisect_right(bounds, first)  # ends there, if it is among the bounds
+    row = bisect_right(bounds, first)  # index of the end of the row of `first`
     return 0 <= first < after and row < len(bounds) and after <= bounds[row]
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
+    """Rows of a batch in one sequence of T tokens."""
+
     bounds: tuple[int, ...]
-    """0, the end of the first row, ..., T: one number more than there are rows."""
+    """Start of each row, and T."""
     cumulative: torch.Tensor
-    """`bounds` on the device, int32 [S + 1]: what varlen attention kernels take."""
+    """`bounds` as int32 [S + 1] on the device, as varlen attention kernels require."""
     prefixes: Prefixes | None = None
-    """None: no row has one."""
+    """Prefixes of the rows; None if no row has one."""
 
     @classmethod
     def from_cumulative(cls, cumulative: torch.Tensor) -> Segments:
-        """From cumulative lengths, int [S + 1]. Waits for the device: once a batch, not a layer."""
+        """Build from cumulative lengths, int [S + 1]. Synchronises with the device, so call it once
+        per batch."""
         bounds = tuple(cumulative.tolist())
         return cls(bounds, cumulative.to(torch.int32))
 
@@ -102,7 +106,7 @@ class Segments:
         device: torch.device | None = None,
         prefixes: Sequence[tuple[int, int]] | None = None,
     ) -> Segments:
-        """`prefixes`: one range for each row, `NO_PREFIX` for none."""
+        """Build from row lengths. `prefixes`: one range per row, `NO_PREFIX` for none."""
         bounds = (0, *accumulate(lengths))
         cumulative = torch.tensor(bounds, dtype=torch.int32, device=device)
         seen = None if prefixes is None else Prefixes.of(bounds, prefixes)
@@ -117,11 +121,11 @@ class Segments:
         return max((b - a for a, b in pairwise(self.bounds)), default=0)
 
     def rows(self) -> list[tuple[int, int]]:
-        """First token of each row and the one after its last; rows without tokens left out."""
+        """Return first token and index after the last of each row that has tokens."""
         return [(start, stop) for start, stop in pairwise(self.bounds) if stop > start]
 
     def segments(self) -> list[Segment]:
-        """The same rows, with their prefixes."""
+        """Return the rows that have tokens, with their prefixes."""
         if self.prefixes is None:
             return [Segment(start, stop) for start, stop in self.rows()]
         rows = zip(pairwise(self.bounds), self.prefixes.ranges, strict=True)
@@ -130,22 +134,29 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
+    """Heads and score options of an attention layer."""
+
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
-    """Multiplies q . k."""
+    """Factor on q . k."""
     window: int | None = None
-    """How many keys a query sees, itself included; None: all before it."""
+    """Number of keys that a query attends to, including its own; None: all before it."""
     softcap: float | None = None
-    """Scores are bent to stay below it: softcap * tanh(s / softcap)."""
+    """Bound of the scores: softcap * tanh(s / softcap)."""
 
     @property
     def rotated(self) -> int:
-        """Heads that RoPE turns: those of q and of k."""
+        """Number of heads that RoPE rotates: those of q and k."""
         return self.heads + self.kv_heads
 
     @property
     def width(self) -> int:
-        """Columns of a packed q | k | v."""
+        """Number of columns of a packed q
+
+        k
+
+        v.
+        """
         return (self.heads + 2 * self.kv_heads) * self.head_dim

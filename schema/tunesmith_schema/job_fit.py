@@ -7,17 +7,14 @@ Both the creation of a job and the reader of a run directory use them, so both g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from .early_stopping import selection_metric
 from .grpo import GRPORecipe
-
-if TYPE_CHECKING:
-    from .methods import ReinforcementHyperparameters
-    from .recipe import Recipe
+from .methods import ReinforcementHyperparameters
+from .recipe import Recipe
 
 DOES_NOT_FIT = "recipe_does_not_fit"
 """Pydantic error type of these checks. The error's context holds the dotted name of the recipe

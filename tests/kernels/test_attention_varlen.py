@@ -147,7 +147,7 @@ def test_an_old_card_and_a_torch_without_it_are_named(monkeypatch: pytest.Monkey
     cuda = torch.device("cuda", 0)
     assert why_not_varlen_here(torch.device("cpu")) == "device cpu"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    assert why_not_varlen_here(cuda) == "compute capability 7.5, FlashAttention asks for 8.0"
+    assert why_not_varlen_here(cuda) == "compute capability 7.5, FlashAttention requires 8.0"
     why_not_varlen_here.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
@@ -161,5 +161,5 @@ def test_a_fa3_that_does_not_fit_leaves_fa2_in_use_and_says_so(
     broken = types.ModuleType(attention_varlen._FA3)
     broken.__spec__ = types.SimpleNamespace(name=attention_varlen._FA3)  # type: ignore[assignment]  # all that find_spec asks
     monkeypatch.setitem(sys.modules, attention_varlen._FA3, broken)
-    with pytest.warns(UserWarning, match="FlashAttention 2 stays in use: .*flash_attn_interface"):
+    with pytest.warns(UserWarning, match="FlashAttention 3 cannot be used.*flash_attn_interface"):
         attention_varlen._entry((9, 0))

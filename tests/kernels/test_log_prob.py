@@ -189,7 +189,7 @@ def test_a_weight_of_another_dtype_is_cast_to_that_of_hidden() -> None:
         ({"hidden": torch.zeros(2, 3)}, r"hidden must be \[N, H\] and weight \[V, H\], got"),
         ({"bias": torch.zeros(3)}, r"bias must be \[5\], got \[3\]"),
         ({"targets": torch.tensor([1])}, r"targets must be \[2\] int64, got \[1\]"),
-        ({"targets": torch.tensor([1, -100])}, r"in \[0, 5\), got -100; drop the rows without"),
+        ({"targets": torch.tensor([1, -100])}, r"in \[0, 5\), got -100; remove rows without"),
         ({"targets": torch.tensor([1, 5])}, r"in \[0, 5\), got 5"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"softcap": 0.0}, "softcap must be above 0 or None, got 0.0"),
