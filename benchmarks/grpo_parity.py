@@ -48,12 +48,12 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
                 one.normal_(std=0.02)
             theirs[name].copy_(one)
     loss = step_of_ours(ours)
-    completions = [list(one.token_ids) for one in ours._drawn.completions]
+    completions = [list(one.token_ids) for one in ours._rollout.completions]
     stock._generate_single_turn = lambda *_, **__: (completions, None)
     stock.model.train()
     stock.current_gradient_accumulation_steps = 1
     batch = stock._generate_and_score_completions(inputs_of(ours))
-    assert batch["prompt_ids"].tolist() == [list(one.prompt_ids) for one in ours._drawn.prompts]
+    assert batch["prompt_ids"].tolist() == [list(one.prompt_ids) for one in ours._rollout.prompts]
     expected = stock.compute_loss(stock.model, batch)
     expected.backward()
     errors, sizes = [], []

@@ -141,7 +141,7 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
         idle = watch_memory()  # before our kernels come: what they take is ours to answer for
         ready = prepare(context, loaded)
         meter = Meter(ready.trainer)
-        engine = ready.trainer._rollouts.engine
+        engine = ready.trainer._runner.engine
         meter.sync_seconds = engine.sync_seconds
         meter.callback_cpu_seconds = engine.callback_cpu_seconds
         meter.time(engine, "generate", "engine")
@@ -168,7 +168,7 @@ def run_ours(
 
     def prepare(context: Untyped, loaded: Untyped) -> Untyped:
         ready = original(context, loaded)
-        rollouts = ready.trainer._rollouts
+        rollouts = ready.trainer._runner
         rollouts.engine = ForcedLengths(rollouts.engine, task)
         return ready
 

@@ -33,7 +33,7 @@ from tunesmith_worker.rundir.plan import Device
 from tunesmith_worker.rundir.process import keep_freed_memory
 from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan, plan_layouts
 from tunesmith_worker.trainer.auto.layout_trial import LayoutTrial
-from tunesmith_worker.trainer.methods.batches import Batch, collate, slots, split
+from tunesmith_worker.trainer.methods.batches import Batch, collate, count_slots, split
 
 from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model
@@ -112,7 +112,7 @@ class Cell:
             (-outputs.log_probs.sum() / 1000).backward()
         took = time.thread_time() - start
         self._model.zero_grad()
-        return took, slots(batches)
+        return took, count_slots(batches)
 
     def _length(self) -> int:
         return round(math.exp(self._draw.uniform(math.log(self._low), math.log(self._high))))

@@ -89,7 +89,7 @@ def measured(given: argparse.Namespace, recipe: dict[str, Any]) -> dict[str, flo
         _prepare(Path(folder), given, recipe)
         patches = [patch.object(SFTTrainer, "train", loop)]
         for owner, names, kind in (
-            (NanGuard, ("begins", "judge", "check"), "guard"),
+            (NanGuard, ("start_step", "check_norm", "check"), "guard"),
             (Tripwires, ("on_train_begin", "on_pre_optimizer_step", "on_step_end"), "look"),
         ):
             patches += [

@@ -28,7 +28,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.trainer.methods.completion_scores import score_completions
-from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup, sizes_of, token_ratio
+from tunesmith_worker.trainer.methods.groups import GroupLayout, GroupRow, sizes_of, token_ratio
 
 from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model
@@ -78,19 +78,19 @@ def _model(dtype: torch.dtype) -> Any:
     return model.train()
 
 
-def _rows(prompt_tokens: int, generations: int) -> list[RowOfGroup]:
+def _rows(prompt_tokens: int, generations: int) -> list[GroupRow]:
     draw = random.Random(0)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(draw.randrange(8192) for _ in range(count))
 
     prompts = [tokens(prompt_tokens) for _ in range(PROMPTS)]
-    rows = [RowOfGroup(one, tokens(COMPLETION)) for one in prompts for _ in range(generations)]
+    rows = [GroupRow(one, tokens(COMPLETION)) for one in prompts for _ in range(generations)]
     draw.shuffle(rows)
     return rows
 
 
-def _measured(model: Any, rows: list[RowOfGroup], repeats: int) -> dict[str, Any]:
+def _measured(model: Any, rows: list[GroupRow], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[tuple[float, float]]] = {layout: [] for layout in LAYOUTS}
     for layout in LAYOUTS:
         _step(model, rows, layout)
@@ -111,7 +111,7 @@ def _measured(model: Any, rows: list[RowOfGroup], repeats: int) -> dict[str, Any
     return result
 
 
-def _step(model: Any, rows: list[RowOfGroup], layout: GroupLayout) -> tuple[float, float]:
+def _step(model: Any, rows: list[GroupRow], layout: GroupLayout) -> tuple[float, float]:
     """CPU seconds of forward and backward; every completion weighs something else."""
     weights = torch.linspace(-1, 1, len(rows))[:, None]
     model.zero_grad()

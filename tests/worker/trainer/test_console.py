@@ -15,7 +15,7 @@ from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, read_events
 from tunesmith_schema import EventKind, RunEvent, RunResult
 from tunesmith_worker.rundir.paths import RunDirectory
-from tunesmith_worker.trainer.console import Terminal
+from tunesmith_worker.trainer.console import ConsoleOutput
 from tunesmith_worker.trainer.run import command as trainer_command
 from tunesmith_worker.trainer.run import main
 
@@ -57,7 +57,7 @@ def test_a_run_by_hand_shows_its_events_and_its_end(
 
 def test_samples_of_every_step_are_not_shown() -> None:
     shown: list[str] = []
-    terminal = Terminal(shown.append)
+    terminal = ConsoleOutput(shown.append)
     terminal.event(event(EventKind.SAMPLES, "step 1: 128 samples", step=1))
     terminal.event(event(EventKind.MESSAGE, "step 2: its 128 samples could not be kept"))
     assert shown == ["step 2: its 128 samples could not be kept"]
@@ -87,7 +87,7 @@ def test_a_reader_that_has_left_does_no_harm() -> None:
 def test_metrics_come_once_a_second_and_evaluations_always() -> None:
     lines: list[str] = []
     times = iter([0.0, 0.0, 0.4, 1.1, 1.1])
-    terminal = Terminal(lines.append, now=lambda: next(times))
+    terminal = ConsoleOutput(lines.append, now=lambda: next(times))
     for step in (1, 2, 3):
         terminal.event(event(EventKind.METRICS, f"Step {step}", train_loss=1.0))
         terminal.event(event(EventKind.METRICS, f"evaluated {step}", valid_loss=1.0))
@@ -96,9 +96,9 @@ def test_metrics_come_once_a_second_and_evaluations_always() -> None:
 
 def test_a_run_that_failed_is_told_once(tmp_path: Path) -> None:
     lines: list[str] = []
-    Terminal(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="failed"))
+    ConsoleOutput(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="failed"))
     assert lines == []
-    Terminal(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="stopped", step=7))
+    ConsoleOutput(lines.append).end(RunDirectory(tmp_path), RunResult(outcome="stopped", step=7))
     assert lines == ["stopped at step 7"]
     assert main(tmp_path / "nowhere", show=lines.append) == 2
     assert len(lines) == 1

@@ -22,31 +22,31 @@ from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
 from tunesmith_worker.trainer.report.recorder import training_settings
 
 from .context import RunContext
-from .load import Loaded
-from .outputs import Callbacks, Saving
+from .load import LoadedModel
+from .outputs import Callbacks, OutputWriter
 
 Untyped = Any  # Any: transformers, TRL and PEFT are not typed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedRun:
     """A run before its first step."""
 
     trainer: Untyped
     callbacks: Callbacks
-    saving: Saving
+    saving: OutputWriter
     memory: MemoryPlan
     layouts: Layouts
     rows_at_a_time: int
     """Rows of a forward pass, for an error's hint."""
-    left_off: type[Exception] | tuple[()] = ()
+    interruption: type[Exception] | tuple[()] = ()
     """What a step raises that leaves off before it has changed anything, because the run was asked
     to leave."""
     running: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Open while it trains."""
 
 
-def tell_no_evaluations(context: RunContext) -> None:
+def warn_of_ignored_settings(context: RunContext) -> None:
     """There is no validation file: what was asked of evaluations has no effect."""
     spec = context.spec
     asked = {"recipe.eval_steps": spec.recipe.eval_steps}
@@ -62,7 +62,9 @@ def tell_no_evaluations(context: RunContext) -> None:
             )
 
 
-def settle_rates(context: RunContext, loaded: Loaded, train_plan: TrainPlan) -> dict[str, Untyped]:
+def resolve_update_rates(
+    context: RunContext, loaded: LoadedModel, train_plan: TrainPlan
+) -> dict[str, Untyped]:
     """The trainer's arguments that say how each tensor is updated; the adapter's size is settled
     on the way."""
     recipe, choices = context.spec.recipe, context.plan.choices
@@ -79,8 +81,10 @@ def settle_rates(context: RunContext, loaded: Loaded, train_plan: TrainPlan) -> 
     return {"embedding_rate": rate, "optimizer_cls_and_kwargs": optimizer}
 
 
-def make_saving(context: RunContext, loaded: Loaded, probe_ids: Sequence[int]) -> Saving:
-    return Saving(
+def make_output_writer(
+    context: RunContext, loaded: LoadedModel, probe_ids: Sequence[int]
+) -> OutputWriter:
+    return OutputWriter(
         context.run,
         context.spec,
         context.events,
@@ -94,8 +98,8 @@ def make_saving(context: RunContext, loaded: Loaded, probe_ids: Sequence[int]) -
 
 def add_callbacks(
     context: RunContext,
-    loaded: Loaded,
-    saving: Saving,
+    loaded: LoadedModel,
+    saving: OutputWriter,
     trainer: Untyped,
     layouts: Layouts,
     train_plan: TrainPlan,
@@ -111,7 +115,7 @@ def add_callbacks(
     )
 
 
-def patch_model(context: RunContext, loaded: Loaded) -> Patched | None:
+def patch_model(context: RunContext, loaded: LoadedModel) -> Patched | None:
     patched = patch(loaded.model, loaded.patches) if loaded.patches else None
     context.events.message(
         patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
@@ -119,9 +123,9 @@ def patch_model(context: RunContext, loaded: Loaded) -> Patched | None:
     return patched
 
 
-def settle_memory(
+def resolve_memory(
     context: RunContext,
-    loaded: Loaded,
+    loaded: LoadedModel,
     trainer: Untyped,
     layouts: Layouts,
     patched: Patched | None,
@@ -145,17 +149,17 @@ def settle_memory(
     return memory
 
 
-def go_on(context: RunContext, trainer: Untyped, layouts: Layouts) -> None:
+def resume_from_point(context: RunContext, trainer: Untyped, layouts: Layouts) -> None:
     """From the resume point, if there is one."""
     point = context.point
     if point is not None:
-        before = trainer.go_on_from(point.folder, forked=context.spec.forked)
+        before = trainer.resume_from(point.folder, forked=context.spec.forked)
         layouts.resume(before.layouts, point.step)
 
 
-def watch(
+def start_recording(
     context: RunContext,
-    loaded: Loaded,
+    loaded: LoadedModel,
     trainer: Untyped,
     layouts: Layouts,
     memory: MemoryPlan,

@@ -34,33 +34,33 @@ from tunesmith_worker.trainer.data.prompts import read_prompts
 from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
-from tunesmith_worker.trainer.methods.rollouts import Rollouts, rollout_failures
+from tunesmith_worker.trainer.methods.rollouts import RolloutRunner, rollout_failures
 from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
 
 from .assemble import (
-    Ready,
+    PreparedRun,
     add_callbacks,
-    go_on,
-    make_saving,
+    make_output_writer,
     patch_model,
-    settle_memory,
-    settle_rates,
-    tell_no_evaluations,
-    watch,
+    resolve_memory,
+    resolve_update_rates,
+    resume_from_point,
+    start_recording,
+    warn_of_ignored_settings,
 )
 from .context import RunContext
-from .load import Loaded, train_rows
+from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .rewards import Grading
-from .rollout_warnings import RolloutAlarms
+from .rollout_warnings import RolloutWarnings
 from .selfcheck import self_check
 
 _WEIGHTS = "rollout_weights"
 """Of the choice."""
 
 
-def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
+def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
     recipe, choices = spec.recipe, context.plan.choices
     for warning in (recipe.grpo or GRPORecipe()).warnings():
@@ -76,7 +76,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     recorder.clock.switch(PhaseName.PLAN)
     has_validation = prompts.validation is not None
     if not has_validation:
-        tell_no_evaluations(context)
+        warn_of_ignored_settings(context)
     plan = plan_grpo(
         recipe,
         spec.hyperparameters,
@@ -95,19 +95,19 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         choices=choices,
     )
     check_steps_left(context.point, train_plan.total_steps)
-    rates = settle_rates(context, loaded, train_plan)
+    rates = resolve_update_rates(context, loaded, train_plan)
     layouts = _one_layout(plan, choices, train_plan.total_steps)
     context.plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
-    saving = make_saving(context, loaded, prompts.rows[0].prompt_ids)
+    saving = make_output_writer(context, loaded, prompts.rows[0].prompt_ids)
     grading = Grading(
         spec.grader, context.rewards, steps=-(-train_plan.total_steps // plan.num_iterations)
     )
     with rollout_failures():
         engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
         engine = NativeEngine(model, engine_plan, base.tokenizer)
-    rollouts = Rollouts(
+    runner = RolloutRunner(
         engine,
         base.tokenizer,
         prompts,
@@ -118,10 +118,10 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         seed=spec.seed,
         clock=recorder.clock,
         kept=KeptRollouts(run.rollouts, context.plan.made_for),
-        write=partial(write_samples, run, events),
-        tell=recorder.rollout,
-        say=events.message,
-        warn=partial(events.message, level="warn"),
+        write_samples=partial(write_samples, run, events),
+        record_figures=recorder.rollout,
+        log_info=events.message,
+        log_warning=partial(events.message, level="warn"),
         stop_requested=lambda: context.control.stop_requested,
     )
     with adapter_dtype_kept(model):
@@ -129,7 +129,7 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
             model=model,
             args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
             plan=plan,
-            rollouts=rollouts,
+            runner=runner,
             eval_dataset=_listed(prompts.validation),
             least_parts=train_plan.gradient_accumulation_steps,
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
@@ -141,16 +141,16 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
     patched = patch_model(context, loaded)
     if trainer.ref_model is not None and loaded.patches:
         patch(trainer.ref_model, loaded.patches)
-    memory = settle_memory(context, loaded, trainer, layouts, patched)
+    memory = resolve_memory(context, loaded, trainer, layouts, patched)
     tuning = memory.planner.tuning
     self_check(
         ReinforcementSubject(
             trainer=trainer,
             base=base,
             patched=patched,
-            engine=rollouts.engine,
+            engine=runner.engine,
             score=trainer.score,
-            requests=rollouts.requests,
+            requests=runner.requests,
             prompts=prompts.rows,
             recipe=recipe,
             load_plan=loaded.load_plan,
@@ -163,30 +163,30 @@ def prepare_reinforcement(context: RunContext, loaded: Loaded) -> Ready:
         reinforcement_checks(),
     )
     if recipe.self_check:
-        alarms = RolloutAlarms(
+        alarms = RolloutWarnings(
             events,
             loaded.load_plan.precision,
-            spreads=lambda: rollouts.spreads,
+            spreads=lambda: runner.spreads,
             leaves=lambda: context.control.stop_requested,
         )
         trainer.add_callback(alarms)
-    go_on(context, trainer, layouts)
+    resume_from_point(context, trainer, layouts)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
         overlong=recipe.overlong,
         assistant_only_loss=True,
         packing=False,
     )
-    watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
-    return Ready(
+    start_recording(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    return PreparedRun(
         trainer=trainer,
         callbacks=callbacks,
         saving=saving,
         memory=memory,
         layouts=layouts,
         rows_at_a_time=train_plan.per_device_train_batch_size,
-        left_off=Interrupted,
-        running=rollouts,
+        interruption=Interrupted,
+        running=runner,
     )
 
 
@@ -207,7 +207,7 @@ def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
 
 
 def _plan_engine(
-    loaded: Loaded, plan: GRPOPlan, longest_prompt: int, choices: Choices
+    loaded: LoadedModel, plan: GRPOPlan, longest_prompt: int, choices: Choices
 ) -> RolloutPlan:
     """What a run that is taken up did before holds."""
     device = next(loaded.model.parameters()).device

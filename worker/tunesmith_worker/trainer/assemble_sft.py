@@ -14,23 +14,23 @@ from tunesmith_worker.trainer.methods.config import sft_config
 from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
 from .assemble import (
-    Ready,
+    PreparedRun,
     add_callbacks,
-    go_on,
-    make_saving,
+    make_output_writer,
     patch_model,
-    settle_memory,
-    settle_rates,
-    tell_no_evaluations,
-    watch,
+    resolve_memory,
+    resolve_update_rates,
+    resume_from_point,
+    start_recording,
+    warn_of_ignored_settings,
 )
 from .context import RunContext
-from .load import Loaded, train_rows
+from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .selfcheck import Subject, self_check, supervised_checks
 
 
-def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
+def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     run, spec, events, recorder = context.run, context.spec, context.events, context.recorder
     recipe, choices = spec.recipe, context.plan.choices
     base, model = loaded.base, loaded.model
@@ -45,7 +45,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
 
     recorder.clock.switch(PhaseName.PLAN)
     if valid_set is None:
-        tell_no_evaluations(context)
+        warn_of_ignored_settings(context)
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,
@@ -55,7 +55,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
         choices=choices,
     )
     check_steps_left(context.point, train_plan.total_steps)
-    rates = settle_rates(context, loaded, train_plan)
+    rates = resolve_update_rates(context, loaded, train_plan)
 
     layout_plan = plan_layouts(
         recipe,
@@ -72,7 +72,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
     context.plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
-    saving = make_saving(context, loaded, training.first)
+    saving = make_output_writer(context, loaded, training.first)
     with adapter_dtype_kept(model):
         trainer = SFTTrainer(
             model=model,
@@ -87,7 +87,7 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
     trainer.name_row = data.row_numbers
     callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
     patched = patch_model(context, loaded)
-    memory = settle_memory(context, loaded, trainer, layouts, patched)
+    memory = resolve_memory(context, loaded, trainer, layouts, patched)
     self_check(
         Subject(
             trainer=trainer,
@@ -109,9 +109,9 @@ def prepare_supervised(context: RunContext, loaded: Loaded) -> Ready:
     quantized = recipe.quantization != "none"
     if patched is not None and not memory.recomputes and not quantized:
         layouts.may_compile(CompiledLayers(base.model, patched.layers))
-    go_on(context, trainer, layouts)
-    watch(context, loaded, trainer, layouts, memory, data_plan, train_plan)
-    return Ready(
+    resume_from_point(context, trainer, layouts)
+    start_recording(context, loaded, trainer, layouts, memory, data_plan, train_plan)
+    return PreparedRun(
         trainer=trainer,
         callbacks=callbacks,
         saving=saving,

@@ -26,7 +26,7 @@ def show_on_stdout(line: str) -> None:
         os.write(1, f"{line}\n".encode())
 
 
-class Terminal:
+class ConsoleOutput:
     def __init__(self, show: Show, now: Callable[[], float] = time.monotonic) -> None:
         self._show, self._now = show, now
         self._shown = -METRICS_SECONDS

@@ -22,7 +22,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     device: Device
     load_plan: LoadPlan
     base: Base
@@ -32,7 +32,7 @@ class Loaded:
     patches: frozenset[PatchName]
 
 
-def load(context: RunContext) -> Loaded:
+def load(context: RunContext) -> LoadedModel:
     run, spec, events, choices = context.run, context.spec, context.events, context.plan.choices
     recipe, full = spec.recipe, spec.recipe.tuning == "full"
     with events.phase("load"):
@@ -48,7 +48,7 @@ def load(context: RunContext) -> Loaded:
             events.message(described(load_plan.precision), level="warn" if naive else "info")
         if full or new_tokens.ids:
             check_saving(run.root, model, base.tokenizer)
-        return Loaded(
+        return LoadedModel(
             device=device,
             load_plan=load_plan,
             base=base,
@@ -58,7 +58,7 @@ def load(context: RunContext) -> Loaded:
         )
 
 
-def train_rows(context: RunContext, loaded: Loaded, used: Sequence[int]) -> None:
+def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:
     """Rows of the embedding that were never trained and that the data use. `used`: token ids."""
     recipe = context.spec.recipe
     if not recipe.from_scratch:

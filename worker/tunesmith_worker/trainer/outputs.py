@@ -43,7 +43,7 @@ class Callbacks:
     resume_points: ResumePoints
 
 
-class Saving:
+class OutputWriter:
     """Of one run. `add_callbacks` comes before training."""
 
     def __init__(

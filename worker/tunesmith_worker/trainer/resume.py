@@ -25,7 +25,7 @@ _OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file", "method.re
 """What another job may have differently; what then does not fit shows when it is loaded."""
 
 
-def begin_anew_after_success(run: RunDirectory) -> None:
+def restart_after_success(run: RunDirectory) -> None:
     """A run that has succeeded is repeated from its start."""
     try:
         earlier = RunResult.model_validate_json(run.result.read_bytes())

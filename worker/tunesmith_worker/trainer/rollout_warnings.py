@@ -15,7 +15,7 @@ from tunesmith_worker.trainer.selfcheck.tripwires import RolloutTripwires, StepF
 Untyped = Any  # Any: transformers is not typed
 
 
-class RolloutAlarms(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     def __init__(
         self,
         events: EventLog,

@@ -47,9 +47,9 @@ from tunesmith_worker.rundir.spec import (
 from tunesmith_worker.trainer.report.recorder import RunRecorder
 
 from .compare_stock import compare_stock
-from .console import Show, Terminal, show_on_stdout
+from .console import ConsoleOutput, Show, show_on_stdout
 from .context import RunContext
-from .resume import begin_anew_after_success, find_resume_point
+from .resume import find_resume_point, restart_after_success
 from .wait_for_run import wait_for_run
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def main(
     """`waited`: what a warm trainer knows of it; else it is found out. `show`: gets the story.
     `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
     run = RunDirectory(folder.resolve())
-    recorder, terminal = RunRecorder(run), Terminal(show)
+    recorder, terminal = RunRecorder(run), ConsoleOutput(show)
     control = StopControl(run, before_leaving=recorder.leave)
     unusable = False
     try:
@@ -125,7 +125,7 @@ def train(
         from tunesmith_worker.trainer.rewards.local import load_rewards
 
         local = load_rewards(rewards, spec.method)
-    begin_anew_after_success(run)
+    restart_after_success(run)
     run.remove_outcome()
     recorder.attempt = spec.attempt
     recipe = spec.recipe
@@ -160,12 +160,12 @@ def train(
     trainer, callbacks = ready.trainer, ready.callbacks
     with events.phase("train"):
         control.training_begins()
-        ready.memory.training_begins()
+        ready.memory.training_started()
         points = callbacks.resume_points
         with explain_out_of_memory(ready.rows_at_a_time), points.writing(), ready.running:
             try:
                 trainer.train()
-            except ready.left_off:
+            except ready.interruption:
                 points.save_where_it_left_off(trainer)
             trainer.guard.check()
         recorder.training_ended()

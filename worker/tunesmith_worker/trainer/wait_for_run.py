@@ -26,12 +26,12 @@ ENGINE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class AcceptedRun:
     run_dir: Path
     waited: StartDelay
 
 
-def wait_for_run() -> Taken | None:
+def wait_for_run() -> AcceptedRun | None:
     """The child's end: import, wait, take. None: the supervisor has gone, or code has changed."""
     began = time.time()
     with quick_imports():
@@ -56,7 +56,7 @@ def wait_for_run() -> Taken | None:
         supervisor.sendall(TAKEN)
     imports = max(0.0, ready - given.at)
     spawn = max(0.0, time.monotonic() - given.at - imports)
-    return Taken(run_dir=run_dir, waited=StartDelay(spawn=spawn, imports=imports))
+    return AcceptedRun(run_dir=run_dir, waited=StartDelay(spawn=spawn, imports=imports))
 
 
 def _is_quantized(run_dir: Path) -> bool:

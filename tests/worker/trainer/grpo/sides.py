@@ -24,7 +24,7 @@ from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
-from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.methods.rollouts import RolloutRunner
 from tunesmith_worker.trainer.rewards import Graded, Sample
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -174,28 +174,28 @@ def ours(
         PromptRow(number=number, prompt_ids=ids, item={}, text=_text(ids))
         for number, ids in enumerate(task.completions)
     ]
-    rollouts = Rollouts(
-        GivenEngine(task),  # type: ignore[arg-type]  # a stand-in with what Rollouts asks of an engine
+    rollouts = RolloutRunner(
+        GivenEngine(task),  # type: ignore[arg-type]  # a stand-in with what RolloutRunner asks of an engine
         tokenizer,
         Prompts(rows=rows, validation=None),
-        GivenGrading(task),  # type: ignore[arg-type]  # a stand-in with what Rollouts asks of a grading
+        GivenGrading(task),  # type: ignore[arg-type]  # a stand-in with what RolloutRunner asks of a grading
         plan,
         weights="merged",
         stop_token_ids=frozenset({EOS}),
         seed=0,
         clock=WallClock(),
         kept=KeptRollouts(folder / "rollouts.jsonl", "test"),
-        write=lambda step, samples: None,
-        tell=lambda figures: None,
-        say=lambda text: None,
-        warn=lambda text: None,
+        write_samples=lambda step, samples: None,
+        record_figures=lambda figures: None,
+        log_info=lambda text: None,
+        log_warning=lambda text: None,
         stop_requested=lambda: False,
     )
     trainer = GRPOTrainer(
         model=model,
         args=grpo_config(folder, train, plan, seed=0),
         plan=plan,
-        rollouts=rollouts,
+        runner=rollouts,
         shared_prompt=shared_prompt,
         processing_class=tokenizer,
         save=lambda step: None,
@@ -281,7 +281,7 @@ def train(trainer: Untyped) -> list[float]:
         return loss
 
     trainer.training_step = training_step
-    with getattr(trainer, "_rollouts", nullcontext()):
+    with getattr(trainer, "_runner", nullcontext()):
         trainer.train()
     return found
 

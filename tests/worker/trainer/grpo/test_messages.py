@@ -16,7 +16,7 @@ from tests.worker.conftest import MakeRun
 from tests.worker.runs import event_data, read_events, read_result
 from tests.worker.trainer.checkpoints.interrupted import interrupt
 from tunesmith_schema import EventKind, GRPORecipe
-from tunesmith_worker.trainer.methods.rollouts import Rollouts
+from tunesmith_worker.trainer.methods.rollouts import RolloutRunner
 from tunesmith_worker.trainer.run import main
 
 from .test_exactness import BASE, GRPO
@@ -121,7 +121,7 @@ def test_a_run_with_a_spread_somewhere_does_not(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where that was before a pause."""
-    monkeypatch.setattr(Rollouts, "grade", grade_first_step_alone(Rollouts.grade))
+    monkeypatch.setattr(RolloutRunner, "grade", grade_first_step_alone(RolloutRunner.grade))
     run = make(make_run, LENGTH, {}, max_steps=4, self_check=True)
     assert interrupt(run, monkeypatch, stop=2) == 75
     assert main(run) == 0, read_result(run).error
@@ -129,7 +129,7 @@ def test_a_run_with_a_spread_somewhere_does_not(
 
 
 def grade_first_step_alone(grade: Any) -> Any:
-    def graded(self: Rollouts, drawn: Any) -> Any:
+    def graded(self: RolloutRunner, drawn: Any) -> Any:
         found = grade(self, drawn)
         if drawn.step == 0:
             return found

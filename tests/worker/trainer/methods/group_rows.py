@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.engine.patches.models import VOCABULARY
 from tunesmith_worker.trainer.methods.completion_scores import CompletionScores, score_completions
-from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.trainer.methods.groups import GroupLayout, GroupRow
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 
@@ -17,7 +17,7 @@ GROUPS = ((37, (150, 1, 60, 9)), (70, (5, 33, 128)), (12, (20,)))
 """Tokens of each prompt and of its completions: ragged, one of a single token, a group of one."""
 
 
-def make_rows(groups: Sequence[tuple[int, tuple[int, ...]]] = GROUPS) -> list[RowOfGroup]:
+def make_rows(groups: Sequence[tuple[int, tuple[int, ...]]] = GROUPS) -> list[GroupRow]:
     """Shuffled, as TRL's trainer shuffles them."""
     draw = torch.Generator().manual_seed(3)
 
@@ -27,18 +27,18 @@ def make_rows(groups: Sequence[tuple[int, tuple[int, ...]]] = GROUPS) -> list[Ro
     rows = []
     for prompt, completions in groups:
         ids = tokens(prompt)
-        rows += [RowOfGroup(ids, tokens(count)) for count in completions]
+        rows += [GroupRow(ids, tokens(count)) for count in completions]
     return [rows[i] for i in torch.randperm(len(rows), generator=draw).tolist()]
 
 
 def score(
-    model: Untyped, rows: Sequence[RowOfGroup], layout: GroupLayout, **options: Untyped
+    model: Untyped, rows: Sequence[GroupRow], layout: GroupLayout, **options: Untyped
 ) -> CompletionScores:
     return score_completions(model, rows, layout=layout, device=torch.device("cpu"), **options)
 
 
 def trained(
-    model: Untyped, rows: Sequence[RowOfGroup], layout: GroupLayout, **options: Untyped
+    model: Untyped, rows: Sequence[GroupRow], layout: GroupLayout, **options: Untyped
 ) -> tuple[CompletionScores, dict[str, torch.Tensor]]:
     """The scores, and each trainable tensor's gradient for weights that differ from token to token,
     as advantages do."""

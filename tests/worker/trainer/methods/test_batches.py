@@ -13,7 +13,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import losses
 from tunesmith_worker.trainer.auto.layout_choice import Layout
-from tunesmith_worker.trainer.methods.batches import Batch, collate, slots, split
+from tunesmith_worker.trainer.methods.batches import Batch, collate, count_slots, split
 from tunesmith_worker.trainer.run import main
 
 FREE = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
@@ -86,7 +86,7 @@ def test_a_padded_micro_batch_is_what_trl_collates() -> None:
     batches = split(collate(examples), Layout(kind="padded", rows=2), pad_token_id=0)
     for batch, own in zip(batches, (examples[:2], examples[2:4], examples[4:]), strict=True):
         assert_equal(batch, PADDED(own))
-    assert slots(batches) == 2 * 9 + 2 * 6 + 5
+    assert count_slots(batches) == 2 * 9 + 2 * 6 + 5
 
 
 def test_rows_end_to_end_are_what_trl_collates() -> None:
@@ -138,13 +138,13 @@ def test_narrowed_micro_batches_are_smaller_and_lose_no_row(kind: Any, parts: in
     lengths = (40, 1, 30, 30, 12, 9, 8, 33)
     packed = kind == "packed"
     layout = Layout(kind=kind, rows=None if packed else 8, tokens=160 if packed else None)
-    whole, narrow = laid_out(layout, *lengths), laid_out(layout.narrowed(parts), *lengths)
+    whole, narrow = laid_out(layout, *lengths), laid_out(layout.divided(parts), *lengths)
     assert rows_of(narrow) == rows_of(whole)
-    most = max(slots([batch]) for batch in narrow)
-    assert most <= max(40, 1.5 * slots(whole) / parts)
-    assert layout.narrowed(1) == layout
-    (alone,) = laid_out(layout.narrowed(1000), 7)
-    assert slots([alone]) == 7
+    most = max(count_slots([batch]) for batch in narrow)
+    assert most <= max(40, 1.5 * count_slots(whole) / parts)
+    assert layout.divided(1) == layout
+    (alone,) = laid_out(layout.divided(1000), 7)
+    assert count_slots([alone]) == 7
 
 
 def test_a_step_learns_the_same_however_its_rows_are_shared_out(make_run: MakeRun) -> None:

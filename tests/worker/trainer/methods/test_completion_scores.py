@@ -29,7 +29,7 @@ from tests.worker.engine.patches.models import (
 from tunesmith_worker.engine.memory.estimate import Mode
 from tunesmith_worker.engine.memory.recompute import LayerModes
 from tunesmith_worker.engine.patches import patch
-from tunesmith_worker.trainer.methods.groups import RowOfGroup
+from tunesmith_worker.trainer.methods.groups import GroupRow
 
 from .group_rows import make_rows, score, trained
 
@@ -55,7 +55,7 @@ def test_shared_prompts_train_as_plain_rows(family: str, tuning: str) -> None:
     assert_same_gradients(found, expected)
 
 
-def by_trl(model: Untyped, rows: list[RowOfGroup]) -> tuple[torch.Tensor, torch.Tensor]:
+def by_trl(model: Untyped, rows: list[GroupRow]) -> tuple[torch.Tensor, torch.Tensor]:
     """Stock TRL on its own batch: prompts padded on the left, completions on the right."""
     longest = max(len(row.prompt_ids) for row in rows)
     width = max(len(row.completion_ids) for row in rows)

@@ -8,8 +8,8 @@ import torch
 from tunesmith_worker.trainer.methods.groups import (
     GroupBatch,
     GroupLayout,
+    GroupRow,
     GroupSizes,
-    RowOfGroup,
     choose_layout,
     end_to_end,
     groups_of,
@@ -24,7 +24,7 @@ A, B = (1, 2, 3), (4, 5)
 
 
 def test_rows_are_grouped_by_what_the_prompt_says_and_not_by_where_they_stand() -> None:
-    rows = [RowOfGroup(p, (7, i)) for i, p in enumerate([A, B, A, (1, 2), B, A])]
+    rows = [GroupRow(p, (7, i)) for i, p in enumerate([A, B, A, (1, 2), B, A])]
     assert [(one.prompt_ids, one.members) for one in groups_of(rows)] == [
         (A, (0, 2, 5)),
         (B, (1, 4)),
@@ -33,14 +33,14 @@ def test_rows_are_grouped_by_what_the_prompt_says_and_not_by_where_they_stand() 
 
 
 def test_rows_without_a_score_are_in_no_group() -> None:
-    rows = [RowOfGroup(A, ()), RowOfGroup(A, (1,), left_out=True), RowOfGroup(A, (1,))]
+    rows = [GroupRow(A, ()), GroupRow(A, (1,), left_out=True), GroupRow(A, (1,))]
     assert [one.members for one in groups_of(rows)] == [(2,)]
     assert groups_of(rows[:2]) == []
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="row 1 has an empty prompt"):
-        groups_of([RowOfGroup(A, (1,)), RowOfGroup((), (1, 2))])
+        groups_of([GroupRow(A, (1,)), GroupRow((), (1, 2))])
 
 
 def test_sharing_goes_by_the_ratio_of_tokens_and_says_so() -> None:
@@ -126,11 +126,11 @@ def test_a_group_that_does_not_fit_is_split_and_its_prompt_repeated() -> None:
 
 
 def test_completions_of_one_token_are_scored_by_the_prompt_alone() -> None:
-    (batch,) = end_to_end([RowOfGroup(A, (8,)), RowOfGroup(A, (9,))], "shared", None)
+    (batch,) = end_to_end([GroupRow(A, (8,)), GroupRow(A, (9,))], "shared", None)
     assert batch.input_ids.tolist() == [[1, 2, 3]]
     assert batch.sources.tolist() == [2, 2]
     assert batch.targets.tolist() == [8, 9]
-    split = end_to_end([RowOfGroup(A, (8,)), RowOfGroup(A, (9,))], "shared", 2)
+    split = end_to_end([GroupRow(A, (8,)), GroupRow(A, (9,))], "shared", 2)
     assert [part.targets.tolist() for part in split] == [[8, 9]]
 
 

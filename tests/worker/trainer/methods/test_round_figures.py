@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFigures
-from tunesmith_worker.trainer.methods.groups import RowOfGroup
-from tunesmith_worker.trainer.methods.grpo_metrics import leveled, round_figures
+from tunesmith_worker.trainer.methods.groups import GroupRow
+from tunesmith_worker.trainer.methods.grpo_metrics import round_figures, zero_equal_groups
 from tunesmith_worker.trainer.report.rollouts import RewardCounts
 from tunesmith_worker.trainer.rewards import Graded
 
@@ -28,14 +28,14 @@ def test_groups_that_teach_nothing_are_counted_and_have_no_advantage(
     """A group without rewards is not one of equal ones."""
     graded = [Graded(rewards=(one,), scores={}) for one in rewards]
     advantages = torch.tensor([0.7, -0.7, 1e-4, -1e-4])
-    found = leveled(graded, advantages, 2)
+    found = zero_equal_groups(graded, advantages, 2)
     assert (found.groups, found.equal_groups, found.ungraded) == counts
     assert advantages.tolist() == torch.tensor(left).tolist()
 
 
 def test_a_round_is_counted_by_completion_and_by_group() -> None:
     rows = [
-        RowOfGroup((1, 2, 3) if place < 2 else (1, 2, 4), tuple(range(length)))
+        GroupRow((1, 2, 3) if place < 2 else (1, 2, 4), tuple(range(length)))
         for place, length in enumerate((2, 5, 3, 3))
     ]
     completions = [
@@ -50,7 +50,7 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
     drawing = RolloutFigures(decode_steps=5, graph_steps=3)
     rewards = RewardCounts(groups=2, equal_groups=1, ungraded=1)
     found = round_figures(
-        rows, completions, rewards=rewards, num_iterations=1, drawing=drawing, weights="in_place",
+        rows, completions, rewards=rewards, num_iterations=1, engine=drawing, weights="in_place",
         layout="shared",
     )  # fmt: skip
     assert (found.completions, found.generated_tokens, found.longest) == (4, 13, 5)

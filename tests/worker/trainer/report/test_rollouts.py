@@ -62,7 +62,7 @@ class StandIn:
         self.compute_loss(model, batch)
         self._time.now += 2.0  # the backward pass
 
-    def described(self, batch: Any) -> Any:
+    def describe(self, batch: Any) -> Any:
         return SimpleNamespace(tokens=700)
 
     def compute_loss(self, model: Any, inputs: Any) -> None:

@@ -94,9 +94,9 @@ class StepMemory:
             "tuning, or for full tuning recipe.precision='bf16_sr8'.",
         )
 
-    def comes(self, batch: Batch) -> None:
+    def observe(self, batch: Batch) -> None:
         """A micro-batch, before it is computed."""
-        size: MicroBatch = self._trainer.described(batch)
+        size: MicroBatch = self._trainer.describe(batch)
         if self.largest is None or size.tokens > self.largest.tokens:
             self.largest = size
 

@@ -41,7 +41,7 @@ class Layout:
     compiled: bool = False
     """The model's own layers through torch.compile; only when padded."""
 
-    def narrowed(self, parts: int) -> Layout:
+    def divided(self, parts: int) -> Layout:
         """The same with micro-batches of about that part of the size, but at least one example."""
         if parts == 1:
             return self

@@ -89,7 +89,7 @@ class LayoutTrial:
         if not self._queue:
             self._next_round()
 
-    def strike(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """That one cannot be run: not the first, which the others are held against."""
         self._queue = [other for other in self._queue if other != name]
         self._alive = [other for other in self._alive if other != name] or [

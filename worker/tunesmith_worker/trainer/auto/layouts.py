@@ -37,11 +37,11 @@ class Layouts:
         self._steps: list[str] = []
         """By which layout each step so far went, while that was measured."""
         self._speeds: dict[str, float] = {}
-        self._settled = self._current = plan.first
+        self._chosen = self._current = plan.first
         earlier = choices.earlier(NAME)
         steps = cast(list[str], earlier.figures.get("steps", [])) if earlier else []
         if earlier is not None and {earlier.value, *steps} <= plan.layouts.keys():
-            self._settled, self._steps = str(earlier.value), [*steps]
+            self._chosen, self._steps = str(earlier.value), [*steps]
             choices.reuse(earlier)
         elif len(plan.candidates) == 1:
             choices.add(Choice(name=NAME, value=plan.first, reason=plan.reason))
@@ -55,7 +55,7 @@ class Layouts:
         return {
             "steps": [*self._steps],
             "speeds": self._speeds,
-            "settled": self._settled,
+            "settled": self._chosen,
             "gave_up_compiling": self._gave_up_compiling,
             "trial": self._trial.state(),
         }
@@ -68,7 +68,7 @@ class Layouts:
         trial = LayoutTrial.from_state(state["trial"]) if state else None
         if trial is not None and trial.names <= {COMPILED, *self._plan.candidates}:
             self._trial, self._steps = trial, state["steps"]
-            self._speeds, self._settled = state["speeds"], state["settled"]
+            self._speeds, self._chosen = state["speeds"], state["settled"]
             if state["gave_up_compiling"]:
                 self._give_up_compiling()
         else:  # a fork whose layouts are others: its trial begins where it does
@@ -80,12 +80,12 @@ class Layouts:
         self._compiled, self._gave_up_compiling = None, True  # once is enough
 
     @property
-    def settled(self) -> Layout:
+    def chosen(self) -> Layout:
         """What the run goes by, as far as is known."""
-        return self._plan.layouts[self._settled]
+        return self._plan.layouts[self._chosen]
 
     @property
-    def to_be_tried(self) -> dict[str, Layout]:
+    def untried(self) -> dict[str, Layout]:
         """Those that are still to be measured against the first one, by name."""
         if self._trial is None:
             return {}
@@ -94,7 +94,7 @@ class Layouts:
     def rule_out(self, name: str, reason: str) -> None:
         """Before the first step: not that one, nor the trial if no other is left to compare."""
         plan = self._plan
-        assert name in self.to_be_tried
+        assert name in self.untried
         kept = {other: one for other, one in plan.candidates.items() if other != name}
         ratios = {other: plan.slots_per_token[other] for other in kept}
         self._plan = replace(plan, candidates=kept, slots_per_token=ratios)
@@ -111,34 +111,34 @@ class Layouts:
         """The layers that a padded layout runs on, once the model is patched."""
         self._compiled = layers
 
-    def of_step(self, step: int) -> Layout:
+    def for_step(self, step: int) -> Layout:
         """`step`: optimiser steps done before it."""
         if self._trial is not None:
             self._current = self._trial.current
         else:
-            self._current = self._steps[step] if step < len(self._steps) else self._settled
+            self._current = self._steps[step] if step < len(self._steps) else self._chosen
         layout = self._plan.layouts[self._current]
         if self._compiled is not None:
             self._compiled.use(layout.compiled and self._compiled.estimated_seconds is not None)
         return layout
 
-    def of_evaluation(self) -> Layout:
+    def for_evaluation(self) -> Layout:
         """What is settled; the model's own layers are not compiled once more for it."""
         if self._compiled is not None:
             self._compiled.use(False)
-        return self.settled
+        return self.chosen
 
-    def strike(self, failure: str) -> str | None:
+    def give_up(self, failure: str) -> str | None:
         """The step's layout failed: what is done about it, in words; None where nothing can be."""
         name, trial = self._current, self._trial
         if name == COMPILED and self._compiled is not None:
             self._give_up_compiling()
-        if trial is not None and name not in (self._plan.first, self._settled):
-            trial.strike(name)
+        if trial is not None and name not in (self._plan.first, self._chosen):
+            trial.remove(name)
             if not trial.running:
                 self._ended(trial, 0.0)
         elif name == COMPILED:
-            self._settled = "padded"
+            self._chosen = "padded"
             self._steps = ["padded" if one == COMPILED else one for one in self._steps]
         else:
             return None
@@ -171,7 +171,7 @@ class Layouts:
     def _ended(self, trial: LayoutTrial, step_seconds: float) -> None:
         self._steps += trial.steps
         self._speeds |= {name: round(speed, 1) for name, speed in trial.tokens_per_second().items()}
-        self._settled, self._trial = trial.current, None
+        self._chosen, self._trial = trial.current, None
         needed = self._compiled.estimated_seconds if self._compiled else None
         left = (self._total_steps - len(self._steps)) * step_seconds
         if (
@@ -180,7 +180,7 @@ class Layouts:
             and self._plan.compiling_pays(self._speeds, left, needed)
         ):
             ratios = self._plan.slots_per_token
-            pair = {self._settled: ratios[self._settled], COMPILED: ratios["padded"]}
+            pair = {self._chosen: ratios[self._chosen], COMPILED: ratios["padded"]}
             self._trial = LayoutTrial(pair, slow_start=COMPILED)
             return
         told = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
@@ -190,7 +190,7 @@ class Layouts:
         self._choices.add(
             Choice(
                 name=NAME,
-                value=self._settled,
+                value=self._chosen,
                 reason=reason,
                 figures={
                     "tokens_per_second": {**self._speeds},

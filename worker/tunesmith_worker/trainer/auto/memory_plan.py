@@ -52,7 +52,7 @@ class MemoryPlan:
     """One run's: settle it, train, then report.
 
     The trainer says what its steps are: `longest_step`, its `micro_batches`, how each is
-    `described`, and how much of one there is `to_probe` with what `probe_loss`.
+    `described`, and how much of one there is `probe_batch` with what `probe_loss`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MemoryPlan:
         self._step = trainer.longest_step()
         self._ours = mechanisms_of(patched, shape.layers)
         on_gpu = self._device.type == "cuda"
-        batch, engine = self._of(layouts.settled, on_gpu=on_gpu)
+        batch, engine = self._of(layouts.chosen, on_gpu=on_gpu)
         self.planner = Planner(
             shape=shape,
             tuning=tuning,
@@ -128,7 +128,7 @@ class MemoryPlan:
                 "recompute and nothing is offloaded."
             )
 
-    def training_begins(self) -> None:
+    def training_started(self) -> None:
         """The peak counts from here: what was tried and checked before is over."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -181,7 +181,7 @@ class MemoryPlan:
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
         """The longest micro-batch of the longest step, and who computes it."""
         batches = self._trainer.micro_batches(self._step, layout)
-        sizes = [self._trainer.described(one, count_labels=True) for one in batches]
+        sizes = [self._trainer.describe(one, count_labels=True) for one in batches]
         batch = max(sizes, key=lambda one: one.tokens)
         if layout.rows is not None:  # of packs, which are not taken apart
             batch = replace(batch, rows=min(batch.rows, layout.rows))
@@ -194,7 +194,7 @@ class MemoryPlan:
 
     def _rule_out_layouts(self) -> None:
         """Layouts that are yet to be tried, and would not fit."""
-        for name, layout in self._layouts.to_be_tried.items():
+        for name, layout in self._layouts.untried.items():
             batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
             one = replace(self.planner, batch=batch, engine=engine)
             option = one.option(replace(self.steps.policy, parts=1))
@@ -209,12 +209,12 @@ class MemoryPlan:
         enough, and what that was; less is tried where it does not fit."""
         trainer = self._trainer
         while True:
-            batches = trainer.micro_batches(self._step, self._layouts.settled)
-            longest = max(batches, key=lambda one: trainer.described(one).tokens)
-            batch = trainer.to_probe(longest)
+            batches = trainer.micro_batches(self._step, self._layouts.chosen)
+            longest = max(batches, key=lambda one: trainer.describe(one).tokens)
+            batch = trainer.probe_batch(longest)
             tried = self.planner.batch.part(self.steps.policy.parts)
             if batch is not longest:
-                tried = trainer.described(batch, count_labels=True)
+                tried = trainer.describe(batch, count_labels=True)
             try:
                 loss_of = partial(trainer.probe_loss, batch, self.planner.batch.labelled)
                 return run_probe(trainer.model, self._modes.layers, loss_of), tried
@@ -258,7 +258,7 @@ class MemoryPlan:
 
     def _replan(self, failure: str) -> Policy:
         failed = self.steps.policy
-        struck = self._layouts.strike(failure)
+        struck = self._layouts.give_up(failure)
         if struck is not None:  # the others need no less memory for it
             self._events.message(f"{struck}. The step begins again.", level="warn")
             return failed

@@ -63,7 +63,7 @@ def take(trainer: Untyped, layouts: Json) -> State:
     scheduler = trainer.lr_scheduler
     optimizer, moments = optimizer_state(inner(trainer.optimizer), of_parameter, scheduler)
     random, generators = random_numbers()
-    counted, sums = trainer.counted()
+    counted, sums = trainer.state_dict()
     run_state = {"random": random, "layouts": layouts, "counted": counted}
     return State(
         tensors={
@@ -127,7 +127,7 @@ class Saved:
 
     def put_counters(self, trainer: Untyped) -> None:
         """And what the callbacks have counted, into those that there are."""
-        trainer.restore_counted(
+        trainer.load_state_dict(
             self._run_state["counted"], load_file(self._folder / names.RUN_TENSORS)
         )
         states = self._json(names.TRAINER_STATE)["stateful_callbacks"]

@@ -54,7 +54,7 @@ def split(step: Batch, layout: Layout, *, pad_token_id: int) -> list[Batch]:
     rows = _rows(step)
     if layout.kind == "packed":
         assert layout.tokens is not None, "packed: filled by tokens"
-        bins = filled([len(row) for row in rows], layout.tokens)
+        bins = fill_bins([len(row) for row in rows], layout.tokens)
         return [_end_to_end([rows[i] for i in chosen]) for chosen in bins]
     assert layout.rows is not None, "filled by rows"
     bins = _in_order(step["rows_of_examples"], layout.rows)
@@ -64,7 +64,7 @@ def split(step: Batch, layout: Layout, *, pad_token_id: int) -> list[Batch]:
     return [_end_to_end([rows[i] for i in chosen]) for chosen in bins]
 
 
-def slots(batches: Sequence[Batch]) -> int:
+def count_slots(batches: Sequence[Batch]) -> int:
     """Places for tokens that are computed, padding included."""
     return sum(batch["input_ids"].numel() for batch in batches)
 
@@ -94,7 +94,7 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
     return bins if most >= before else shared
 
 
-def filled(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """The fewest bins that sharing out gives with at most `tokens` in each; a row that is longer
     stands alone."""
     limit = max(tokens, *lengths)
@@ -163,18 +163,18 @@ LAYOUT = "layout"
 """The batch's key for its BatchLayout, which is the trainer's and no model's."""
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
+def batch_to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch of the host's, on `device` with its layout."""
     cumulative = batch.get("cu_seq_lens_q")
     labelled = (batch["labels"][:, 1:] != IGNORED).flatten().nonzero()[:, 0]
     layout = BatchLayout(
         bounds=None if cumulative is None else tuple(cumulative.tolist()),
-        labelled=sent(labelled, device),
+        labelled=to_device(labelled, device),
     )
-    return {**{name: sent(value, device) for name, value in batch.items()}, LAYOUT: layout}
+    return {**{name: to_device(value, device) for name, value in batch.items()}, LAYOUT: layout}
 
 
-def sent(value: Any, device: torch.device) -> Any:  # Any: tensors, and numbers, which stay
+def to_device(value: Any, device: torch.device) -> Any:  # Any: tensors, and numbers, which stay
     if not isinstance(value, torch.Tensor) or device.type != "cuda":
         return value.to(device) if isinstance(value, torch.Tensor) else value
     return value.pin_memory().to(device, non_blocking=True)

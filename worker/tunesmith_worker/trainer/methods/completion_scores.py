@@ -20,8 +20,8 @@ from tunesmith_worker.engine.patches.attention_interface import reads_segments
 from tunesmith_worker.engine.patches.batch_layout import BatchLayout, ScoredTokens, batch_layout
 from tunesmith_worker.engine.patches.head import is_head_patched
 
-from .batches import sent
-from .groups import GroupBatch, GroupLayout, RowOfGroup, end_to_end, side_by_side
+from .batches import to_device
+from .groups import GroupBatch, GroupLayout, GroupRow, end_to_end, side_by_side
 
 __all__ = ["CompletionScores", "score_completions"]
 
@@ -44,7 +44,7 @@ class CompletionScores(NamedTuple):
 
 def score_completions(
     model: Untyped,
-    rows: Sequence[RowOfGroup],
+    rows: Sequence[GroupRow],
     *,
     layout: GroupLayout,
     device: torch.device,
@@ -69,7 +69,7 @@ def score_completions(
     batches = side_by_side(rows, max_tokens) if padded else end_to_end(rows, layout, max_tokens)
     size = (len(rows), max((len(row.completion_ids) for row in rows), default=0))
     found = [_forward(model, batch, temperature, entropy, device, autocast) for batch in batches]
-    places = [sent(batch.places, device) for batch in batches]
+    places = [to_device(batch.places, device) for batch in batches]
     return CompletionScores(
         log_probs=_placed([one.log_probs for one in found], places, size, device),
         entropy=_placed([one.entropy for one in found], places, size, device) if entropy else None,
@@ -92,19 +92,19 @@ def _forward(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Untyped:
-    inputs = {"input_ids": sent(batch.input_ids, device)}
+    inputs = {"input_ids": to_device(batch.input_ids, device)}
     if batch.bounds is None:
-        inputs["attention_mask"] = sent(batch.attention_mask, device)
+        inputs["attention_mask"] = to_device(batch.attention_mask, device)
     else:
-        inputs["position_ids"] = sent(batch.position_ids, device)
+        inputs["position_ids"] = to_device(batch.position_ids, device)
         bounds = torch.tensor(batch.bounds, dtype=torch.int32)
-        inputs["cu_seq_lens_q"] = sent(bounds, device)
+        inputs["cu_seq_lens_q"] = to_device(bounds, device)
     layout = BatchLayout(
         bounds=batch.bounds,
         prefixes=_prefixes_on(batch.prefixes, device),
         scored=ScoredTokens(
-            sources=sent(batch.sources, device),
-            targets=sent(batch.targets, device),
+            sources=to_device(batch.sources, device),
+            targets=to_device(batch.targets, device),
             temperature=temperature,
             entropy=entropy,
         ),
@@ -116,7 +116,7 @@ def _forward(
 def _prefixes_on(prefixes: Prefixes | None, device: torch.device) -> Prefixes | None:
     if prefixes is None:
         return None
-    keys, cumulative = sent(prefixes.keys, device), sent(prefixes.cumulative, device)
+    keys, cumulative = to_device(prefixes.keys, device), to_device(prefixes.cumulative, device)
     return replace(prefixes, keys=keys, cumulative=cumulative)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from tunesmith_kernels.segments import NO_PREFIX, Prefixes
 
-from .batches import filled
+from .batches import fill_bins
 
 ROWS = "rows"
 """The key under which a batch has its rows."""
@@ -29,16 +29,16 @@ SHARING_PAYS = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class RowOfGroup:
+class GroupRow:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    left_out: bool = False
+    skip: bool = False
     """Not computed; its scores are zero. For rows whose loss is masked or whose group teaches
     nothing."""
 
     @property
     def scored(self) -> bool:
-        return bool(self.completion_ids) and not self.left_out
+        return bool(self.completion_ids) and not self.skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class GroupSizes:
         return own + self.prompt * (1 if layout == "shared" else len(self.completions))
 
 
-def groups_of(rows: Sequence[RowOfGroup]) -> list[Group]:
+def groups_of(rows: Sequence[GroupRow]) -> list[Group]:
     """By prompt, wherever its rows stand, in the order of their first; rows that are not scored are
     in none. Raises ValueError for a prompt without tokens."""
     members: dict[tuple[int, ...], list[int]] = {}
@@ -75,7 +75,7 @@ def groups_of(rows: Sequence[RowOfGroup]) -> list[Group]:
     return [Group(prompt, tuple(numbers)) for prompt, numbers in members.items()]
 
 
-def sizes_of(rows: Sequence[RowOfGroup]) -> list[GroupSizes]:
+def sizes_of(rows: Sequence[GroupRow]) -> list[GroupSizes]:
     return [
         GroupSizes(len(group.prompt_ids), tuple(len(rows[i].completion_ids) for i in group.members))
         for group in groups_of(rows)
@@ -165,7 +165,7 @@ class GroupBatch:
 
 
 def end_to_end(
-    rows: Sequence[RowOfGroup], layout: GroupLayout, max_tokens: int | None
+    rows: Sequence[GroupRow], layout: GroupLayout, max_tokens: int | None
 ) -> list[GroupBatch]:
     """Micro-batches of at most `max_tokens` tokens (one completion and its prompt may have more),
     about equally full. A group that is too large for one is split; its prompt then stands in each.
@@ -178,11 +178,11 @@ def end_to_end(
     sizes = [_tokens(one, rows) for one in groups]
     if not groups:
         return []
-    bins = filled(sizes, sum(sizes) if max_tokens is None else max_tokens)
+    bins = fill_bins(sizes, sum(sizes) if max_tokens is None else max_tokens)
     return [_laid([groups[i] for i in chosen], rows) for chosen in bins]
 
 
-def side_by_side(rows: Sequence[RowOfGroup], max_tokens: int | None) -> list[GroupBatch]:
+def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[GroupBatch]:
     """Each row with a prompt of its own, rows of similar length together; at most `max_tokens`
     slots in a micro-batch, padding included (one row may have more)."""
     width = _width(rows)
@@ -199,23 +199,23 @@ def side_by_side(rows: Sequence[RowOfGroup], max_tokens: int | None) -> list[Gro
     return batches
 
 
-def _split(group: Group, rows: Sequence[RowOfGroup], max_tokens: int) -> list[Group]:
+def _split(group: Group, rows: Sequence[GroupRow], max_tokens: int) -> list[Group]:
     if _tokens(group, rows) <= max_tokens:
         return [group]
     own = [len(rows[i].completion_ids) - 1 for i in group.members]
-    parts = filled(own, max(1, max_tokens - len(group.prompt_ids)))
+    parts = fill_bins(own, max(1, max_tokens - len(group.prompt_ids)))
     return [Group(group.prompt_ids, tuple(group.members[i] for i in part)) for part in parts]
 
 
-def _tokens(group: Group, rows: Sequence[RowOfGroup]) -> int:
+def _tokens(group: Group, rows: Sequence[GroupRow]) -> int:
     return len(group.prompt_ids) + sum(len(rows[i].completion_ids) - 1 for i in group.members)
 
 
-def _length(row: RowOfGroup) -> int:
+def _length(row: GroupRow) -> int:
     return len(row.prompt_ids) + len(row.completion_ids) - 1
 
 
-def _width(rows: Sequence[RowOfGroup]) -> int:
+def _width(rows: Sequence[GroupRow]) -> int:
     return max((len(row.completion_ids) for row in rows), default=0)
 
 
@@ -240,7 +240,7 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64)
 
 
-def _laid(groups: Sequence[Group], rows: Sequence[RowOfGroup]) -> GroupBatch:
+def _laid(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
     """A prompt of several completions is a row of its own and their prefix; that of a single one
     stands before it in its row."""
     scores = _Scores(_width(rows))
@@ -283,7 +283,7 @@ def _laid(groups: Sequence[Group], rows: Sequence[RowOfGroup]) -> GroupBatch:
     )
 
 
-def _padded(numbers: Sequence[int], rows: Sequence[RowOfGroup], width: int) -> GroupBatch:
+def _padded(numbers: Sequence[int], rows: Sequence[GroupRow], width: int) -> GroupBatch:
     scores, length = _Scores(width), max(_length(rows[i]) for i in numbers)
     input_ids = torch.zeros(len(numbers), length, dtype=torch.int64)
     mask = torch.zeros_like(input_ids)

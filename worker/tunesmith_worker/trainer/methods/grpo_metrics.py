@@ -1,4 +1,4 @@
-"""What a reinforcement step measures beside its loss, and what each figure is called."""
+"""Metrics of a reinforcement step: their names, the scores they come from, and report figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFig
 from tunesmith_worker.trainer.report.rollouts import RewardCounts, RoundFigures
 from tunesmith_worker.trainer.rewards import Graded
 
-from .groups import GroupLayout, RowOfGroup, sizes_of
+from .groups import GroupLayout, GroupRow, sizes_of
 
 Inputs = dict[str, Any]  # Any: tensors as TRL names them
 
@@ -31,111 +31,116 @@ NAMES = {
     "cispo_clip_ratio": "clip_ratio",
     "rollout_gap": "rollout_gap",
 }
-"""TRL's name -> ours."""
+"""Metric names: TRL's to ours."""
 _SCORES, _LOGGED = "scores/", "logged/"
 
 
-def renamed(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """What was gathered since it was last logged, under our names; the rest is left out. Of several
-    graders, each one's scores by its name, and what reward functions log: under names that none of
-    ours begins with, whatever they are called."""
-    found = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
+def rename_metrics(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the metrics since the last log under our names; drop metrics without one.
+
+    With several graders, add the scores of each as `score_NAME`; add values that reward functions
+    log as `logged_NAME`."""
+    result = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
     scores = [name for name in metrics if name.startswith(_SCORES)]
     if len(scores) > 1:
-        found |= {f"score_{one.removeprefix(_SCORES)}": list(metrics[one]) for one in scores}
+        result |= {f"score_{name.removeprefix(_SCORES)}": list(metrics[name]) for name in scores}
     logged = [name for name in metrics if name.startswith(_LOGGED)]
-    return found | {f"logged_{one.removeprefix(_LOGGED)}": list(metrics[one]) for one in logged}
+    return result | {f"logged_{name.removeprefix(_LOGGED)}": list(metrics[name]) for name in logged}
 
 
 @dataclass
-class StepFigures:
-    """Of one optimiser step, gathered part by part."""
+class StepScores:
+    """Log-probabilities of one optimiser step, collected part by part."""
 
     _gap: list[torch.Tensor] = field(default_factory=list)
-    """Sum of |log-prob when drawn - in training|, and of tokens, of each part."""
+    """Per part: sum of |sampling log-prob - training log-prob| and number of tokens."""
     _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
-    def scored(
+    def add(
         self,
-        rows: Sequence[RowOfGroup],
+        rows: Sequence[GroupRow],
         log_probs: torch.Tensor,
         entropy: torch.Tensor,
         inputs: Inputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a part's completions, [rows, C]. Rows that were left out get a ratio of 1 and the
-        others' mean entropy, so that they change neither the loss nor a mean."""
+        """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
+
+        Skipped rows get a ratio of 1 and the mean entropy of the other rows, so that they change
+        neither the loss nor a mean."""
         mask = inputs["completion_mask"].to(log_probs.dtype)
-        out = torch.tensor([row.left_out for row in rows], device=log_probs.device)[:, None]
-        computed = mask * ~out
+        skipped = torch.tensor([row.skip for row in rows], device=log_probs.device)[:, None]
+        computed = mask * ~skipped
         tokens = computed.sum()
-        if any(row.left_out for row in rows):
-            as_drawn = inputs.get("old_per_token_logps", torch.zeros_like(log_probs))
-            log_probs = torch.where(out, as_drawn, log_probs)
-            # NaN, which is never told, where nothing was computed.
-            typical = (entropy.detach() * computed).sum() / tokens
-            entropy = torch.where(out, typical, entropy)
-        found = log_probs.detach()
-        drawn = inputs["sampling_per_token_logps"]
-        self._gap.append(torch.stack([((found - drawn).abs() * computed).sum(), tokens]))
-        self._log_probs.append((inputs["index"], found))
+        if any(row.skip for row in rows):
+            old_log_probs = inputs.get("old_per_token_logps", torch.zeros_like(log_probs))
+            log_probs = torch.where(skipped, old_log_probs, log_probs)
+            # NaN if nothing was computed; it is never reported then.
+            mean_entropy = (entropy.detach() * computed).sum() / tokens
+            entropy = torch.where(skipped, mean_entropy, entropy)
+        values = log_probs.detach()
+        sampled = inputs["sampling_per_token_logps"]
+        self._gap.append(torch.stack([((values - sampled).abs() * computed).sum(), tokens]))
+        self._log_probs.append((inputs["index"], values))
         return log_probs, entropy
 
     @property
     def gap(self) -> float:
-        """Mean over tokens; NaN where nothing was computed. Waits for the device."""
+        """Mean gap per token; NaN if nothing was computed. Waits for the device."""
         total, tokens = torch.stack(self._gap).sum(0).tolist() if self._gap else (0.0, 0.0)
         return total / tokens if tokens else math.nan
 
     def log_probs(self) -> torch.Tensor:
-        """Of all the step's completions, in the batch's order."""
-        index = torch.cat([one for one, _ in self._log_probs])
-        found = torch.cat([one for _, one in self._log_probs])
-        return torch.empty_like(found).index_copy_(0, index, found)
+        """Return the log-probs of the step's completions in the batch's order."""
+        index = torch.cat([index for index, _ in self._log_probs])
+        values = torch.cat([values for _, values in self._log_probs])
+        return torch.empty_like(values).index_copy_(0, index, values)
 
 
-def leveled(
+def zero_equal_groups(
     graded: Sequence[Graded], advantages: torch.Tensor, num_generations: int
 ) -> RewardCounts:
-    """Of groups whose rewards are all equal, or that have none, the advantages [completions] become
-    exactly 0, in place: a mean of equal rewards is rounded, and what is left of them would be
-    divided by nearly nothing."""
+    """Set the advantages [completions] of groups with equal or no rewards to exactly 0, in place.
+
+    The mean of equal rewards is rounded, so the remainder would be divided by nearly 0."""
     groups = equal = 0
     for start in range(0, len(graded), num_generations):
         places = slice(start, start + num_generations)
-        rewards = {one.rewards for one in graded[places] if one.is_graded}
+        rewards = {item.rewards for item in graded[places] if item.is_graded}
         groups += len(rewards) > 0
         equal += len(rewards) == 1
         if len(rewards) <= 1:
             advantages[places] = 0.0
-    ungraded = sum(not one.is_graded for one in graded)
+    ungraded = sum(not item.is_graded for item in graded)
     return RewardCounts(groups=groups, equal_groups=equal, ungraded=ungraded)
 
 
 def round_figures(
-    rows: Sequence[RowOfGroup],
+    rows: Sequence[GroupRow],
     completions: Sequence[Completion],
     *,
     rewards: RewardCounts,
     num_iterations: int,
-    drawing: RolloutFigures,
+    engine: RolloutFigures,
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
-    """`rows` and `completions` side by side, a group's together; `layout`: what training lays them
-    out in; `drawing`: the engine's."""
-    lengths = [len(one.token_ids) for one in completions]
+    """Return the run report's figures of a step's completions.
+
+    `rows`, `completions`: in the same order, groups adjacent. `engine`: the engine's figures.
+    `layout`: the layout of the training forward."""
+    lengths = [len(completion.token_ids) for completion in completions]
     sizes = sizes_of(rows)
     return RoundFigures(
         num_iterations=num_iterations,
         completions=len(completions),
         generated_tokens=sum(lengths),
         longest=max(lengths, default=0),
-        truncated=sum(one.finish_reason is FinishReason.LENGTH for one in completions),
+        truncated=sum(c.finish_reason is FinishReason.LENGTH for c in completions),
         rewards=rewards,
-        decode_steps=drawing.decode_steps,
-        graph_steps=drawing.graph_steps,
+        decode_steps=engine.decode_steps,
+        graph_steps=engine.graph_steps,
         weights=weights,
         layout=layout,
-        trained_slots=sum(one.tokens(layout) for one in sizes),
-        plain_slots=sum(one.tokens("plain") for one in sizes),
+        trained_slots=sum(size.tokens(layout) for size in sizes),
+        plain_slots=sum(size.tokens("plain") for size in sizes),
     )

@@ -19,8 +19,8 @@ from tunesmith_worker.trainer.auto.layout_choice import Layout
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 
 from .completion_scores import CompletionScores, score_completions
-from .groups import ROWS, GroupLayout, RowOfGroup, choose_layout, sizes_of
-from .grpo_metrics import StepFigures
+from .groups import ROWS, GroupLayout, GroupRow, choose_layout, sizes_of
+from .grpo_metrics import StepScores
 
 Untyped = Any  # Any: transformers is not typed
 Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
@@ -33,10 +33,10 @@ PROBED = 4096
 """Tokens that the memory plan's trial pass is content with."""
 
 
-class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
+class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
     """Comes before TRL's GRPOTrainer in the list of bases."""
 
-    def stepping(
+    def init_grpo_steps(
         self,
         plan: GRPOPlan,
         prompts: Sequence[tuple[int, ...]],
@@ -49,22 +49,22 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
         self.memory: StepMemory | None = None
         """Watches the memory of each step, where it has been planned."""
-        self.figures = StepFigures()
+        self.figures = StepScores()
         """Of the last step."""
 
-    may_teach_nothing = True
+    zero_gradient_is_valid = True
     """Whether a step without any gradient is no fault, and its loss may be 0."""
 
     def labelled_tokens(self, rows: Inputs) -> int:
         """Completion tokens of a step that teach something."""
-        scored = self.teaching_rows(rows)
+        scored = self.rows_with_gradient(rows)
         return sum(len(row.completion_ids) for row in scored if row.scored)
 
     def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
         """Ids of the tokens whose hidden states the loss reads."""
         found = {
             token
-            for row in self.teaching_rows(rows)
+            for row in self.rows_with_gradient(rows)
             if row.scored
             for token in (row.prompt_ids[-1], *row.completion_ids[:-1])
         }
@@ -80,13 +80,13 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
         plan = self.plan
         longest = heapq.nlargest(plan.prompts_per_step, self._prompts, key=len)
         rows = [
-            RowOfGroup(ids, tuple(islice(cycle(ids), plan.max_completion_length)))
+            GroupRow(ids, tuple(islice(cycle(ids), plan.max_completion_length)))
             for ids in longest
             for _ in range(plan.num_generations)
         ]
         return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
 
-    def described(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
+    def describe(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
         """`count_labels`: they are known anyway."""
         sizes = sizes_of(batch[ROWS])
         layout = self.layout_of(batch[ROWS])
@@ -102,7 +102,7 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
             padded=padded,
         )
 
-    def lengths_of(self, rows: Sequence[RowOfGroup]) -> tuple[int, ...]:
+    def segment_lengths(self, rows: Sequence[GroupRow]) -> tuple[int, ...]:
         """Tokens that go through a training pass, of each part that stands by itself: a shared
         prompt, what a completion has beyond it, a completion with a prompt of its own."""
         found: list[int] = []
@@ -115,12 +115,12 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
                 found += [size.prompt + one for one in own]
         return tuple(one for one in found if one)
 
-    def to_probe(self, batch: Inputs) -> Inputs:
+    def probe_batch(self, batch: Inputs) -> Inputs:
         """As many of its first rows as have PROBED tokens: a step of long completions may have a
         hundred times as many, and each row needs what the others need."""
-        rows: list[RowOfGroup] = batch[ROWS]
+        rows: list[GroupRow] = batch[ROWS]
         count = len(rows)
-        while count > 1 and self.described({ROWS: rows[:count]}).tokens > PROBED:
+        while count > 1 and self.describe({ROWS: rows[:count]}).tokens > PROBED:
             count = (count + 1) // 2
         return batch if count == len(rows) else {ROWS: rows[:count]}
 
@@ -134,14 +134,14 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and entropies of prompts' completions: the training forward, for who
         checks it."""
-        given = [RowOfGroup(prompt, completion) for prompt, completion in rows]
+        given = [GroupRow(prompt, completion) for prompt, completion in rows]
         found = self.scores(self.model, given, entropy=True, temperature=temperature)
         return found.log_probs, found.entropy
 
     def scores(
         self,
         model: Untyped,
-        rows: Sequence[RowOfGroup],
+        rows: Sequence[GroupRow],
         *,
         entropy: bool = False,
         temperature: float | None = None,
@@ -157,20 +157,20 @@ class GroupSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is
             autocast=self.accelerator.autocast,
         )
 
-    def layout_of(self, rows: Sequence[RowOfGroup]) -> GroupLayout:
+    def layout_of(self, rows: Sequence[GroupRow]) -> GroupLayout:
         if self._shared_prompt == "auto":
             return choose_layout(sizes_of(rows)).layout
         return "shared" if self._shared_prompt else "plain"
 
-    def teaching_rows(self, inputs: Inputs) -> list[RowOfGroup]:
+    def rows_with_gradient(self, inputs: Inputs) -> list[GroupRow]:
         """Rows without an advantage have a gradient of zero, unless something else than the
         advantage makes one: they need no forward."""
-        rows: list[RowOfGroup] = inputs[ROWS]
+        rows: list[GroupRow] = inputs[ROWS]
         if self.beta or self.top_entropy_quantile < 1.0:
             return rows
         idle = (inputs["advantages"] == 0).tolist()
         return [
-            RowOfGroup(row.prompt_ids, row.completion_ids, left_out=row.left_out or out)
+            GroupRow(row.prompt_ids, row.completion_ids, skip=row.skip or out)
             for row, out in zip(rows, idle, strict=True)
         ]
 
@@ -182,7 +182,7 @@ def _causal(model: Untyped) -> Untyped:
 def in_parts(inputs: Inputs, parts: int, loss_type: str) -> list[Inputs]:
     """Whole groups shared out by tokens; within them, rows where there are fewer groups. The
     parts' losses, each times its share, sum to the step's."""
-    rows: list[RowOfGroup] = inputs[ROWS]
+    rows: list[GroupRow] = inputs[ROWS]
     if parts <= 1 or len(rows) <= 1:
         return [inputs | {SHARE: 1.0}]
     tokens = float(inputs["completion_mask"].sum())
@@ -205,7 +205,7 @@ def _taken(value: Any, indices: list[int], rows: int) -> Any:  # Any: what a bat
     return value
 
 
-def _shared_out(rows: Sequence[RowOfGroup], parts: int) -> list[list[int]]:
+def _shared_out(rows: Sequence[GroupRow], parts: int) -> list[list[int]]:
     """Consecutive rows of one prompt after the other, cut into `parts` runs of about equal
     tokens."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}

@@ -25,7 +25,7 @@ MOST_KEPT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenStep:
+class StepRecord:
     """What an optimiser step was made from."""
 
     number: int
@@ -41,14 +41,14 @@ class TakenStep:
 
 
 class NanGuard:
-    def __init__(self, device: torch.device, explain: Callable[[TakenStep], RunError]) -> None:
+    def __init__(self, device: torch.device, explain: Callable[[StepRecord], RunError]) -> None:
         """`explain`: why a step's gradient is not finite, in words."""
         self.found_inf = torch.zeros((), device=device)
         """1 once a gradient was not finite."""
         self._refused = torch.zeros((), device=device)
         """Updates that the flag has kept from the weights."""
         self._explain = explain
-        self._kept: list[TakenStep] = []
+        self._kept: list[StepRecord] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises ValueError for an optimiser that does not know `found_inf`."""
@@ -57,7 +57,7 @@ class NanGuard:
             raise ValueError(f"{type(optimizer).__name__} is not fused: it would take a NaN")
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # torch reads it so
 
-    def begins(self, step: TakenStep) -> None:
+    def start_step(self, step: StepRecord) -> None:
         """Before a step's forward; once more when the step is repeated."""
         if self._kept and self._kept[-1].number == step.number:
             self._kept.pop()
@@ -66,11 +66,11 @@ class NanGuard:
         self._kept.append(step)
 
     @property
-    def taking(self) -> TakenStep:
+    def current_step(self) -> StepRecord:
         """The step that began last, until its flag is read."""
         return self._kept[-1]
 
-    def judge(self, norm: torch.Tensor) -> None:
+    def check_norm(self, norm: torch.Tensor) -> None:
         """norm: [], of the whole gradient of the step that began last."""
         bad = norm.detach().to(self.found_inf.device).isfinite().logical_not_()
         self.found_inf.logical_or_(bad)

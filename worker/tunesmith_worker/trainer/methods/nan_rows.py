@@ -20,7 +20,7 @@ from tunesmith_worker.engine.random_state import random_state, restore_random_st
 from tunesmith_worker.rundir.errors import RunError
 
 from .groups import ROWS
-from .nan_guard import TakenStep
+from .nan_guard import StepRecord
 
 Untyped = Any  # Any: transformers and TRL are not typed
 RowName = Callable[[Sequence[int], Sequence[int]], str]
@@ -45,7 +45,7 @@ class _Pass:
         return math.isfinite(self.loss) and self.bad_gradient is None
 
 
-def explain_rows(trainer: Untyped, step: TakenStep) -> RunError:
+def explain_rows(trainer: Untyped, step: StepRecord) -> RunError:
     """What to tell the user of a step whose gradient was not finite; gradients are gone then."""
     with _as_it_was(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
@@ -59,7 +59,7 @@ def explain_rows(trainer: Untyped, step: TakenStep) -> RunError:
 
 def _blamed(
     trainer: Untyped,
-    step: TakenStep,
+    step: StepRecord,
     bad: list[_Pass],
     finite_losses: list[float],
     bad_weights: list[str],
@@ -97,7 +97,7 @@ def _blamed(
 
 
 def _advice(
-    step: TakenStep, some_are_fine: bool, total: int, bad_weights: list[str]
+    step: StepRecord, some_are_fine: bool, total: int, bad_weights: list[str]
 ) -> tuple[ErrorCategory, str, str | None]:
     if bad_weights:
         return (
@@ -123,7 +123,7 @@ def _advice(
     return ErrorCategory.USER, hint, "recipe.learning_rate"
 
 
-def _not_by_itself(step: TakenStep, whole: _Pass, rows: int) -> RunError:
+def _not_by_itself(step: StepRecord, whole: _Pass, rows: int) -> RunError:
     if whole.finite:
         return RunError(
             ErrorCode.GRADIENT_NONFINITE,
@@ -143,11 +143,11 @@ def _not_by_itself(step: TakenStep, whole: _Pass, rows: int) -> RunError:
     )
 
 
-def _run_again(trainer: Untyped, rows: dict[str, Untyped], step: TakenStep) -> _Pass:
+def _run_again(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> _Pass:
     trainer.model.zero_grad(set_to_none=True)
     restore_random_state(step.random_state)
     with _first_bad_output(trainer.model) as found:
-        loss = float(trainer.run_again(rows, step))
+        loss = float(trainer.rerun(rows, step))
     # Backward goes from the last layer to the first.
     bad = [
         name
@@ -241,7 +241,7 @@ def _finite(x: torch.Tensor) -> bool:
     return not x.is_floating_point() or bool(x.isfinite().all())
 
 
-def explain_completions(trainer: Untyped, step: TakenStep) -> RunError:
+def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
     """What to tell the user; the model's gradients are gone then."""
     trainer.model.zero_grad(set_to_none=True)
     weights = [name for name, one in trainer.model.named_parameters() if not _finite(one)]

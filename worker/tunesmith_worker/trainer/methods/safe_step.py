@@ -19,12 +19,12 @@ from .nan_guard import NanGuard
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class Guarded(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
+class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
     """Comes before a trainer in the list of bases."""
 
     guard: NanGuard
 
-    def guarded(
+    def init_safe_step(
         self, guard: NanGuard, *, save: Callable[[int], None], embedding_rate: float | None
     ) -> None:
         """Last in the constructor. `save` writes what is due at the given step; `embedding_rate`:
@@ -40,7 +40,7 @@ class Guarded(transformers.Trainer):  # type: ignore[misc]  # transformers is un
 
     def _get_grad_norm(self, model: Untyped, grad_norm: Untyped = None) -> Untyped:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self.guard.judge(norm)
+        self.guard.check_norm(norm)
         return norm
 
     def before_logging(self, logs: dict[str, float]) -> None:
@@ -59,7 +59,7 @@ class Guarded(transformers.Trainer):  # type: ignore[misc]  # transformers is un
         self._save(self.state.global_step)
 
 
-class Resuming(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
+class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
     """Comes before a trainer in the list of bases."""
 
     steps_before = 0
@@ -70,7 +70,7 @@ class Resuming(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     _saved: Saved | None = None
     _forked = False
 
-    def go_on_from(self, folder: Path, *, forked: bool) -> Saved:
+    def resume_from(self, folder: Path, *, forked: bool) -> Saved:
         """A verified resume point, when `train` is called. `forked`: by this run's schedule."""
         self._point, self._saved, self._forked = folder, Saved(folder), forked
         return self._saved
@@ -81,7 +81,7 @@ class Resuming(transformers.Trainer):  # type: ignore[misc]  # transformers is u
         return super().train(**given)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Untyped = None) -> None:
-        assert self._saved is not None, "go_on_from comes first"
+        assert self._saved is not None, "resume_from comes first"
         self._saved.put_weights(self.model)
 
     def _init_training_state(self, max_steps: int, *given: Untyped) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class Resuming(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The last thing before the first step: what the Trainer has reset since is put back."""
-        assert self._saved is not None, "go_on_from comes first"
+        assert self._saved is not None, "resume_from comes first"
         self._saved.put_random_numbers()
         since_logged, loss = self._loss_so_far
         self._globalstep_last_logged -= since_logged
@@ -107,10 +107,10 @@ class Resuming(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 
     _loss_so_far: tuple[int, torch.Tensor]
 
-    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+    def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
         """What has been counted and not been told yet: JSON and tensors."""
         plain = {"since_logged": self.state.global_step - self._globalstep_last_logged}
         return plain, {"loss_since_logged": self._tr_loss}
 
-    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
         self._loss_so_far = plain["since_logged"], tensors["loss_since_logged"]

@@ -28,21 +28,21 @@ from tunesmith_worker.trainer.data.tokens import IGNORED
 from .batches import (
     LAYOUT,
     Batch,
+    batch_to_device,
     collate,
-    on_device,
+    count_slots,
     predicting_tokens,
-    sent,
-    slots,
     split,
+    to_device,
 )
-from .nan_guard import NanGuard, TakenStep
+from .nan_guard import NanGuard, StepRecord
 from .nan_rows import RowName, explain_rows
-from .safe_step import Guarded, Resuming
+from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
+class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     TIMED_STEP = "training_step"
     """The method that is one optimiser step's forward and backward."""
 
@@ -54,11 +54,11 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         embedding_rate: float | None = None,
         **given: Untyped,
     ) -> None:
-        """`save`, `embedding_rate`: as `Guarded.guarded` takes them."""
+        """`save`, `embedding_rate`: as `SafeStep.init_safe_step` takes them."""
         super().__init__(data_collator=collate, **given)
         self._layouts = layouts
         guard = NanGuard(self.args.device, lambda step: explain_rows(self, step))
-        self.guarded(guard, save=save, embedding_rate=embedding_rate)
+        self.init_safe_step(guard, save=save, embedding_rate=embedding_rate)
         pad_token_id = given["processing_class"].pad_token_id
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
@@ -92,7 +92,7 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         batches, labels = super().get_batch_samples(
             epoch_iterator, num_batches, torch.device("cpu")
         )
-        return batches, sent(labels, device)
+        return batches, to_device(labels, device)
 
     def training_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
@@ -104,9 +104,9 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
     def _whole_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
     ) -> torch.Tensor:
-        layout = self._layouts.of_step(self.state.global_step)
-        self.guard.begins(
-            TakenStep(
+        layout = self._layouts.for_step(self.state.global_step)
+        self.guard.start_step(
+            StepRecord(
                 number=self.state.global_step + 1,
                 rows=inputs,
                 layout=layout,
@@ -118,29 +118,29 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         self.current_gradient_accumulation_steps = len(batches)
         seen = self._total_train_tokens + sum(inputs["lengths"])
         loss = torch.zeros((), device=self.args.device)
-        with self._layouts.timed(slots(batches)):
+        with self._layouts.timed(count_slots(batches)):
             for batch in batches:
                 last = batch is batches[-1]
-                there = on_device(batch, self.args.device)
+                there = batch_to_device(batch, self.args.device)
                 if self.memory is not None:
-                    self.memory.comes(batch)
+                    self.memory.observe(batch)
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
                     loss = loss + super().training_step(model, there, num_items_in_batch)
         self._total_train_tokens: int = seen
         self.step_loss = loss
         return loss
 
-    def run_again(self, rows: Batch, step: TakenStep) -> torch.Tensor:
+    def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
         """Forward and backward of some rows of a step outside of it: adds to the gradient, and
         returns their part of its loss."""
-        self._layouts.of_evaluation()  # nothing compiled: who looks for a fault hooks the modules
+        self._layouts.for_evaluation()  # nothing compiled: who looks for a fault hooks the modules
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
-            there = on_device(batch, self.args.device)
+            there = batch_to_device(batch, self.args.device)
             loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
         return loss
 
-    may_teach_nothing = False
+    zero_gradient_is_valid = False
     """Whether a step without any gradient is no fault, and its loss may be 0."""
 
     @staticmethod
@@ -156,7 +156,7 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
         """A collated step's, in as many parts as its memory needs."""
         parts = 1 if self.memory is None else self.memory.policy.parts
-        return self._split(step, layout.narrowed(parts))
+        return self._split(step, layout.divided(parts))
 
     def longest_step(self) -> Batch:
         """The step of the longest rows, the worst that chance can draw."""
@@ -168,16 +168,16 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         return collate([self.train_dataset[index] for index in longest])
 
     @staticmethod
-    def described(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+    def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
         return describe(batch, count_labels=count_labels)
 
     @staticmethod
-    def to_probe(batch: Batch) -> Batch:
+    def probe_batch(batch: Batch) -> Batch:
         return batch
 
     def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
         """Of a micro-batch, as training computes it; counts nothing."""
-        inputs = on_device(batch, self.args.device)
+        inputs = batch_to_device(batch, self.args.device)
         with self.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
             outputs = self.model(**inputs, use_cache=False, fused_lm_head=True)
         loss: torch.Tensor = -outputs.log_probs.sum() / labelled
@@ -197,26 +197,26 @@ class SFTTrainer(Guarded, Resuming, trl.SFTTrainer):  # type: ignore[misc]  # TR
         self._sums[mode].values.copy_(sums)
         self._trained.copy_(trained)
 
-    def counted(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
-        plain, tensors = super().counted()
+    def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
+        plain, tensors = super().state_dict()
         lists, seen = metrics_so_far(self)
         lists = {name: [float(one) for one in values] for name, values in lists.items()}
         sums = {"sums": self._sums["train"].values, "trained_tokens": self._trained}
         return plain | {"metrics": lists, "input_tokens": seen}, tensors | sums
 
-    def restore_counted(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
-        super().restore_counted(plain, tensors)
+    def load_state_dict(self, plain: dict[str, Untyped], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(plain, tensors)
         metrics = plain["metrics"], plain["input_tokens"]
         self.restore_counters((metrics, tensors["sums"], tensors["trained_tokens"]))
 
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
     ) -> tuple[Untyped, None, None]:
-        counters, layout = self.counters("eval"), self._layouts.of_evaluation()
+        counters, layout = self.counters("eval"), self._layouts.for_evaluation()
 
         def whole(parts: int) -> Untyped:
             loss = None
-            for batch in self._split(inputs, layout.narrowed(parts)):
+            for batch in self._split(inputs, layout.divided(parts)):
                 loss, _, _ = super(SFTTrainer, self).prediction_step(
                     model, batch, prediction_loss_only=True
                 )

@@ -71,7 +71,7 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         # In FORWARD when the step begins again: memory ran out in there.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # of an evaluation
-        slots = trainer.described(inputs).tokens
+        slots = trainer.describe(inputs).tokens
         counts.micro_batch(slots, settled=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)

@@ -77,7 +77,7 @@ class TrainingWatch:
         """Everything that is known of the training."""
         report.steps = self._trainer.state.global_step
         report.total_steps = self._trainer.state.max_steps or None
-        layout = None if self._layouts.measuring else self._layouts.settled.kind
+        layout = None if self._layouts.measuring else self._layouts.chosen.kind
         report.settings = self._settings.model_copy(update={"layout": layout})
         report.choices = self._choices
         report.device, report.layers = self._device, self._layers.read()

@@ -193,7 +193,7 @@ def _batch_labels(subject: Subject) -> tuple[int, int]:
             expected += _labelled(one["labels"][start : start + length])
             start += length
     step = trainer.data_collator(examples)
-    batches = trainer.micro_batches(step, subject.layouts.settled)
+    batches = trainer.micro_batches(step, subject.layouts.chosen)
     return expected, sum(int((b["labels"][:, 1:] != IGNORED).sum()) for b in batches)
 
 

@@ -17,7 +17,7 @@ import torch
 from tunesmith_worker.engine.patches.batch_layout import batch_layout
 from tunesmith_worker.engine.patches.patch import Patched
 from tunesmith_worker.trainer.data.tokens import IGNORED
-from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, on_device
+from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_device
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
@@ -39,7 +39,7 @@ class Pass:
 
 def run_pass(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Pass:
     model = trainer.model
-    inputs = on_device(batch, trainer.args.device)
+    inputs = batch_to_device(batch, trainer.args.device)
     with (
         torch.set_grad_enabled(backward),
         trainer.accelerator.autocast(),

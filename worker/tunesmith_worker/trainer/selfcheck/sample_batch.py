@@ -50,7 +50,7 @@ def take_piece(subject: Subject) -> Piece:
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in rows]
     step = subject.trainer.data_collator(examples)
     pad = subject.base.tokenizer.pad_token_id
-    settled = subject.layouts.settled
+    settled = subject.layouts.chosen
     whole = replace(settled, rows=len(rows))
     if settled.kind == "packed":
         whole = replace(settled, tokens=sum(len(ids) for ids, _ in rows))

@@ -60,7 +60,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
             self._movement = Movement(self._units, getattr(optimizer, "optimizer", optimizer))
         self._movement.steps_with()
         if step in STEPS:
-            rows = self._trainer.guard.taking.rows
+            rows = self._trainer.guard.current_step.rows
             self._labelled = self._trainer.labelled_tokens(rows)
             self._largest = gradients.largest(self._units)
             predicting = self._trainer.predicting_tokens(rows)
@@ -70,7 +70,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         step = state.global_step
         if step in STEPS and self._movement is not None:
             self._trainer.guard.check()  # a NaN is told by the row that made it
-            if not self._labelled and self._trainer.may_teach_nothing:
+            if not self._labelled and self._trainer.zero_gradient_is_valid:
                 return  # chance: every completion of a group was as good as the others
             settle(self._findings(step, self._movement), self._events, step)
         if step >= STEPS[-1]:
@@ -78,7 +78,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
 
     def _findings(self, step: int, movement: Movement) -> list[Finding]:
         found: list[Finding] = []
-        if not self._trainer.may_teach_nothing:
+        if not self._trainer.zero_gradient_is_valid:
             found += _judged_loss(float(self._trainer.step_loss), self._labelled, step)
         if any(one.level == "error" for one in found):
             return found  # no gradient, no movement: because of it

@@ -13,7 +13,7 @@ from tests.worker.engine.patches.models import equal_bits
 from tunesmith_worker.engine.rollout import NativeEngine, Request, plan_rollout
 from tunesmith_worker.engine.rollout.weights import Layout
 from tunesmith_worker.trainer.methods.completion_scores import score_completions
-from tunesmith_worker.trainer.methods.groups import GroupLayout, RowOfGroup
+from tunesmith_worker.trainer.methods.groups import GroupLayout, GroupRow
 from tunesmith_worker.trainer.selfcheck.check_context import Row
 from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
 from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
@@ -68,7 +68,7 @@ def test_the_trainers_own_scores_give_no_alarm(layout: GroupLayout) -> None:
     subject = make_subject("qwen3")
 
     def score(rows: Sequence[Row], temperature: float) -> tuple[torch.Tensor, None]:
-        given = [RowOfGroup(prompt, completion) for prompt, completion in rows]
+        given = [GroupRow(prompt, completion) for prompt, completion in rows]
         found = score_completions(
             subject.model, given, layout=layout, device=subject.device, temperature=temperature
         )
