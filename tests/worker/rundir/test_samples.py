@@ -72,7 +72,7 @@ class Supervised:
         deadline = time.monotonic() + 10
         while True:
             self.feed.read()
-            self.uploads.look()
+            self.uploads.update()
             if done():
                 return self.feed.batch()
             assert time.monotonic() < deadline
@@ -164,7 +164,7 @@ def test_samples_that_cannot_be_stored_are_warned_of_and_the_run_goes_on(
     write_samples(supervised.run, supervised.log, 2, [sample()])
     lost, stored = supervised.until(lambda: supervised.all_ready() and len(supervised.feed) == 2)
     assert (lost.kind, lost.level, lost.files) == (EventKind.MESSAGE, "warn", None)
-    assert "step 1: 1 samples, mean reward 1, lost: they could not be stored" in lost.message
+    assert "step 1: 1 samples, mean reward 1, lost: not stored" in lost.message
     assert stored.kind is EventKind.SAMPLES
 
 
@@ -230,4 +230,4 @@ def test_a_job_whose_samples_are_refused_succeeds_all_the_same(
     told = told_by(api, tmp_path, monkeypatch)
     assert not [event for event in told if event.kind is EventKind.SAMPLES]
     lost = [event.message for event in told if event.level == "warn"]
-    assert lost == ["samples, lost: they could not be stored: PUT /blobs: too large"] * 30
+    assert lost == ["samples, lost: not stored: PUT /blobs: too large"] * 30

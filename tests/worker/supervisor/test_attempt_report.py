@@ -129,11 +129,11 @@ def test_the_supervisor_judges_the_whole(story: Story) -> None:
 
 def test_what_was_taken_is_not_sent_again(story: Story) -> None:
     account = story.until_spawned().account
-    assert account.news(None) is not None
-    assert account.news(None) is not None, "no answer yet"
-    account.taken()
+    assert account.unsent(None) is not None
+    assert account.unsent(None) is not None, "no answer yet"
+    account.mark_sent()
     story.now += 5
-    assert account.news(None) is None
+    assert account.unsent(None) is None
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_what_was_taken_is_not_sent_again(story: Story) -> None:
 )
 def test_news_are_sent(story: Story, happens: Callable[[Story], None]) -> None:
     account = story.until_spawned().account
-    account.news(None)
-    account.taken()
+    account.unsent(None)
+    account.mark_sent()
     happens(story)
-    assert account.news(None) is not None
+    assert account.unsent(None) is not None
 
 
 def test_the_outcome_always_brings_a_report(story: Story) -> None:
     account = story.until_spawned().account
-    account.news(None)
-    account.taken()
-    final = account.news(FAILED)
+    account.unsent(None)
+    account.mark_sent()
+    final = account.unsent(FAILED)
     assert final is not None
     assert final.outcome == "failed"
 

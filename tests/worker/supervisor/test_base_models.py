@@ -69,10 +69,14 @@ def with_half_an_index(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
     [
-        (removed, "base_model_gone", "'tiny' is gone: no folder of that name"),
-        (without_a_shard, "base_model_gone", "lacks 1 of 2 weight files, the first being b.safe"),
-        (cut_off, "model_not_usable", "should have 496"),
-        (cut_off_in_its_header, "model_not_usable", "b.safetensors has 20 bytes and has no whole"),
+        (removed, "base_model_gone", "'tiny' is missing: "),
+        (without_a_shard, "base_model_gone", "lacks 1 of 2 weight files, such as b.safe"),
+        (cut_off, "model_not_usable", "needs 496"),
+        (
+            cut_off_in_its_header,
+            "model_not_usable",
+            "b.safetensors has 20 bytes, no complete header",
+        ),
         (empty, "model_not_usable", "b.safetensors has 0 bytes"),
         (with_half_an_index, "model_not_usable", "model.safetensors.index.json has 21 bytes"),
     ],

@@ -86,7 +86,7 @@ def test_a_holder_that_dies_is_told_of_once_and_its_processes_are_ended(
     assert report.outcome.error is not None
     assert (report.fence, report.attempt) == (1, 1)
     assert (report.outcome.state, report.outcome.error.code) == ("failed", "worker_lost")
-    assert f"lost the process {process.pid}" in report.outcome.error.message
+    assert f"lost process {process.pid}" in report.outcome.error.message
     until(lambda: not alive(child), 5)
     assert list(chosen.claims.iterdir()) == []
 
@@ -96,8 +96,8 @@ def left_behind(chosen: WorkerSettings, *outcomes: Outcome) -> None:
     assert claim is not None
     record = ClaimRecord(chosen, "train@here-1-a", claim)
     for outcome in outcomes:
-        record.ends(outcome)
-    record.close(told=False)
+        record.record_outcome(outcome)
+    record.close(reported=False)
 
 
 @pytest.mark.parametrize(

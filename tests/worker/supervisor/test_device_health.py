@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.service import alive, until
-from tunesmith_worker.supervisor import cleanup as leftovers
-from tunesmith_worker.supervisor import device_health as device_guard
+from tunesmith_worker.supervisor import cleanup, device_health
 from tunesmith_worker.supervisor.device_health import DeviceHealth, free_gpu_memory
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.supervise import supervise
@@ -38,93 +37,93 @@ def card() -> FakeCard:
 
 
 @pytest.fixture
-def guard(tmp_path: Path, card: FakeCard) -> DeviceHealth:
-    guard = DeviceHealth(tmp_path, card)
-    guard.taken()
-    return guard
+def health(tmp_path: Path, card: FakeCard) -> DeviceHealth:
+    health = DeviceHealth(tmp_path, card)
+    health.job_claimed()
+    return health
 
 
 def test_memory_that_is_not_given_back_keeps_the_worker_from_claiming(
     tmp_path: Path, card: FakeCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_guard, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(device_health, "PATIENCE_SECONDS", 0.0)
     api, chosen = FakeApi(), settings(tmp_path, "raise SystemExit(3)")
     chosen.data_dir.mkdir()
-    guard = DeviceHealth(chosen.data_dir, card)
-    assert supervise(chosen, api, "w", never, Launcher(chosen), never, guard)
+    health = DeviceHealth(chosen.data_dir, card)
+    assert supervise(chosen, api, "w", never, Launcher(chosen), never, health)
     api.reports.clear()
     card.free = 77 * GB
-    assert not supervise(chosen, api, "w", never, Launcher(chosen), never, guard)
+    assert not supervise(chosen, api, "w", never, Launcher(chosen), never, health)
     assert api.reports == []
-    assert guard.reason
-    assert "77.0 GB free, 3.0 GB less than before the first job" in guard.reason
+    assert health.reason
+    assert "77.0 GB free, 3.0 GB less than before the first job" in health.reason
     card.free = 80 * GB
-    assert guard.is_clean()
-    assert guard.reason is None
+    assert health.is_ready()
+    assert health.reason is None
 
 
-def test_a_driver_is_given_time_to_take_memory_back(guard: DeviceHealth, card: FakeCard) -> None:
+def test_a_driver_is_given_time_to_take_memory_back(health: DeviceHealth, card: FakeCard) -> None:
     answers = iter([70 * GB, 79 * GB, 80 * GB])
-    guard._free_memory = lambda: next(answers)
-    assert guard.is_clean(patience=5.0)
+    health._free_memory = lambda: next(answers)
+    assert health.is_ready(patience=5.0)
 
 
 @pytest.mark.parametrize(("less", "clean"), [(500 * 1024**2, True), (600 * 1024**2, False)])
 def test_a_little_less_memory_is_no_reason(
-    guard: DeviceHealth, card: FakeCard, less: int, clean: bool
+    health: DeviceHealth, card: FakeCard, less: int, clean: bool
 ) -> None:
     card.free = 80 * GB - less
-    assert guard.is_clean(patience=0.0) == clean
+    assert health.is_ready(patience=0.0) == clean
 
 
-def test_a_card_that_no_longer_answers_is_a_reason(guard: DeviceHealth, card: FakeCard) -> None:
+def test_a_card_that_no_longer_answers_is_a_reason(health: DeviceHealth, card: FakeCard) -> None:
     card.free = None
-    assert not guard.is_clean(patience=0.0)
-    assert "is its driver still there" in (guard.reason or "")
+    assert not health.is_ready(patience=0.0)
+    assert "check the driver" in (health.reason or "")
 
 
 def test_the_driver_is_not_asked_while_nothing_has_run(tmp_path: Path, card: FakeCard) -> None:
     """It takes a second where it keeps nothing in memory."""
-    guard = DeviceHealth(tmp_path, card)
+    health = DeviceHealth(tmp_path, card)
     card.free = 0
-    assert guard.is_clean(patience=0.0)
+    assert health.is_ready(patience=0.0)
 
 
 def test_a_host_without_a_card_is_fit(tmp_path: Path) -> None:
-    guard = DeviceHealth(tmp_path, lambda: None)
-    guard.taken()
-    assert guard.is_clean(patience=0.0)
+    health = DeviceHealth(tmp_path, lambda: None)
+    health.job_claimed()
+    assert health.is_ready(patience=0.0)
 
 
 def test_a_directory_that_cannot_be_written_is_a_reason(
-    guard: DeviceHealth, monkeypatch: pytest.MonkeyPatch
+    health: DeviceHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**options: Any) -> None:  # Any: tempfile's own
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    assert not guard.is_clean(patience=0.0)
-    assert "Read-only file system" in (guard.reason or "")
+    assert not health.is_ready(patience=0.0)
+    assert "Read-only file system" in (health.reason or "")
 
 
 def test_a_process_that_a_run_has_left_is_ended_before_the_next(
-    guard: DeviceHealth, tmp_path: Path
+    health: DeviceHealth, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "runs" / "ftjob-1" / "attempt-1"
     run_dir.mkdir(parents=True)
     left = subprocess.Popen(["sleep", "60"], cwd=run_dir, start_new_session=True)
-    guard.watches(run_dir, session=None)
-    assert guard.is_clean(patience=5.0)
+    health.watch_run(run_dir, session=None)
+    assert health.is_ready(patience=5.0)
     assert left.wait(timeout=5) == -9
 
 
 def test_one_that_cannot_be_ended_is_named(
-    guard: DeviceHealth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    health: DeviceHealth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_guard, "end_processes", lambda *_: [4711])
-    guard.watches(tmp_path / "runs" / "ftjob-1" / "attempt-1", session=4711)
-    assert not guard.is_clean(patience=0.0)
-    assert guard.reason == "processes of ftjob-1 live on: 4711"
+    monkeypatch.setattr(device_health, "end_processes", lambda *_: [4711])
+    health.watch_run(tmp_path / "runs" / "ftjob-1" / "attempt-1", session=4711)
+    assert not health.is_ready(patience=0.0)
+    assert health.reason == "cannot kill processes of ftjob-1: 4711"
 
 
 def test_a_run_that_crashes_takes_what_it_started_along(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_shared_memory_of_a_dead_process_is_freed_and_no_other(tmp_path: Path) -
     gone = {f"torch_{ended.pid}_9_0", f"__KMP_REGISTERED_LIB_{ended.pid}_0"}
     for name in kept | gone:
         (tmp_path / name).touch()
-    assert set(leftovers.free_shared_memory(before, tmp_path)) == gone
+    assert set(cleanup.free_shared_memory(before, tmp_path)) == gone
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 

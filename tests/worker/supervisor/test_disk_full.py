@@ -135,7 +135,7 @@ def test_a_run_that_succeeds_but_cannot_say_so_tells_of_the_disk(
 
 def test_that_status_is_understood(tmp_path: Path) -> None:
     process = ended(stand_in(tmp_path, f"raise SystemExit({EXIT_DISK_FULL})"))
-    assert_disk_full(process.why_it_ended())
+    assert_disk_full(process.diagnose_exit())
 
 
 def interpreter(tmp_path: Path, code: str) -> str:

@@ -78,11 +78,11 @@ def test_a_kill_by_the_kernel_is_told_from_any_other(
     count(3)
     process = killed(tmp_path, HostMemory(host.root))
     count(4)
-    failure = ended(process).why_it_ended()
+    failure = ended(process).diagnose_exit()
     assert (failure.code, failure.category) == (
         ErrorCode.KILLED_FOR_MEMORY, ErrorCategory.OUT_OF_MEMORY,
     )  # fmt: skip
-    limit = "64.0 GiB is all" if kind == "host_only" else "8.0 GiB is the control group's"
+    limit = "64.0 GiB (memory" if kind == "host_only" else "8.0 GiB (control group"
     assert limit in failure.message
     assert "memory pressure was 42 %" in failure.message
     assert failure.hint
@@ -93,25 +93,25 @@ def test_another_groups_kill_is_not_ours(tmp_path: Path, host: FakeHost) -> None
     host.group_v2(0)
     process = killed(tmp_path, HostMemory(host.root))
     host.host_only(4)
-    assert ended(process).why_it_ended().code == ErrorCode.TRAINER_KILLED
+    assert ended(process).diagnose_exit().code == ErrorCode.TRAINER_KILLED
 
 
 def test_a_kill_by_somebody_is_named_on_this_host_too(tmp_path: Path) -> None:
     """With the kernel's own counters and the trainer's own memory."""
     process = killed(tmp_path, None)
-    failure = ended(process).why_it_ended()
+    failure = ended(process).diagnose_exit()
     assert (failure.code, failure.category) == (
         ErrorCode.TRAINER_KILLED, ErrorCategory.INFRASTRUCTURE,
     )  # fmt: skip
     assert " MiB; " in failure.message
-    assert "GiB is" in failure.message
+    assert "the limit is" in failure.message
     assert failure.hint
 
 
 def test_a_host_that_counts_nothing_is_not_made_to_say_anything(tmp_path: Path) -> None:
     process = killed(tmp_path, HostMemory(tmp_path / "nothing"))
-    message = ended(process).why_it_ended().message
-    assert "by whom is not known" in message
+    message = ended(process).diagnose_exit().message
+    assert "by an unknown process" in message
     assert "no memory figures" in message
 
 
@@ -136,7 +136,7 @@ def test_a_crash_of_a_library_is_named_and_shows_its_frames(
     code = "import os, threading, time, numpy.random, pyarrow.compute, pandas\n"
     code += "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     code += f"def in_the_library(): os.kill(os.getpid(), {int(number)})\nin_the_library()"
-    failure = ended(stand_in(tmp_path, code)).why_it_ended()
+    failure = ended(stand_in(tmp_path, code)).diagnose_exit()
     assert failure.code == ErrorCode.TRAINER_CRASHED
     assert words in failure.message
     assert "in in_the_library" in failure.message, "faulthandler is on in every trainer"
@@ -200,4 +200,4 @@ def test_a_trainer_that_may_not_write_its_result_says_so_by_its_status(
 
 
 def test_that_status_is_understood(tmp_path: Path) -> None:
-    assert_read_only(ended(stand_in(tmp_path, f"exit({EXIT_READ_ONLY})")).why_it_ended())
+    assert_read_only(ended(stand_in(tmp_path, f"exit({EXIT_READ_ONLY})")).diagnose_exit())

@@ -154,14 +154,14 @@ def test_a_damaged_one_of_this_host_is_not_linked(api: Store, runs: Path) -> Non
         make_point(runs / "attempt-1", step)
     (runs / "attempt-1" / "checkpoints" / "resume-20" / "trained.safetensors").write_text("x")
     assert gathered(api, runs, attempt=2, told=25) == ["resume-10"]
-    assert "attempt-1/checkpoints/resume-20 is no resume point" in warning(runs / "attempt-2")
+    assert "attempt-1/checkpoints/resume-20 is damaged" in warning(runs / "attempt-2")
 
 
 def test_what_storage_has_lost_is_passed_over(api: Store, runs: Path) -> None:
     make_point(runs / "attempt-1", 10)
     api.lost = True
     assert gathered(api, runs, attempt=2, told=25, stored=(20,)) == ["resume-10"]
-    assert "step 20 cannot be had from storage: gone" in warning(runs / "attempt-2")
+    assert "resume point of step 20 from storage: gone" in warning(runs / "attempt-2")
 
 
 def test_a_released_attempt_keeps_its_resume_points_and_no_other_does(runs: Path) -> None:
@@ -204,7 +204,7 @@ def test_uploads_hold_up_no_event_and_an_overtaken_one_is_not_sent(tmp_path: Pat
     feed.read()
     assert [(one.source_seq, one.message) for one in feed.batch()] == [(1, "one"), (2, "two")]
     while not sent or uploads.busy:
-        uploads.look()
+        uploads.update()
     log.message("three")
     feed.read()
     assert [(one.source_seq, one.message) for one in feed.batch()] == [
@@ -220,7 +220,7 @@ def test_those_that_the_recipe_keeps_are_sent_after_the_newest(tmp_path: Path) -
     save_points(log, tmp_path, 10, 20, 30, 40, 50)
     feed.read()
     while len(sent) < 3 or uploads.busy:
-        uploads.look()
+        uploads.update()
     assert sent == ["weights 50", "weights 40", "weights 20"]
     uploads.close()
 
@@ -232,9 +232,9 @@ def test_one_that_the_trainer_is_removing_is_not_taken_for_a_whole_one(tmp_path:
     (make_point(tmp_path, 10) / "trained.safetensors").unlink()
     log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
     feed.read()
-    uploads.look()
+    uploads.update()
     while uploads.busy:
-        uploads.look()
+        uploads.update()
     assert feed.batch() == []
     uploads.close()
 
@@ -254,12 +254,12 @@ def test_one_that_cannot_be_stored_is_a_warning_and_the_run_goes_on(tmp_path: Pa
     make_point(tmp_path, 10)
     log.append(EventKind.RESUME_POINT, "saved", {"step": 10, "directory": "checkpoints/resume-10"})
     feed.read()
-    uploads.look()
+    uploads.update()
     while uploads.busy:
-        uploads.look()
+        uploads.update()
     (said,) = feed.batch()
     assert (said.kind, said.level, said.files) == (EventKind.MESSAGE, "warn", None)
-    assert "could not be stored: storage is full" in said.message
+    assert "was not stored: storage is full" in said.message
     uploads.close()
 
 
@@ -271,7 +271,7 @@ def test_content_that_storage_has_damaged_is_not_asked_for_for_ever(
         worker_token=SecretStr(secrets.token_hex(16)), data_dir=tmp_path / "data"
     )
     damaged = httpx.MockTransport(lambda request: httpx.Response(200, content=b"other"))
-    with pytest.raises(ServerFault, match="not what was stored"):
+    with pytest.raises(ServerFault, match="does not match its sha256"):
         ServerApi(settings, transport=damaged).fetch_resume_file(
             "j", 1, api.point(20).files[0], tmp_path / "file"
         )

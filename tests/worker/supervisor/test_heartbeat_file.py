@@ -46,5 +46,5 @@ def test_the_file_is_there_once_the_server_has_answered(
 def test_a_file_that_cannot_be_written_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heartbeat(tmp_path, tmp_path / "absent" / "hello")._show_health()
+    heartbeat(tmp_path, tmp_path / "absent" / "hello")._touch_hello_file()
     assert "TUNESMITH_HELLO_FILE" in caplog.text

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import Control, Report, ReportReply, StoredFile
-from tunesmith_worker.supervisor import job_session
-from tunesmith_worker.supervisor import shutdown as stopping
+from tunesmith_worker.supervisor import job_session, shutdown
 from tunesmith_worker.supervisor.claim_lock import ClaimRecord
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.settings import WorkerSettings
@@ -134,7 +133,7 @@ def test_at_once_means_at_once(tmp_path: Path) -> None:
 def test_a_drain_finds_the_workers_of_this_host_and_waits_for_their_jobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(shutdown, "CLAIM_SECONDS", 0.05)
     chosen = WorkerSettings(data_dir=tmp_path)
     assert drain(chosen, wait=True) == 1
     assert "TUNESMITH_DATA_DIR" in capsys.readouterr().err
@@ -145,18 +144,22 @@ def test_a_drain_finds_the_workers_of_this_host_and_waits_for_their_jobs(
     claim = FakeApi().claim("w")
     assert claim is not None
     record = ClaimRecord(chosen, "train@a.b-1-c", claim)
-    assert not train()
+    assert not train.is_requested()
     waiting = threading.Thread(target=drain, args=(chosen,), kwargs={"wait": True})
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive(), "it holds a job"
-    assert (train(), train.at_once(), light()) == (True, False, False)
-    record.close(told=True)
+    assert (train.is_requested(), train.is_immediate(), light.is_requested()) == (
+        True,
+        False,
+        False,
+    )
+    record.close(reported=True)
     waiting.join(5)
     assert not waiting.is_alive()
     assert capsys.readouterr().out.splitlines() == [
-        "train@a.b-1-c: draining: takes no new job",
-        "train@a.b-1-c: drained: holds no job, and may be stopped",
+        "train@a.b-1-c: draining: claims no new job",
+        "train@a.b-1-c: drained: holds no job and can be stopped",
     ]
     train.close()
     light.close()
@@ -164,10 +167,10 @@ def test_a_drain_finds_the_workers_of_this_host_and_waits_for_their_jobs(
 
 
 def test_sigterm_once_lets_go_and_twice_is_at_once(tmp_path: Path) -> None:
-    asked = ShutdownState(WorkerSettings(data_dir=tmp_path), "train@here-1-a")
+    state = ShutdownState(WorkerSettings(data_dir=tmp_path), "train@here-1-a")
     seen = []
     for _ in range(3):
-        seen.append((asked(), asked.at_once()))
-        asked.ask()
-    asked.close()
+        seen.append((state.is_requested(), state.is_immediate()))
+        state.request()
+    state.close()
     assert seen == [(False, False), (True, False), (True, True)]

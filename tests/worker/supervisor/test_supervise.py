@@ -169,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_stored_does_not_cost_the_run(run: Run) -> N
     api.on_put = refuse
     run(api, f"save('checkpoints/s1'); say('{SAVED}'); save('adapter'); end('succeeded')")
     assert api.outcome.state == "succeeded"
-    assert any("could not be stored: no room for checkpoints" in text for text in api.messages)
+    assert any("was not stored: no room for checkpoints" in text for text in api.messages)
 
 
 def test_storage_that_stays_broken_fails_the_job_with_its_words(
@@ -285,10 +285,10 @@ def test_a_trainer_that_hangs_when_told_to_pause_is_ended_and_the_job_released(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_commands, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(server_commands, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server_commands, "CHECK_SECONDS", 0.05)
     api = run(pausing(FakeApi()), f"{HANGS}\n{STARTED}; time.sleep(60)")
     assert api.outcome.state == "released"
-    assert any("ended without saving" in message for message in api.messages)
+    assert any("did not pause within" in message for message in api.messages)
 
 
 def test_a_pause_before_there_is_a_trainer_releases_at_once(run: Run) -> None:

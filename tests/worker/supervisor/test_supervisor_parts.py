@@ -40,9 +40,9 @@ def test_events_are_given_again_until_they_are_stored(tmp_path: Path) -> None:
         log.message(text)
     feed = EventReader(tmp_path / "events.jsonl")
     feed.read()
-    feed.stored(2)
+    feed.confirm(2)
     assert [event.source_seq for event in feed.batch()] == [3]
-    feed.stored(3)
+    feed.confirm(3)
     assert len(feed) == 0
 
 
@@ -110,7 +110,7 @@ def ended(process: TrainerProcess) -> TrainerProcess:
 
 def test_a_crash_is_reported_with_status_and_the_end_of_the_log(tmp_path: Path) -> None:
     process = ended(stand_in(tmp_path, "import sys; print('the last words'); sys.exit(3)"))
-    failure = process.why_it_ended()
+    failure = process.diagnose_exit()
     assert failure.code == "trainer_crashed"
     assert "status 3" in failure.message
     assert "the last words" in failure.message
@@ -153,7 +153,7 @@ def settings(tmp_path: Path) -> WorkerSettings:
 def test_a_folder_name_leads_below_an_allowed_directory(
     settings: WorkerSettings, tmp_path: Path
 ) -> None:
-    assert base_models.names(settings) == ["tiny"]
+    assert base_models.model_names(settings) == ["tiny"]
     assert base_models.resolve(settings, "tiny") == str(tmp_path / "allowed" / "tiny")
     assert base_models.resolve(settings, "team/deep") == str(tmp_path / "allowed/team/deep")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARM = "--warm"
-"""In place of the run directory on the command line."""
+"""Argument of a warm trainer, in place of the run directory."""
 READY, TAKEN = b"ready\n", b"taken\n"
 
 
@@ -17,4 +17,4 @@ READY, TAKEN = b"ready\n", b"taken\n"
 class HandOver:
     run_dir: str
     at: float
-    """When, by the clock that all processes share and nobody sets (`time.monotonic`)."""
+    """Time of the hand-over by `time.monotonic`, which all processes share."""

@@ -1,6 +1,6 @@
-"""The trainer as a process: it dies with its supervisor, and it keeps imports quick.
+"""Process settings of the trainer: end with the supervisor, environment, memory, quick imports.
 
-Standard library only, and run before anything heavy. Knows nothing of training.
+Standard library only, because it runs before heavy imports.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
-"""glibc's malloc.h; thresholds in bytes, an int."""
-_MOST = 2**31 - 1
+"""Options of mallopt (glibc's malloc.h); their thresholds are an int, in bytes."""
+_INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpawnSettings:
-    """What a supervisor tells its child through the environment; nothing when run by hand."""
+    """Environment variables that a supervisor sets for its child; absent when run by hand."""
 
     supervisor_pid: int | None = None
-    """Whose death the child follows."""
+    """Process whose death ends the child."""
     spawned_at: float | None = None
-    """When the supervisor spawned it, unix seconds."""
+    """Time of the spawn, unix seconds."""
     token_cache: str | None = None
-    """Folder of tokenised files that runs share; None: none are kept."""
+    """Folder of tokenised files that runs share; None: no cache."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -55,78 +55,82 @@ class SpawnSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StartDelay:
-    """What a job waited for before its trainer's `main`, seconds."""
+    """Seconds before the trainer's `main`."""
 
     spawn: float
     imports: float = 0.0
-    """Rest of the imports of a warm trainer; a fresh one imports later."""
+    """Remaining imports of a warm trainer; a fresh trainer imports later."""
 
 
 def spawn_delay() -> StartDelay | None:
-    """How long it took from the supervisor's Popen to here; nothing when run by hand."""
+    """Return the time since the supervisor's Popen; None when run by hand."""
     spawned = SpawnSettings.from_environment().spawned_at
     return None if spawned is None else StartDelay(spawn=max(0.0, time.time() - spawned))
 
 
 def die_with_supervisor() -> None:
-    """Ask Linux for SIGKILL when the supervisor dies, and leave if it is already gone."""
+    """Request SIGKILL from Linux for the supervisor's death; exit if it is already dead."""
     expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the line above: then we already have another parent.
+    # The supervisor may have died before the line above: the parent is then another process.
     if os.getppid() != expected:
         os._exit(1)
 
 
 def treat_ctrl_c_as_sigterm() -> None:
-    """Save and leave, as when a supervisor asks for it; the second one ends the process."""
+    """Make the first Ctrl-C save and exit, as SIGTERM does, and the second end the process."""
 
-    def leave_cleanly(signum: int, frame: FrameType | None) -> None:
+    def save_and_exit(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if callable(signal.getsignal(signal.SIGTERM)):
-            os.write(2, b"saving what the run needs to go on; Ctrl-C again: end at once\n")
+            os.write(2, b"saving a resume point; press Ctrl-C again to end at once\n")
         signal.raise_signal(signal.SIGTERM)
 
-    signal.signal(signal.SIGINT, leave_cleanly)
+    signal.signal(signal.SIGINT, save_and_exit)
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:
-    """Threads that suit a CPU, unless the operator has said otherwise, and one GPU.
+    """Set defaults for CPU threads, which the operator can override, and one GPU.
 
     Two busy-waiting OpenMP threads on two shared cores are up to ten times slower than one.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
-    env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr that it starts
-    # With several cards in sight the Trainer would spread each batch over all of them, and batch
-    # size and number of epochs would no longer mean what the recipe says: one worker, one card.
+    env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints a line on stderr otherwise
+    # With several visible GPUs the Trainer would split each batch over all of them, which changes
+    # the meaning of batch size and epochs. One worker uses one GPU.
     env["CUDA_VISIBLE_DEVICES"] = trainer_gpu(env)
 
 
 def trainer_gpu(env: Mapping[str, str] | None = None) -> str:
-    """The one card that trainers see, as CUDA names it; of this process's environment if None."""
+    """Return the CUDA name of the trainers' only GPU. `env`: default os.environ."""
     env = os.environ if env is None else env
     return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """For a child that reads what users sent: no setting of ours, no key to anybody's cloud."""
+    """Return `env` without TUNESMITH_* settings and cloud keys, for a child that reads uploads."""
     secrets = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
     return {key: value for key, value in env.items() if not key.startswith(secrets)}
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed for the next tensor, instead of giving it back to the kernel.
+    """Let glibc keep freed memory for the next tensor instead of returning it to the kernel.
 
     Page faults on fresh memory cost a trainer on a CPU 7-18 % of its time
-    (docs/contributing/log). Without glibc this does nothing.
+    (docs/contributing/log). No effect without glibc.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return
-    for option, value in ((_M_TOP_PAD, 1 << 28), (_M_TRIM_THRESHOLD, _MOST), (_M_MMAP, _MOST)):
+    for option, value in (
+        (_M_TOP_PAD, 1 << 28),
+        (_M_TRIM_THRESHOLD, _INT_MAX),
+        (_M_MMAP, _INT_MAX),
+    ):
         libc.mallopt(option, value)
 
 
@@ -134,28 +138,26 @@ def keep_freed_memory() -> None:
 def quick_imports(*, quantized: bool = False) -> Iterator[None]:
     """Import torch, transformers, trl and peft in 2.9 s instead of 4.5 s (measured).
 
-    The garbage collector would walk the growing heap a hundred times and find nothing to free; each
-    full collection later on, the Trainer's own at its start among them, would take 0.3 s for the
-    half million objects that stay: they are frozen.
-    And peft imports bitsandbytes, which imports torch's whole compiler, although only quantised
-    base models (`quantized`) need it. `None` in sys.modules is Python's documented
-    way to make an import fail; peft and transformers then see bitsandbytes as not installed.
+    The garbage collector is off during imports, which create nothing to free. The half million
+    objects are frozen afterwards; each full collection would need 0.3 s for them.
+
+    Without `quantized`, peft's import of bitsandbytes, which imports torch's compiler, is disabled:
+    `None` in sys.modules makes an import fail (documented), as if bitsandbytes were not installed.
     """
-    first = "torch" not in sys.modules
+    freezes = "torch" not in sys.modules
     if not quantized:
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed forbids None
     gc.disable()
     try:
         yield
     finally:
-        if first:
+        if freezes:
             gc.freeze()
         gc.enable()
 
 
 def exit_fast(status: int) -> NoReturn:
-    """Exit as `sys.exit` does, but for taking the interpreter and torch apart: the system frees
-    their memory at once."""
+    """Exit like `sys.exit`, but skip the teardown of the interpreter and torch."""
     atexit._run_exitfuncs()  # temporary folders, locks, logs: 10 ms
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,3 @@
-"""The Celery worker: claims jobs, fetches their inputs, runs trainers as child processes, reports.
-
-Never imports torch.
+"""The Celery worker: it claims jobs, fetches their inputs, runs trainers as child processes and
+reports to the server. Never imports torch.
 """

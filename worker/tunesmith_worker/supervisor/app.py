@@ -1,7 +1,6 @@
-"""The Celery worker: wake-ups only. Early ack, one process, no prefetch; the database is the truth.
+"""The Celery worker. Its messages only wake the pool: early ack, one process, no prefetch.
 
-A thread of the main process says hello to the server every 10 s and wakes the pool when jobs wait
-that no message has announced.
+The database is the only record of jobs. The heartbeat thread wakes the pool when a message is lost.
 """
 
 from __future__ import annotations
@@ -34,27 +33,29 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
         remove_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    # Made before the pool forks, so that parent and child share them.
-    stopping = ShutdownState(settings, worker_id)
-    trains = queue == TRAIN_QUEUE
-    guard = DeviceHealth(settings.data_dir, free_gpu_memory if trains else lambda: None)
+    # Created before the pool forks: parent and child share the state.
+    shutdown = ShutdownState(settings, worker_id)
+    is_train_worker = queue == TRAIN_QUEUE
+    health = DeviceHealth(settings.data_dir, free_gpu_memory if is_train_worker else lambda: None)
     tmp = new_temporary_folder()
     launcher = Launcher(settings, tmp)
-    tasks.register(app, settings, worker_id, stopping, launcher, guard)
+    tasks.register(app, settings, worker_id, shutdown, launcher, health)
 
     def why_not_ready() -> str | None:
-        return DRAINING if stopping.draining() else guard.reason
+        return DRAINING if shutdown.is_draining() else health.reason
 
     heartbeat = HeartbeatThread(app, settings, queue, worker_id, why_not_ready)
-    watchman = OrphanReporter(settings)
+    orphans = OrphanReporter(settings)
 
     # Strong references: Celery's signals hold their receivers weakly by default.
     signals.worker_ready.connect(lambda **_: heartbeat.start(), weak=False)
-    signals.worker_shutting_down.connect(lambda **_: stopping.ask(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: shutdown.request(), weak=False)
     signals.worker_shutdown.connect(lambda **_: heartbeat.stop(), weak=False)
-    if trains:  # in the pool's process: a warm trainer dies with the one that spawned it
-        signals.worker_ready.connect(lambda **_: watchman.start(), weak=False)
-        signals.worker_shutdown.connect(lambda **_: watchman.stop(), weak=False)
+    if (
+        is_train_worker
+    ):  # in the pool's process: a warm trainer dies with the process that spawned it
+        signals.worker_ready.connect(lambda **_: orphans.start(), weak=False)
+        signals.worker_shutdown.connect(lambda **_: orphans.stop(), weak=False)
         signals.worker_process_init.connect(lambda **_: launcher.keep_warm_trainer(), weak=False)
         signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
     try:
@@ -71,12 +72,12 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
             ]
         )
     finally:
-        stopping.close()
+        shutdown.close()
         shutil.rmtree(tmp, ignore_errors=True)
 
 
 def make_app(broker_url: str) -> Celery:
-    """Celery with the settings that make a lost or doubled message harmless."""
+    """Return a Celery app whose settings make a lost or doubled message harmless."""
     url, options = broker_transport(broker_url)
     app = Celery("tunesmith", broker=url)
     app.conf.update(

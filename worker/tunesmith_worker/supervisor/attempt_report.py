@@ -1,7 +1,6 @@
-"""The supervisor's side of the run report: what came before and after the trainer, and the whole.
+"""The run report of one attempt: the trainer's report.json plus the phases before and after it.
 
-The trainer's report.json is taken as it is found; where there is none, the phases that events have
-told of stand in for it. Never imports torch.
+Without a report.json the phases come from events.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
 from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
-"""Phases that only events tell of."""
+"""Phases that are known from events only."""
 
 
 class AttemptReport:
-    """One attempt, from the moment at which its worker asked for a job.
+    """Report of one attempt, from its claim on.
 
-    `phases` are the seconds by phase that events have told of so far; it is read each time.
+    `phases`: seconds by phase from events; read at each report.
     """
 
     def __init__(
@@ -38,11 +37,11 @@ class AttemptReport:
         self._spawned: float | None = None
         self._trainer_ended: float | None = None
         self._offered: object = None
-        self._taken: object = None
+        self._sent: object = None
         self.paused_seconds = 0.0
 
     def claimed(self, seconds: float) -> None:
-        """The claim took that long and has just been answered."""
+        """Note the duration of the claim, which has just ended."""
         self._claim_seconds, self._began = seconds, self._now() - seconds
         self._began_at = time.time() - seconds
 
@@ -50,30 +49,30 @@ class AttemptReport:
         self._spawned = self._now()
 
     def trainer_ended(self) -> None:
-        """Its process is gone; what comes now is storing what it left."""
+        """Note the end of the trainer's process; uploads follow."""
         self._trainer_ended = self._trainer_ended or self._now()
 
-    def news(self, outcome: Outcome | None) -> RunReport | None:
-        """The report, unless the server has taken one that says the same."""
-        self._offered = (outcome, dict(self._phases), self._written())
-        return self.report(outcome) if self._offered != self._taken else None
+    def unsent(self, outcome: Outcome | None) -> RunReport | None:
+        """Return the report, or None if the server has the same one."""
+        self._offered = (outcome, dict(self._phases), self._modified())
+        return self.report(outcome) if self._offered != self._sent else None
 
-    def taken(self) -> None:
-        """The server has what `news` gave last."""
-        self._taken = self._offered
+    def mark_sent(self) -> None:
+        """Note that the server has the last report of `unsent`."""
+        self._sent = self._offered
 
     def report(self, outcome: Outcome | None) -> RunReport:
-        """As far as is known now."""
-        now, told = self._now(), self._phases
-        report = self._of_trainer()
+        """Build the report as of now."""
+        now, phases = self._now(), self._phases
+        report = self._read_trainer_report()
         if report is None:
             report = empty_report(self._attempt, self._began_at)
-            report.phases = dict(told)
+            report.phases = dict(phases)
         else:
-            waited = self._waited_imports(report)
-            report.phases |= {name: told[name] for name in BEFORE_TRAINER if name in told}
+            waited = self._warm_import_seconds(report)
+            report.phases |= {name: phases[name] for name in BEFORE_TRAINER if name in phases}
             if waited:
-                report.phases[PhaseName.IMPORT] = told[PhaseName.IMPORT]
+                report.phases[PhaseName.IMPORT] = phases[PhaseName.IMPORT]
             if report.outcome is not None:
                 report.phases[PhaseName.EXIT] = self._exit_seconds(report.wall_seconds + waited)
         report.phases[PhaseName.CLAIM] = self._claim_seconds
@@ -85,26 +84,26 @@ class AttemptReport:
         report.wall_seconds = now - self._began
         return complete_report(report)
 
-    def _waited_imports(self, report: RunReport) -> float:
-        """What of its imports a warm trainer did before it began to count."""
-        told = self._phases.get(PhaseName.IMPORT, 0.0)
-        return max(0.0, told - report.phases.get(PhaseName.IMPORT, 0.0)) if told else 0.0
+    def _warm_import_seconds(self, report: RunReport) -> float:
+        """Return the seconds of imports that a warm trainer does not count in its report."""
+        seconds = self._phases.get(PhaseName.IMPORT, 0.0)
+        return max(0.0, seconds - report.phases.get(PhaseName.IMPORT, 0.0)) if seconds else 0.0
 
     def _exit_seconds(self, trainer_seconds: float) -> float:
-        """What the trainer's process lived beside its start and what it accounted for."""
+        """Return the seconds between the end of the trainer's own report and its exit."""
         if self._spawned is None or self._trainer_ended is None:
             return 0.0
         lived = self._trainer_ended - self._spawned
         return max(0.0, lived - self._phases.get(PhaseName.SPAWN, 0.0) - trainer_seconds)
 
-    def _written(self) -> int | None:
+    def _modified(self) -> int | None:
         try:
             return self._path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
-    def _of_trainer(self) -> RunReport | None:
+    def _read_trainer_report(self) -> RunReport | None:
         try:
             return RunReport.model_validate_json(self._path.read_bytes())
-        except (FileNotFoundError, ValidationError):  # none yet; or a trainer of another version
+        except (FileNotFoundError, ValidationError):  # not written yet, or by another version
             return None

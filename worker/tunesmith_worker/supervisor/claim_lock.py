@@ -1,8 +1,8 @@
-"""A claimed job on disk, so that a death of its supervisor is told to the server at once.
+"""Claim records: a locked file per claimed job, to report the death of a supervisor at once.
 
-The supervisor locks the record while it lives. Whoever of the same data directory finds one that
-nobody holds (the worker's main process, a worker that starts) ends what the run has left and
-reports for the dead: a lost process is a bad attempt; an end that could not be told is told now.
+The supervisor holds the lock while it lives. The main process of any worker of the same data
+directory looks for records without a lock: it kills the processes left by the run and reports the
+outcome in the record, or a lost worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END_SECONDS = 5.0
 
 
 class HeldClaim(BaseModel):
-    """The record's content."""
+    """Content of a claim record."""
 
     worker_id: str
     job_id: str
@@ -41,11 +41,11 @@ class HeldClaim(BaseModel):
     pid: int
     run_dir: str
     outcome: Outcome | None = None
-    """How it ended, while the server does not know."""
+    """Outcome of the attempt that the server may not know yet."""
 
 
 class ClaimRecord:
-    """The supervisor's end."""
+    """The claim record of this supervisor."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str, claim: Claim) -> None:
         self._claim = HeldClaim(
@@ -60,12 +60,15 @@ class ClaimRecord:
         try:
             path = settings.claims / f"{worker_id}--{claim.job_id}-{claim.fence}.json"
             self._file = LockedFile.create(path, self._claim.model_dump_json())
-        except OSError as error:  # then the lease says it, later
-            log.warning("no record of the claim on %s: %s", claim.job_id, error)
+        except OSError as error:  # the server then waits for the lease to expire
+            log.warning("cannot write the claim record of %s: %s", claim.job_id, error)
 
-    def ends(self, outcome: Outcome) -> None:
-        """Note the end before it is told. What a success still has to tell is more than this: if
-        it cannot be told, the job goes on from its last resume point."""
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Write the outcome before it is reported.
+
+        A success is written as released, because its files are not in the record: if it cannot be
+        reported, the job continues from its last resume point.
+        """
         self._claim.outcome = Outcome(state="released")
         if outcome.state in ("failed", "cancelled"):
             self._claim.outcome = outcome
@@ -73,63 +76,64 @@ class ClaimRecord:
             try:
                 self._file.write(self._claim.model_dump_json())
             except OSError as error:
-                log.warning("the end of %s is not noted: %s", self._claim.job_id, error)
+                log.warning("cannot write the outcome of %s: %s", self._claim.job_id, error)
 
-    def close(self, *, told: bool) -> None:
-        """`told`: the server knows the end, or that the job is no longer ours."""
+    def close(self, *, reported: bool) -> None:
+        """Unlock the record. `reported`: the server has the outcome or gave the job away."""
         if self._file is not None:
-            self._file.close(remove=told)
+            self._file.close(remove=reported)
 
 
 def holder_of(record: Path) -> str:
-    """The id of the worker whose claim it is."""
+    """Return the id of the worker that wrote the record."""
     return record.name.rpartition("--")[0]
 
 
 class OrphanReporter(threading.Thread):
-    """The main process's end: finds records that nobody holds any more."""
+    """Thread of the main process that looks for records without a lock."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        super().__init__(name="watchman", daemon=True)
+        super().__init__(name="orphan-reporter", daemon=True)
         self._settings = settings
-        self._stop_asked = threading.Event()
+        self._stop_requested = threading.Event()
 
     def run(self) -> None:
         with ServerApi(self._settings) as api:
-            while not self._stop_asked.wait(LOOK_SECONDS):
+            while not self._stop_requested.wait(LOOK_SECONDS):
                 try:
                     report_orphans(self._settings, api)
                 except OSError as error:
-                    log.warning("records of claims cannot be read: %s", error)
+                    log.warning("cannot read the claim records: %s", error)
 
     def stop(self) -> None:
-        self._stop_asked.set()
+        self._stop_requested.set()
         if self.is_alive():
             self.join(timeout=5)
 
 
 def report_orphans(settings: WorkerSettings, api: ServerApi) -> None:
-    """Report for each claim whose supervisor has died; what cannot be told yet stays."""
+    """Report each claim whose supervisor died. A record stays until its report succeeds."""
     for path in sorted(settings.claims.glob("*.json")):
-        with abandoned(path) as content:
-            if content is not None and _told(content, api):
+        with open_abandoned(path) as content:
+            if content is not None and _report(content, api):
                 path.unlink(missing_ok=True)
 
 
-def _told(content: str, api: ServerApi) -> bool:
+def _report(content: str, api: ServerApi) -> bool:
+    """Report for a dead supervisor; False if the record must stay."""
     try:
         held = HeldClaim.model_validate_json(content)
-    except ValidationError:  # killed while it was being written: the lease says it
+    except ValidationError:  # cut off by a kill; the server waits for the lease to expire
         return True
-    if left := end_processes(Path(held.run_dir), None, _END_SECONDS):
-        log.error("processes of %s cannot be killed: %s", held.job_id, left)
-        return False  # its lease lapses before another trainer may begin
+    if alive := end_processes(Path(held.run_dir), None, _END_SECONDS):
+        log.error("cannot kill processes of %s: %s", held.job_id, alive)
+        return False  # the lease must expire before another trainer starts
     failure = JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
         code=ErrorCode.WORKER_LOST,
-        message=f"worker {held.worker_id} lost the process {held.pid} that held the job in "
-        f"attempt {held.attempt}",
-        hint="somebody killed it, or the kernel did for lack of memory: `dmesg` on its host",
+        message=f"worker {held.worker_id} lost process {held.pid}, which supervised attempt "
+        f"{held.attempt}",
+        hint="a person or the kernel (out of memory) killed the process: run `dmesg` on its host",
     )
     outcome = held.outcome or Outcome(state="failed", error=failure)
     report = Report(
@@ -137,24 +141,28 @@ def _told(content: str, api: ServerApi) -> bool:
     )
     try:
         api.report(held.job_id, report, timeout=10.0)
-        log.warning("told the server of %s for a process that has died", held.job_id)
+        log.warning("reported %s for supervisor %d, which died", held.job_id, held.pid)
     except ServerUnreachable as error:
-        log.info("%s: %s", held.job_id, error)
+        log.info("report of %s delayed: %s", held.job_id, error)
         return False
     except (FencedOut, ServerRefused) as error:
-        log.info("%s is no longer ours: %s", held.job_id, error)
+        log.info("%s has another owner: %s", held.job_id, error)
     return True
 
 
 class LockedFile:
-    """Ours from `create` until `close`, or the process's end."""
+    """A file locked (flock) from `create` until `close` or the end of the process.
+
+    The kernel releases the lock however the process ends, also for other containers that share the
+    volume. A forked child holds the lock as well.
+    """
 
     def __init__(self, path: Path, file: IO[str]) -> None:
         self.path, self._file = path, file
 
     @classmethod
     def create(cls, path: Path, content: str) -> LockedFile:
-        """Nobody sees it unlocked: it gets its name once the lock is held."""
+        """Create the file. It gets its name once the lock is held, so nobody sees it unlocked."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         file = part.open("w+", encoding="utf-8")
@@ -178,8 +186,9 @@ class LockedFile:
 
 
 @contextmanager
-def abandoned(path: Path) -> Iterator[str | None]:
-    """What a dead process left, locked meanwhile; None: its writer lives, or it is gone."""
+def open_abandoned(path: Path) -> Iterator[str | None]:
+    """Lock the file of a dead process and yield its content; None if the writer lives or the file
+    is gone."""
     try:
         file = path.open("r+", encoding="utf-8")
     except FileNotFoundError:
@@ -187,7 +196,7 @@ def abandoned(path: Path) -> Iterator[str | None]:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another may have dealt with it between the two lines above.
+        # Another process may have removed the file between the two lines above.
         same = path.exists() and os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
         yield file.read() if same else None
     except BlockingIOError:
@@ -197,7 +206,7 @@ def abandoned(path: Path) -> Iterator[str | None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the process that wrote it lives."""
+    """Return True if the process that wrote the file lives."""
     with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,6 +217,6 @@ def is_held(path: Path) -> bool:
 
 
 def _unlock(file: IO[str]) -> None:
-    # Not by closing alone: a process that was forked meanwhile has the lock as well.
+    # Closing is not enough: a forked child holds the lock as well.
     fcntl.flock(file, fcntl.LOCK_UN)
     file.close()

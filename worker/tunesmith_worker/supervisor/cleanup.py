@@ -1,4 +1,4 @@
-"""What a trainer can leave behind when it was killed: processes, and files in shared memory."""
+"""Removal of what a killed trainer leaves: processes, shared memory and temporary files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
-_OF_A_PROCESS = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""How torch and OpenMP name what they put there, with the process's id."""
+_SHARED_MEMORY_NAME = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
+"""Names that torch and OpenMP give their files, with the process id."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def processes(run_dir: Path, session: int | None) -> list[int]:
-    """Those that work below `run_dir`, or belong to a trainer's session; none that has ended."""
+    """Return ids of live processes that work below `run_dir` or belong to a trainer's session."""
     return [
         pid
         for entry in Path("/proc").iterdir()
@@ -27,35 +27,37 @@ def processes(run_dir: Path, session: int | None) -> list[int]:
 
 
 def end_processes(run_dir: Path, session: int | None, seconds: float) -> list[int]:
-    """Kill them and wait; gives those that are still there."""
+    """Kill these processes and wait; return the ids of those still alive."""
     deadline = time.monotonic() + seconds
-    while left := processes(run_dir, session):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or not ours
+    while alive := processes(run_dir, session):
+        for pid in alive:
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # gone, or of another user
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() >= deadline:
             break
         time.sleep(0.02)
-    return left
+    return alive
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> set[str]:
-    """Names of files there that a process of ours, still alive or not, has put there."""
-    found = set()
-    with contextlib.suppress(OSError):  # no such folder: nothing is shared
+    """Return names of the shared memory files of this user's processes, dead or alive."""
+    names = set()
+    with contextlib.suppress(OSError):  # no such folder
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if _OF_A_PROCESS.match(path.name) and path.stat().st_uid == os.getuid():
-                    found.add(path.name)
-    return found
+                if _SHARED_MEMORY_NAME.match(path.name) and path.stat().st_uid == os.getuid():
+                    names.add(path.name)
+    return names
 
 
 def free_shared_memory(before: set[str], folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove what came after `before` and whose process has ended; gives the names."""
+    """Remove files that are not in `before` and whose process has ended; return their names."""
     removed = []
     for name in sorted(shared_memory(folder) - before):
-        found = _OF_A_PROCESS.match(name)
-        if found and not Path("/proc", found[1]).exists():
+        match = _SHARED_MEMORY_NAME.match(name)
+        if match and not Path("/proc", match[1]).exists():
             (folder / name).unlink(missing_ok=True)
             removed.append(name)
     return removed
@@ -69,7 +71,7 @@ def _belongs(entry: Path, run_dir: Path, session: int | None) -> bool:
         if session is not None and int(fields[2]) == session:
             return True
         return (entry / "cwd").readlink().is_relative_to(run_dir)
-    except OSError:  # it has ended meanwhile, or is somebody else's
+    except OSError:  # the process has ended or belongs to another user
         return False
 
 
@@ -77,16 +79,19 @@ _TEMPORARY_NAME = re.compile(r"tunesmith-trainer-(\d+)-")
 
 
 def new_temporary_folder() -> Path:
-    """This worker's; removes those of workers that were killed."""
+    """Create the temporary folder of this worker's trainers; remove folders of killed workers.
+
+    In the system's temporary directory, because paths of sockets must be short.
+    """
     for path in Path(tempfile.gettempdir()).iterdir():
-        found = _TEMPORARY_NAME.match(path.name)
-        if found and not Path("/proc", found[1]).exists():
-            shutil.rmtree(path, ignore_errors=True)  # another user's stays
+        match = _TEMPORARY_NAME.match(path.name)
+        if match and not Path("/proc", match[1]).exists():
+            shutil.rmtree(path, ignore_errors=True)  # folders of other users stay
     return Path(tempfile.mkdtemp(prefix=f"tunesmith-trainer-{os.getpid()}-"))
 
 
 def empty_folder(folder: Path) -> None:
-    """Remove what is in it; no trainer runs."""
+    """Empty the folder; call it only while no trainer runs."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Whether this host is fit for a trainer, looked at before each claim.
+"""Check before each claim that this host is ready for a trainer. Never touches CUDA.
 
-After a trainer was killed nothing of its run may be left: no process, no shared memory, and the
-GPU's free memory back at what it was before the worker's first job. Else the worker claims nothing,
-says why in its hello, and looks again. Never touches CUDA.
+Nothing of an earlier run may remain: no process, no shared memory, and as much free GPU memory as
+before the worker's first job. Otherwise the worker claims no job, sends the reason with its hello
+and checks again.
 """
 
 from __future__ import annotations
@@ -24,85 +24,86 @@ from .cleanup import end_processes, free_shared_memory, shared_memory
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""A driver takes some seconds to take back what a killed process held."""
+"""Time for the driver to free the memory of a killed process."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Less than a CUDA context that was left; more than what a driver keeps to itself."""
+"""Less than a CUDA context; more than the memory that a driver keeps for itself."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
-"""Free bytes of the worker's card; None: there is none, or it does not say."""
+"""Free bytes of the worker's GPU; None without a GPU or without a figure."""
 
 
 class DeviceHealth:
-    """Made before the pool forks: its processes share what it knows and says."""
+    """Create it before the pool forks: the worker's processes share its state."""
 
     def __init__(self, data_dir: Path, free_memory: FreeMemory) -> None:
         self._data_dir, self._free_memory = data_dir, free_memory
-        self._at_first = free_memory()
+        self._free_at_start = free_memory()
         self._shared_before = shared_memory()
         self._used = RawValue("b", 0)
-        self._said = RawArray("c", _REASON_BYTES)
+        self._reason = RawArray("c", _REASON_BYTES)
         self._last: tuple[Path, int | None] | None = None
 
     @property
     def reason(self) -> str | None:
-        """Why no job was claimed when it was last looked at; None: nothing was in the way."""
-        return self._said.value.decode(errors="ignore") or None
+        """Why the last check failed; None if it passed."""
+        return self._reason.value.decode(errors="ignore") or None
 
-    def taken(self) -> None:
-        """A job was claimed: from here on something may be left, whoever dies."""
+    def job_claimed(self) -> None:
+        """Note that a job runs, which may leave something behind."""
         self._used.value = 1
 
-    def watches(self, run_dir: Path, session: int | None) -> None:
-        """The run whose remains are looked for next; `session`: its trainer's process id."""
+    def watch_run(self, run_dir: Path, session: int | None) -> None:
+        """Set the run to check next. `session`: process id of its trainer."""
         self._last = (run_dir, session)
 
-    def is_clean(self, patience: float | None = None) -> bool:
-        """Clears away what can be, and waits for the rest: PATIENCE_SECONDS unless told."""
+    def is_ready(self, patience: float | None = None) -> bool:
+        """Clean up and check. Wait up to `patience` seconds (default: PATIENCE_SECONDS)."""
         deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
-        while (why := self._in_the_way()) and time.monotonic() < deadline:
+        while (why := self._problem()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if why and why != self.reason:
-            log.error("no job is claimed: %s", why)
+            log.error("not ready to claim jobs: %s", why)
         elif self.reason and not why:
-            log.warning("jobs are claimed again: %s no longer", self.reason)
+            log.warning("ready to claim jobs again; solved: %s", self.reason)
         if why is None:
             self._used.value = 0
-        self._said.value = (why or "").encode()[: _REASON_BYTES - 1]
+        self._reason.value = (why or "").encode()[: _REASON_BYTES - 1]
         return why is None
 
-    def _in_the_way(self) -> str | None:
+    def _problem(self) -> str | None:
         try:
-            with tempfile.TemporaryFile(dir=self._data_dir):
-                """It can be written to."""
+            tempfile.TemporaryFile(dir=self._data_dir).close()
         except OSError as error:
-            return f"nothing can be written to {self._data_dir}: {error.strerror}"
+            return f"cannot write to {self._data_dir}: {error.strerror}"
         if not self._used.value:
             return None
         if self._last is not None:
             run_dir, session = self._last
-            if left := end_processes(run_dir, session, 0.0):
-                return f"processes of {run_dir.parent.name} live on: {', '.join(map(str, left))}"
+            if alive := end_processes(run_dir, session, 0.0):
+                return (
+                    f"cannot kill processes of {run_dir.parent.name}: {', '.join(map(str, alive))}"
+                )
             free_shared_memory(self._shared_before)
-        return self._memory_taken()
+        return self._missing_memory()
 
-    def _memory_taken(self) -> str | None:
-        if self._at_first is None:
+    def _missing_memory(self) -> str | None:
+        if self._free_at_start is None:
             return None
         free = self._free_memory()
         if free is None:
-            return "the GPU no longer tells its free memory: is its driver still there?"
-        missing = self._at_first - free
+            return "nvidia-smi no longer reports free GPU memory: check the driver"
+        missing = self._free_at_start - free
         if missing <= TOLERANCE_BYTES:
             return None
         return (
             f"the GPU has {free / 1e9:.1f} GB free, {missing / 1e9:.1f} GB less than before the "
-            "first job: nvidia-smi shows who holds it"
+            "first job: nvidia-smi shows the processes that use it"
         )
 
 
 def free_gpu_memory() -> int | None:
-    """Of the card that trainers take, by NVML as nvidia-smi reads it."""
+    """Return the free bytes of the trainers' GPU by nvidia-smi; None without a figure."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -113,23 +114,23 @@ def free_gpu_memory() -> int | None:
         "--format=csv,noheader,nounits",
     ]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        return int(asked.stdout.split()[0]) * 1024**2 if asked.returncode == 0 else None
+        query = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        return int(query.stdout.split()[0]) * 1024**2 if query.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError, IndexError):  # a MIG slice has no figure
         return None
 
 
 def describe_device() -> str:
-    """The GPU's name as its driver has it, else the CPU."""
+    """Return the name of the GPU, or the CPU's architecture. Does not import torch."""
     if shutil.which("nvidia-smi"):
-        asked = subprocess.run(
+        query = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=20,
             check=False,
         )
-        names = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
-        if asked.returncode == 0 and names:
+        names = [line.strip() for line in query.stdout.splitlines() if line.strip()]
+        if query.returncode == 0 and names:
             return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
     return f"cpu ({platform.machine()})"

@@ -1,4 +1,4 @@
-"""events.jsonl as the supervisor reads it: whole lines only, in order, resent until stored."""
+"""The supervisor's reader of events.jsonl: whole lines in order, kept until the server has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
 
 
 class EventReader:
-    """What was written and is not yet known to be stored by the server."""
+    """Events that the server has not confirmed yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,17 +19,17 @@ class EventReader:
         self._pending: deque[RunEvent] = deque()
         self._last_line = self._shift = 0
         self.resume_points: list[RunEvent] = []
-        """Those that are not stored yet, oldest first: no news before, and they hold up none."""
+        """Resume points whose files are not stored yet, oldest first; reported afterwards."""
         self.phase = "download"
-        """The part of the work going on, as the newest PHASE event has it."""
+        """Current phase, by the newest PHASE event."""
         self.phases: dict[str, float] = {}
-        """Seconds by phase, of those that PHASE events have told of."""
-        self.first_step_waits = False
-        """The first METRICS event was read and is not stored yet."""
+        """Seconds by phase, from PHASE events."""
+        self.first_step_pending = False
+        """True while the first METRICS event is read and not stored."""
         self._stepped = False
 
     def read(self) -> None:
-        """Take in the lines that have been completed since."""
+        """Read the lines completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -48,25 +48,27 @@ class EventReader:
             event.source_seq += self._shift
             self._pending.append(event)
             if event.kind is EventKind.METRICS and not self._stepped:
-                self._stepped = self.first_step_waits = True
+                self._stepped = self.first_step_pending = True
             if event.kind is EventKind.PHASE:
-                self._ended(str(event.data.get("phase")), event.data.get("seconds"))
+                self._phase_ended(str(event.data.get("phase")), event.data.get("seconds"))
 
     def add(self, event: RunEvent) -> None:
-        """One that was held back is news now: it comes after all that were read."""
+        """Append an event that was held back, after all events read so far."""
         self._shift += 1
         event.source_seq = self._last_line + self._shift
         self._pending.append(event)
 
-    def _ended(self, phase: str, seconds: JsonValue) -> None:
+    def _phase_ended(self, phase: str, seconds: JsonValue) -> None:
         self.phase = _NEXT_PHASE.get(phase, self.phase)
         if isinstance(seconds, int | float):
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
     def batch(self) -> list[RunEvent]:
-        """The next events to report. A checkpoint or samples whose files are not stored yet hold up
-        the events behind them, so that their order stays what it was: a resume point that is told
-        has the samples of its steps in storage."""
+        """Return the next events to report.
+
+        A checkpoint or samples whose files are not stored yet delay all later events, so that the
+        order stays: the samples of a reported resume point's steps are in storage.
+        """
         ready: list[RunEvent] = []
         for event in self._pending:
             if len(ready) == MAX_EVENTS_PER_REPORT or needs_upload(event):
@@ -75,31 +77,30 @@ class EventReader:
         return ready
 
     def next_upload(self) -> RunEvent | None:
-        """The first checkpoint whose files are not stored yet."""
-        return next(iter(self.waiting(EventKind.CHECKPOINT)), None)
+        """Return the first checkpoint whose files are not stored yet."""
+        return next(iter(self.pending_uploads(EventKind.CHECKPOINT)), None)
 
-    def waiting(self, kind: EventKind) -> list[RunEvent]:
-        """Those of a kind whose files are not stored yet, oldest first."""
-        return [one for one in self._pending if one.kind is kind and needs_upload(one)]
+    def pending_uploads(self, kind: EventKind) -> list[RunEvent]:
+        """Return events of a kind whose files are not stored yet, oldest first."""
+        return [event for event in self._pending if event.kind is kind and needs_upload(event)]
 
-    def stored(self, source_seq: int) -> None:
-        """The server has everything up to this number."""
+    def confirm(self, source_seq: int) -> None:
+        """Drop the events up to this number: the server has them."""
         while self._pending and self._pending[0].source_seq <= source_seq:
             if self._pending.popleft().kind is EventKind.METRICS:
-                self.first_step_waits = False
+                self.first_step_pending = False
 
     def abandon_uploads(self) -> None:
-        """Report the remaining checkpoints and samples as events only: their files are not wanted
-        any more."""
+        """Report the remaining checkpoints and samples without their files."""
         for event in self._pending:
             if needs_upload(event):
                 if event.kind is EventKind.SAMPLES:
-                    drop_samples(event, "the run had to end before they were stored")
+                    drop_samples(event, "the run ended before they were stored")
                 else:
                     event.files = []
 
     def clear(self) -> None:
-        """Give up on what is not stored yet."""
+        """Drop all events that the server does not have."""
         self._pending.clear()
 
     def __len__(self) -> int:
@@ -116,14 +117,14 @@ _NEXT_PHASE = {
     "train": "save",
     "save": "upload",
 }
-"""A PHASE event tells of the end of one; the job then is in the next."""
+"""Phase after the one whose end a PHASE event reports."""
 
 
 def needs_upload(event: RunEvent) -> bool:
     return event.kind in (EventKind.CHECKPOINT, EventKind.SAMPLES) and event.files is None
 
 
-def drop_samples(event: RunEvent, why: str) -> None:
-    """They will not be there to be read: what was to tell of them warns instead."""
+def drop_samples(event: RunEvent, reason: str) -> None:
+    """Turn the event of lost samples into a warning."""
     event.kind, event.level, event.files = EventKind.MESSAGE, "warn", None
-    event.message = f"{event.message}, lost: {why}"[:4000]
+    event.message = f"{event.message}, lost: {reason}"[:4000]

@@ -1,7 +1,6 @@
-"""What a claimed job needs on this host: its data files, the base model's folder, and what it can
-go on from.
+"""Download of the inputs of a claimed job: data files, base model and resume points.
 
-Runs in the transfer thread; knows nothing of leases.
+Runs in the transfer thread.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from tunesmith_schema import Claim, RunSpec, StoredFile
 from tunesmith_worker.rundir.events import EventLog
 
 from . import base_models
-from .fetch_resume_points import Insist, fetch_resume_points
+from .fetch_resume_points import Retry, fetch_resume_points
 from .server_api import ServerApi
 from .settings import WorkerSettings
 
 DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
-"""What a data file's name may keep; a file without is recognised by its content."""
+"""Suffixes that a data file keeps. The format of other files is detected by content."""
 
 
 def fetch_inputs(
@@ -30,10 +29,10 @@ def fetch_inputs(
     api: ServerApi,
     claim: Claim,
     root: Path,
-    insist: Insist,
+    retry: Retry,
     events: EventLog,
 ) -> RunSpec:
-    """Fetch it all into the run directory `root` and the cache; gives the spec that names it."""
+    """Fetch the inputs into the run directory `root` and the cache; return the spec."""
     names: dict[str, str] = {}
     for role, file in (("train", claim.training_file), ("valid", claim.validation_file)):
         if file is None:
@@ -41,15 +40,15 @@ def fetch_inputs(
         suffix = Path(file.filename).suffix.lower()
         names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
         target, file_id, sha256 = root / names[role], file.file_id, file.sha256
-        insist(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
-    fetch_resume_points(api, claim, root, insist, events)
+        retry(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
+    fetch_resume_points(api, claim, root, retry, events)
     if claim.base_files is None:
         model_path = base_models.resolve(settings, claim.model)
         base_models.check_base_model(
             claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch
         )
     else:
-        model_path = str(_cached(settings, api, claim, claim.base_files, insist))
+        model_path = str(_cached(settings, api, claim, claim.base_files, retry))
     return RunSpec(
         job_id=claim.job_id,
         attempt=claim.attempt,
@@ -73,12 +72,12 @@ def _cached(
     api: ServerApi,
     claim: Claim,
     files: list[StoredFile],
-    insist: Insist,
+    retry: Retry,
 ) -> Path:
-    """Folder of a model that was trained here.
+    """Return the folder of a model tuned by this service, downloaded if necessary.
 
-    It is named after its content and appears whole or not at all, so several workers of one host
-    may fetch it at once: who comes last throws its own copy away.
+    The folder is named after its content and appears complete or not at all. Several workers may
+    fetch it at once; the last one discards its copy.
     """
     content = "".join(f"{file.name}:{file.sha256};" for file in files)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -89,12 +88,12 @@ def _cached(
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=models))
         try:
             for file in files:
-                insist(
+                retry(
                     lambda f=file: api.fetch_base_file(claim.job_id, claim.fence, f, part / f.name)  # type: ignore[misc]  # the default binds the loop's value
                 )
             with contextlib.suppress(OSError):  # another worker was faster
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    os.utime(folder)  # it was used: it stays
+    os.utime(folder)  # the cache keeps recently used folders
     return folder

@@ -34,7 +34,7 @@ Queue = Literal["train", "light"]
 
 
 class HeartbeatThread(threading.Thread):
-    """Says hello; wakes the pool when it is idle and jobs wait."""
+    """Sends hellos; wakes the pool when it is idle and jobs wait."""
 
     def __init__(
         self,
@@ -45,64 +45,71 @@ class HeartbeatThread(threading.Thread):
         why_not_ready: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._why_not_ready, self._trains = why_not_ready, queue == TRAIN_QUEUE
+        self._why_not_ready, self._is_train_worker = why_not_ready, queue == TRAIN_QUEUE
         self._app, self._settings = app, settings
-        self._stop_asked = threading.Event()
+        self._stop_requested = threading.Event()
         self._hello = WorkerHello(
             worker_id=worker_id,
             queue=queue,
             host=socket.gethostname(),
             device=describe_device(),
             version=version("tunesmith"),
-            models=base_models.names(settings),
+            models=base_models.model_names(settings),
         )
 
     def run(self) -> None:
         with ServerApi(self._settings) as api:
             delay, failures = 0.0, 0
-            while not self._stop_asked.wait(delay):
+            while not self._stop_requested.wait(delay):
                 delay = HELLO_SECONDS
                 try:
-                    self._hello.models = base_models.names(self._settings)
+                    self._hello.models = base_models.model_names(self._settings)
                     self._hello.not_ready = self._why_not_ready()
                     welcome = api.hello(self._hello)
                 except ServerUnreachable as error:
                     delay, failures = AGAIN_SECONDS, failures + 1
-                    if failures % 600 == 20:  # after 10 s, then about every five minutes
-                        log.warning("the server does not answer: %s", error)
+                    if failures % 600 == 20:  # after 10 s, then every five minutes
+                        log.warning("no answer from the server: %s", error)
                     continue
                 except ServerRefused as error:
-                    log.error("the server refuses this worker: %s", error)
+                    log.error("the server refused this worker: %s", error)
                     continue
                 failures = 0
-                self._show_health()
-                unfit = self._hello.not_ready not in (None, DRAINING)  # the pool looks again
-                if (welcome.jobs_waiting or unfit) and self._trains and _idle():
+                self._touch_hello_file()
+                unfit = self._hello.not_ready not in (
+                    None,
+                    DRAINING,
+                )  # the pool checks the host again
+                if (welcome.jobs_waiting or unfit) and self._is_train_worker and _is_idle():
                     self._wake()
             try:
                 api.goodbye(self._hello.worker_id)
             except (ServerUnreachable, ServerRefused) as error:
-                log.info("no goodbye: %s", error)
+                log.info("goodbye not sent: %s", error)
 
     def stop(self) -> None:
-        self._stop_asked.set()
+        self._stop_requested.set()
         if self.is_alive():
             self.join(timeout=5)
 
-    def _show_health(self) -> None:
+    def _touch_hello_file(self) -> None:
         if self._settings.hello_file is not None:
             try:
                 self._settings.hello_file.touch()
-            except OSError as error:  # it only shows; the work goes on
-                log.warning("TUNESMITH_HELLO_FILE: %s", error)
+            except OSError as error:  # for display only
+                log.warning(
+                    "cannot update TUNESMITH_HELLO_FILE %s: %s",
+                    self._settings.hello_file,
+                    error.strerror,
+                )
 
     def _wake(self) -> None:
         try:
             self._app.send_task(TRAIN_TASK, args=[""], queue=TRAIN_QUEUE, expires=HELLO_SECONDS)
-        except Exception as error:  # any transport's own error: the next round tries again
+        except Exception as error:  # each transport has its own errors; retried with the next hello
             log.warning("cannot wake the pool: %s", error)
 
 
-def _idle() -> bool:
-    busy: Any = celery_state.reserved_requests  # Any: celery is untyped
-    return len(busy) == 0
+def _is_idle() -> bool:
+    requests: Any = celery_state.reserved_requests  # Any: celery is untyped
+    return len(requests) == 0

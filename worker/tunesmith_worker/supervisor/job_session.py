@@ -1,7 +1,6 @@
-"""One claimed job on this host: holds the lease by reporting, carries events, obeys the server.
+"""One claimed job on this host: keeps the lease by reports, sends events, obeys commands.
 
-Knows nothing of training. Everything that takes long runs in the transfer thread, while the main
-thread goes on reporting.
+Transfers run in a thread, while the main thread continues to report.
 """
 
 from __future__ import annotations
@@ -49,16 +48,15 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 20.0
 PAUSE_AT = 0.75
-"""Share of the lease that may pass without an answer before the trainer is paused. A report waits
-for its answer no longer than the rest, so that the pause comes in time even if the server hangs."""
+"""Share of the lease without an answer after which the trainer is paused. A report times out after
+the rest of the lease, so that the pause is in time even if the server hangs."""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
-"""Parts of the work whose end is told at once: somebody is watching."""
+"""Phases whose end is reported at once, because users watch the start."""
 MAX_FAULTS = 6
-"""Answers of 5xx, or of damaged content, in a row after which a transfer counts as impossible."""
+"""Number of consecutive 5xx or damaged answers after which a transfer fails."""
 MAX_DELAY_SECONDS = 30.0
-LEAVING_SECONDS, STORING_SECONDS = 15.0, 600.0
-"""How long a job that ends early may wait until its newest resume point is stored: while the worker
-is told to go, and otherwise."""
+SHUTDOWN_STORE_SECONDS, STORE_SECONDS = 15.0, 600.0
+"""Time to store the newest resume point of a job that ends early: at a shutdown, and otherwise."""
 
 T = TypeVar("T")
 
@@ -70,18 +68,18 @@ class JobSession:
         api: ServerApi,
         worker_id: str,
         claim: Claim,
-        stopping: Callable[[], bool],
+        stop_requested: Callable[[], bool],
         launcher: Launcher,
-        at_once: Callable[[], bool] = lambda: False,
+        stop_now: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`at_once`: whether this worker has no time left for the trainer's step."""
-        self._launcher, self._at_once = launcher, at_once
+        """`stop_now`: returns True if the trainer must not finish its step."""
+        self._launcher, self._stop_now = launcher, stop_now
         self._settings, self._api, self._worker_id = settings, api, worker_id
-        self._claim, self._stopping = claim, stopping
+        self._claim, self._stop_requested = claim, stop_requested
         self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
         self._commands = ServerCommands(self._run)
-        self._feed = EventReader(self._run.events)
-        self._account = AttemptReport(self._run.report, claim, self._feed.phases)
+        self._events = EventReader(self._run.events)
+        self._attempt_report = AttemptReport(self._run.report, claim, self._events.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -89,18 +87,18 @@ class JobSession:
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
         self._points = ResumePointUploads(
-            self._run, self._feed, self._store, claim.recipe.keep_every
+            self._run, self._events, self._store, claim.recipe.keep_every
         )
-        self._samples = SampleUploads(self._run, self._feed, self._store)
+        self._samples = SampleUploads(self._run, self._events, self._store)
         self._answered = True
-        self._leaving = self._closed = False
-        self._leave_by = math.inf
-        self._unwanted = False
-        """Cancelled when it was on its way out: what it has saved is not waited for."""
+        self._ending = self._closed = False
+        self._release_by = math.inf
+        self._cancelled = False
+        """Cancelled while ending: uploads are not waited for."""
 
     def prepare(self, *, claim_seconds: float) -> None:
-        """Write spec.json and fetch what it names, holding the lease meanwhile."""
-        self._account.claimed(claim_seconds)
+        """Fetch the inputs and write spec.json. Keeps the lease meanwhile."""
+        self._attempt_report.claimed(claim_seconds)
         for folder in ("data", "checkpoints"):
             (self._run.root / folder).mkdir(parents=True)
         events = EventLog(self._run.events)
@@ -108,28 +106,28 @@ class JobSession:
         queued = f"queued {seconds:.0f} s" if seconds >= 10 else f"queued {seconds:.2f} s"
         events.append(EventKind.PHASE, queued, {"phase": "claim", "seconds": seconds})
         with events.phase("download"):
-            spec = self._meanwhile(
+            spec = self._report_during(
                 self._background.submit(
                     fetch_inputs,
                     self._settings,
                     self._api,
                     self._claim,
                     self._run.root,
-                    self._insist,
+                    self._retry,
                     events,
                 )
             )
         write_json(self._run.spec, spec)
-        before = self._run.root.with_name(f"attempt-{self._claim.attempt - 1}") / "plan.json"
-        if before.is_file():  # this host had the job before: it goes on as it had settled
-            shutil.copyfile(before, self._run.plan)
+        earlier = self._run.root.with_name(f"attempt-{self._claim.attempt - 1}") / "plan.json"
+        if earlier.is_file():  # the last attempt ran on this host: reuse its choices
+            shutil.copyfile(earlier, self._run.plan)
 
     def spawn(self) -> None:
-        self._account.trainer_spawned()
+        self._attempt_report.trainer_spawned()
         self._trainer = self._launcher.launch(self._run.root)
 
     def watch(self) -> Outcome:
-        """Until the trainer has ended and everything it made is stored."""
+        """Wait until the trainer has ended and its outputs are stored; return the outcome."""
         trainer = self._trainer
         assert trainer is not None, "spawn comes first"
         while trainer.poll() is None:
@@ -138,116 +136,116 @@ class JobSession:
         self._launcher.keep_warm_trainer()  # imports while the outputs are stored
         return self._outcome(trainer)
 
-    def leave(self, grace_seconds: float) -> Outcome:
-        """Stop the trainer at a step's end. What it had finished by then is kept, not released."""
-        self._leaving, self._leave_by = True, time.monotonic() + grace_seconds
+    def release(self, grace_seconds: float) -> Outcome:
+        """Stop the trainer after its step. A run that has finished by then counts as finished."""
+        self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
             return Outcome(state="released")
         return self._outcome(self._trainer)
 
     def _outcome(self, trainer: TrainerProcess) -> Outcome:
-        self._account.trainer_ended()
+        self._attempt_report.trainer_ended()
         if not self._run.result.is_file():
             if self._commands.ended_by_pause(trainer.poll()):
                 return Outcome(state="released")
-            return Outcome(state="failed", error=trainer.why_it_ended())
+            return Outcome(state="failed", error=trainer.diagnose_exit())
         result = RunResult.model_validate_json(self._run.result.read_bytes())
         if result.outcome == "failed":
             return Outcome(state="failed", error=result.error, step=result.step)
         if result.outcome == "stopped":
             return Outcome(state="released")
-        assert result.directory is not None, "a run that succeeded names what it made"
+        assert result.directory is not None, "a successful run has a result directory"
         folder = self._run.root / result.directory
         return Outcome(
             state="succeeded",
             kind=result.kind,
             step=result.step,
             trained_tokens=result.trained_tokens,
-            files=self._meanwhile(self._background.submit(self._store, folder)),
+            files=self._report_during(self._background.submit(self._store, folder)),
         )
 
     def stop_trainer(self, grace_seconds: float, *, cancel: bool) -> None:
-        """SIGTERM, a while, SIGKILL. `cancel` tells it to save nothing."""
+        """Send SIGTERM, wait, send SIGKILL. With `cancel` the trainer saves nothing."""
         if self._trainer is None:
             return
         if cancel:
-            with contextlib.suppress(OSError):  # no space for it: the trainer is killed anyway
+            with contextlib.suppress(OSError):  # disk full: the trainer is killed anyway
                 write_json(self._run.control, ControlFile(action=ControlAction.CANCEL))
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
         while self._trainer.poll() is None and time.monotonic() < deadline:
-            if self._at_once() or self._unwanted:
+            if self._stop_now() or self._cancelled:
                 break
-            self._hold()
+            self._report_while_ending()
             time.sleep(0.02)
         self._trainer.kill()
-        self._account.trainer_ended()
+        self._attempt_report.trainer_ended()
 
     def finish(self, outcome: Outcome) -> bool:
-        """Have the server store every remaining event, then the outcome; whether it has."""
-        self._leaving = True
+        """Report the remaining events, then the outcome; return True if the server has them."""
+        self._ending = True
         if outcome.state == "cancelled":
-            self._feed.abandon_uploads()
+            self._events.abandon_uploads()
         if outcome.state in ("released", "failed"):
             self._store_newest_point()
         self._points.close()
-        while not self._told(outcome := self._as_wanted(outcome)):
-            if time.monotonic() > self._leave_by or self._at_once() or self._unwanted:
-                self._feed.abandon_uploads()
-            if self._stopping() and not self._answered:
-                log.warning("leaving: how %s ended is told later", self._claim.job_id)
+        while not self._send_final_report(outcome := self._final_outcome(outcome)):
+            if time.monotonic() > self._release_by or self._stop_now() or self._cancelled:
+                self._events.abandon_uploads()
+            if self._stop_requested() and not self._answered:
+                log.warning("shutdown: the outcome of %s is reported later", self._claim.job_id)
                 return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
             clean_run_directory(self._run.root, outcome)
-        remove_unfinished(self._run.root)  # of a trainer that was killed: users' data
+        remove_unfinished(self._run.root)  # left by a killed trainer, with user data
         return True
 
-    def _as_wanted(self, outcome: Outcome) -> Outcome:
+    def _final_outcome(self, outcome: Outcome) -> Outcome:
         released = outcome.state == "released"
-        return Outcome(state="cancelled") if released and self._unwanted else outcome
+        return Outcome(state="cancelled") if released and self._cancelled else outcome
 
     def _store_newest_point(self) -> None:
-        """So that any host can go on from it; it stays on this one all the same."""
-        seconds = LEAVING_SECONDS if self._stopping() else STORING_SECONDS
+        """Wait until the newest resume point is stored, so that any host can continue the job."""
+        seconds = SHUTDOWN_STORE_SECONDS if self._stop_requested() else STORE_SECONDS
         deadline = time.monotonic() + seconds
-        self._look()
-        while self._points.busy and time.monotonic() < min(deadline, self._leave_by):
-            if self._at_once() or self._unwanted:
+        self._collect()
+        while self._points.busy and time.monotonic() < min(deadline, self._release_by):
+            if self._stop_now() or self._cancelled:
                 return
             time.sleep(TICK_SECONDS)
             self._tick()
 
     def forget_events(self) -> None:
-        self._feed.clear()
+        self._events.clear()
 
     @property
     def trainer_pid(self) -> int | None:
-        """Of the trainer, which leads its session; None: there was none."""
+        """Process id of the trainer, which leads its session; None if there was none."""
         return None if self._trainer is None else self._trainer.pid
 
-    def _hold(self) -> None:
-        """Keep the lease, and store what comes, while the trainer ends."""
-        if self._leaving and time.monotonic() >= self._next_report:
+    def _report_while_ending(self) -> None:
+        """Keep the lease and store new events while the trainer ends."""
+        if self._ending and time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + REPORT_SECONDS
             try:
-                self._look()
-                self._report(self._feed.batch(), None)
+                self._collect()
+                self._report(self._events.batch(), None)
             except ServerUnreachable as error:
-                log.warning("report of %s waits: %s", self._claim.job_id, error)
+                log.warning("report of %s delayed: %s", self._claim.job_id, error)
 
-    def _told(self, outcome: Outcome) -> bool:
-        """One try at the final report; true when there is nothing more to say."""
+    def _send_final_report(self, outcome: Outcome) -> bool:
+        """Try the final report once; return True when everything is reported."""
         try:
-            self._look()
-            batch = self._feed.batch()
-            whole = len(batch) == len(self._feed)
-            self._report(batch, outcome if whole else None)
-            return whole
+            self._collect()
+            batch = self._events.batch()
+            is_complete = len(batch) == len(self._events)
+            self._report(batch, outcome if is_complete else None)
+            return is_complete
         except ServerUnreachable as error:
-            log.warning("final report of %s waits: %s", self._claim.job_id, error)
+            log.warning("final report of %s delayed: %s", self._claim.job_id, error)
             return False
         except FencedOut as error:
             log.warning("final report of %s came too late: %s", self._claim.job_id, error)
@@ -261,35 +259,35 @@ class JobSession:
             self._trainer.kill()
         self._background.shutdown(wait=False, cancel_futures=True)
 
-    def _meanwhile(self, transfer: Future[T]) -> T:
-        """Keep reporting, which holds the lease, until a transfer is through."""
+    def _report_during(self, transfer: Future[T]) -> T:
+        """Report, which keeps the lease, until a transfer has ended."""
         while wait([transfer], TICK_SECONDS).not_done:
             self._tick()
         return transfer.result()
 
     def _tick(self) -> None:
-        """One look around: new events, orders, a report when it is due."""
-        if self._stopping() and not self._leaving:
+        """Collect events, send a report when due, and check the trainer."""
+        if self._stop_requested() and not self._ending:
             raise Released
-        self._look()
-        batch, now = self._feed.batch(), time.monotonic()
-        eager = bool(batch) and (self._feed.phase in STARTING or self._feed.first_step_waits)
+        self._collect()
+        batch, now = self._events.batch(), time.monotonic()
+        eager = bool(batch) and (self._events.phase in STARTING or self._events.first_step_pending)
         if now >= self._next_report or (eager and self._answered):
             self._next_report = now + REPORT_SECONDS
             try:
                 self._report(batch, None)
             except ServerUnreachable as error:
-                log.warning("report of %s waits: %s", self._claim.job_id, error)
+                log.warning("report of %s delayed: %s", self._claim.job_id, error)
         if self._trainer and time.monotonic() > self._last_answer + self._lease * PAUSE_AT:
             self._trainer.pause()
         self._commands.watch(self._trainer)
 
-    def _look(self) -> None:
-        """Take in new events, and move uploads forward."""
-        self._feed.read()
-        self._points.look()
-        self._samples.look()
-        event = self._feed.next_upload()
+    def _collect(self) -> None:
+        """Read new events and continue uploads."""
+        self._events.read()
+        self._points.update()
+        self._samples.update()
+        event = self._events.next_upload()
         if event is None:
             return
         if self._uploading is None:
@@ -299,18 +297,18 @@ class JobSession:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
-            except FileNotFoundError:  # beyond recipe.save_total_limit before its turn
+            except FileNotFoundError:  # removed by recipe.save_total_limit before its upload
                 event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
-                # A checkpoint is a convenience: the run goes on without, and says so.
+                # The run continues without the checkpoint, with a warning.
                 log.warning("checkpoint of %s not stored: %s", self._claim.job_id, error)
                 event.files, event.level = [], "warn"
-                event.message = f"{event.message}, but it could not be stored: {error}"[:4000]
+                event.message = f"{event.message}, but it was not stored: {error}"[:4000]
 
     def _store(self, folder: Path) -> list[StoredFile]:
         stored: list[StoredFile] = []
         for path in sorted(folder.iterdir()):
-            self._insist(lambda p=path: stored.append(self._put(p)))  # type: ignore[misc]  # the default binds the loop's value
+            self._retry(lambda p=path: stored.append(self._put(p)))  # type: ignore[misc]  # the default binds the loop's value
         return stored
 
     def _put(self, path: Path) -> StoredFile:
@@ -322,9 +320,9 @@ class JobSession:
             worker_id=self._worker_id,
             attempt=claim.attempt,
             fence=claim.fence,
-            phase=self._feed.phase,
+            phase=self._events.phase,
             events=events,
-            run_report=self._account.news(outcome),
+            run_report=self._attempt_report.unsent(outcome),
             outcome=outcome,
         )
         sent, self._answered = time.monotonic(), False
@@ -332,19 +330,19 @@ class JobSession:
         reply = self._api.report(claim.job_id, report, timeout)
         self._answered = True
         self._last_answer, self._lease = sent, reply.lease_seconds
-        self._feed.stored(reply.accepted_seq)
-        self._account.taken()
+        self._events.confirm(reply.accepted_seq)
+        self._attempt_report.mark_sent()
         if self._trainer:
             self._trainer.resume()
-            self._account.paused_seconds = self._trainer.paused_seconds
-        if not self._leaving:
+            self._attempt_report.paused_seconds = self._trainer.paused_seconds
+        if not self._ending:
             self._commands.obey(reply.control, self._trainer)
         elif reply.control is Control.CANCEL:
-            self._unwanted = True
+            self._cancelled = True
 
-    def _insist(self, transfer: Callable[[], None]) -> None:
-        """Try a transfer until it is through, slower and slower. A server that cannot be reached
-        is waited for; one that answers 5xx again and again cannot do it."""
+    def _retry(self, transfer: Callable[[], None]) -> None:
+        """Repeat a transfer with growing delays until it succeeds. Wait for an unreachable server;
+        give up after MAX_FAULTS faulty answers in a row."""
         faults, delay = 0, REPORT_SECONDS
         while True:
             try:
@@ -353,6 +351,6 @@ class JobSession:
                 faults = faults + 1 if isinstance(error, ServerFault) else 0
                 if self._closed or faults == MAX_FAULTS:
                     raise
-                log.warning("transfer for %s waits: %s", self._claim.job_id, error)
+                log.warning("transfer for %s delayed: %s", self._claim.job_id, error)
                 time.sleep(delay)
                 delay = min(MAX_DELAY_SECONDS, delay * 2)

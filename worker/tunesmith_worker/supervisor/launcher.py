@@ -1,7 +1,7 @@
-"""Where a worker's trainers come from: the warm trainer, if one is kept, else a fresh process.
+"""Start of trainers: in the warm trainer if there is one, else in a fresh process.
 
-At most one warm trainer, never beside a trainer: it starts when a trainer has ended, so that it
-costs memory only while the worker is idle.
+The worker keeps at most one warm trainer and starts it after a trainer has ended, so that it uses
+memory only while the worker is idle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 class Launcher:
     def __init__(self, settings: WorkerSettings, tmp: Path | None = None) -> None:
-        """Starts nothing: a pool forks after this. `tmp`: the trainers' own temporary folder."""
+        """Starts no process, because the pool forks later. `tmp`: temporary folder of trainers."""
         self._program = TrainerProgram(
             python=settings.trainer_python,
             token_cache=settings.token_cache,
@@ -29,30 +29,30 @@ class Launcher:
             tmp=tmp,
         )
         self._cwd = settings.data_dir
-        self._wanted = settings.warm_trainer
+        self._enabled = settings.warm_trainer
         self._warm: WarmTrainer | None = None
 
     def keep_warm_trainer(self) -> None:
-        """See to it that one is there, or on its way; from the main thread, while no trainer runs.
+        """Start a warm trainer unless one runs. Call it from the main thread, without a trainer.
 
-        Without one everything still works.
+        A failure is only logged: the next trainer is then a fresh process.
         """
         if self._warm and self._warm.process.poll() is None:
             return
         self.close()
-        if not self._wanted:
+        if not self._enabled:
             return
         try:
             self._warm = WarmTrainer(self._program, self._cwd)
         except OSError as error:
-            log.warning("no warm trainer: %s", error)
+            log.warning("cannot start a warm trainer: %s", error)
 
     def launch(self, run_dir: Path) -> TrainerProcess:
         warm, self._warm = self._warm, None
         return TrainerProcess(run_dir, self._program, warm)
 
     def close(self) -> None:
-        """End the warm trainer; no trainer runs, so what was left in `tmp` is nobody's."""
+        """Kill the warm trainer and empty `tmp`. Call it while no trainer runs."""
         if self._warm:
             self._warm.kill()
             self._warm = None

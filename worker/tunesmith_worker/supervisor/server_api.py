@@ -1,4 +1,4 @@
-"""The server's /internal routes as functions. Knows HTTP, not what a job is."""
+"""The server's /internal routes as functions."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from tunesmith_worker.rundir.paths import file_hash
 
 from .settings import WorkerSettings
 
-_PIECE = 1024 * 1024
-_ASK_FIRST = 64 * 1024
-"""Bytes from which on it is worth asking whether the server has the content already."""
+_CHUNK = 1024 * 1024
+_CHECK_STORED_BYTES = 64 * 1024
+"""Size from which to ask first if the server has the content already."""
 
 
 class ServerUnreachable(Exception):
-    """No answer, or one that says 'later'. Asking again may help."""
+    """No answer, or a temporary refusal. A retry may help."""
 
 
 class ServerFault(ServerUnreachable):
-    """The server answered that it could not (5xx), or with other content than what was stored.
-    Asking for ever does not help."""
+    """A 5xx answer, or damaged content. Retry only a few times."""
 
-    def __init__(self, said: str, code: str | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
         self.code = code
 
 
 class FencedOut(Exception):
-    """The job is no longer ours."""
+    """This worker lost the job: another owner has a newer fencing token."""
 
 
 class ServerRefused(Exception):
-    """The server understood and said no: a bug, or a version that does not fit."""
+    """The server rejected the request: a bug, or different versions of server and worker."""
 
 
 class ServerApi:
@@ -88,24 +87,23 @@ class ServerApi:
         return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
 
     def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
-        """`timeout` in seconds: an answer that comes after the lease is worth nothing."""
+        """`timeout` in seconds, shorter than the lease."""
         body = report.model_dump(mode="json")
         reply = self._send("POST", f"/jobs/{job_id}/report", json=body, timeout=timeout)
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        """Store a file by its hash, if it is not there; damaged transfers are refused by the
-        server."""
+        """Store a file under its hash unless it is stored. The server refuses damaged transfers."""
         sha256 = file_hash(path)
         stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
-        if stored.bytes >= _ASK_FIRST and self._is_stored(job_id, fence, sha256):
+        if stored.bytes >= _CHECK_STORED_BYTES and self._is_stored(job_id, fence, sha256):
             return stored
         with path.open("rb") as content:
             self._send(
                 "PUT",
                 f"/jobs/{job_id}/blobs/{sha256}",
                 params={"fence": fence},
-                content=iter(lambda: content.read(_PIECE), b""),
+                content=iter(lambda: content.read(_CHUNK), b""),
                 timeout=httpx.Timeout(10.0, read=600.0, write=600.0),
             )
         return stored
@@ -118,24 +116,24 @@ class ServerApi:
         return FileObject.model_validate_json(self._send("GET", f"/files/{file_id}").content)
 
     def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
-        """An uploaded file's content, verified."""
+        """Download an uploaded file and verify its hash."""
         self._fetch(f"/files/{file_id}/content", {}, sha256, target)
 
     def fetch_base_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
-        """One file of the tuned model that a job starts from, verified."""
+        """Download one file of the tuned model that a job starts from, and verify its hash."""
         self._fetch(f"/jobs/{job_id}/base/{file.name}", {"fence": fence}, file.sha256, target)
 
     def fetch_resume_file(self, job_id: str, fence: int, file: StoredFile, target: Path) -> None:
-        """One file of a resume point, verified."""
+        """Download one file of a resume point and verify its hash."""
         self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
 
     def begin_reading(self, file_id: str) -> FileObject:
-        """Say that the reading begins: a file that ends every worker is not read for ever."""
+        """Announce the reading. The server limits attempts, as a file may crash each worker."""
         reply = self._send("POST", f"/files/{file_id}/validation/begin")
         return FileObject.model_validate_json(reply.content)
 
-    def send_validation(self, file_id: str, found: FileValidation) -> None:
-        body = found.model_dump(mode="json")
+    def send_validation(self, file_id: str, validation: FileValidation) -> None:
+        body = validation.model_dump(mode="json")
         self._send("POST", f"/files/{file_id}/validation", json=body)
 
     def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
@@ -146,15 +144,15 @@ class ServerApi:
                 if reply.status_code >= 400:
                     reply.read()
                     _check(reply)
-                for piece in reply.iter_bytes(_PIECE):
-                    digest.update(piece)
-                    file.write(piece)
+                for chunk in reply.iter_bytes(_CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
         except httpx.TransportError as error:
             raise ServerUnreachable(f"GET {url}: {error!r}") from error
         if digest.hexdigest() != sha256:
-            raise ServerFault(f"GET {url}: the content is not what was stored")
+            raise ServerFault(f"GET {url}: the content does not match its sha256")
         part.replace(target)
 
     def _send(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's own
@@ -173,11 +171,11 @@ def _check(reply: httpx.Response) -> None:
         error = reply.json()["error"]
     except (ValueError, KeyError, TypeError):
         error = {"code": None, "message": reply.text[:200]}
-    said = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
-    if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in said):
-        raise FencedOut(said)
-    if reply.status_code in (408, 429, 503, 507):  # busy, or full until somebody frees space
-        raise ServerUnreachable(said)
+    message = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
+    if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in message):
+        raise FencedOut(message)
+    if reply.status_code in (408, 429, 503, 507):  # busy, or its disk is full
+        raise ServerUnreachable(message)
     if reply.status_code >= 500:
-        raise ServerFault(said, error["code"])
-    raise ServerRefused(said)
+        raise ServerFault(message, error["code"])
+    raise ServerRefused(message)

@@ -1,7 +1,4 @@
-"""What the server orders while a job is held, each order carried out once.
-
-Cancelling is the supervisor's own business, as nothing is to be saved; here it is only raised.
-"""
+"""The server's commands for a claimed job: cancel, pause and stop. Each is carried out once."""
 
 from __future__ import annotations
 
@@ -18,78 +15,77 @@ from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 120.0
-"""A trainer that pauses finishes its step and saves. One that writes nothing for so long hangs."""
-MOST_SECONDS = 900.0
-"""However much it writes, it has had enough time by then."""
-LOOK_SECONDS = 1.0
+"""A pausing trainer that writes nothing for this long hangs and is killed."""
+MAX_PAUSE_SECONDS = 900.0
+"""Limit for a pausing trainer that keeps writing."""
+CHECK_SECONDS = 1.0
 
 
 class Cancelled(Exception):
-    """The server wants the job stopped."""
+    """The server cancelled the job."""
 
 
 class Released(Exception):
-    """This worker gives the job back: it shuts down, or the job is paused before it trains."""
+    """This worker releases the job: it shuts down, or the job is paused before it trains."""
 
 
 class ServerCommands:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._stop_written = self._gave_up = False
+        self._stop_written = self._pause_killed = False
         self._pausing_since: float | None = None
-        self._alive_at = self._next_look = 0.0
-        self._written = 0
+        self._last_write_seen = self._next_check = 0.0
+        self._newest = 0
 
-    def obey(self, order: Control, trainer: TrainerProcess | None) -> None:
-        """Pass an order on. Raises Cancelled, or Released for a pause before there is a trainer."""
-        if order is Control.CANCEL:
+    def obey(self, command: Control, trainer: TrainerProcess | None) -> None:
+        """Pass a command on. Raise Cancelled, or Released for a pause without a trainer."""
+        if command is Control.CANCEL:
             raise Cancelled
-        if order is Control.PAUSE and trainer is None:
+        if command is Control.PAUSE and trainer is None:
             raise Released
-        if order is Control.PAUSE and self._pausing_since is None:
+        if command is Control.PAUSE and self._pausing_since is None:
             self._pause(trainer)
-        if order is Control.STOP and not self._stop_written:
-            with contextlib.suppress(OSError):  # no space for it: said again with the next reply
+        if command is Control.STOP and not self._stop_written:
+            with contextlib.suppress(OSError):  # disk full: retried with the next reply
                 write_json(self._run.control, ControlFile(action=ControlAction.STOP))
                 self._stop_written = True
 
     def watch(self, trainer: TrainerProcess | None) -> None:
-        """End a trainer that was told to pause and neither saves nor leaves."""
+        """Kill a trainer that hangs while pausing."""
         now = time.monotonic()
-        if self._pausing_since is None or trainer is None or now < self._next_look:
+        if self._pausing_since is None or trainer is None or now < self._next_check:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_check = now + CHECK_SECONDS
         written = self._newest_write()
-        if trainer.is_paused or written != self._written:
-            self._alive_at, self._written = now, written
-        silent, whole = now - self._alive_at, now - self._pausing_since
-        if (silent > SILENCE_SECONDS or whole > MOST_SECONDS) and trainer.poll() is None:
-            self._gave_up = True
+        if trainer.is_paused or written != self._newest:
+            self._last_write_seen, self._newest = now, written
+        silent, total = now - self._last_write_seen, now - self._pausing_since
+        if (silent > SILENCE_SECONDS or total > MAX_PAUSE_SECONDS) and trainer.poll() is None:
+            self._pause_killed = True
             trainer.kill()
             EventLog(self._run.events).message(
-                f"the trainer was told to pause {whole:.0f} s ago and has not written anything for "
-                f"{silent:.0f} s: it was ended without saving, and the job goes on from its last "
-                "resume point",
+                f"the trainer did not pause within {total:.0f} s and wrote nothing for "
+                f"{silent:.0f} s; it was killed. The job will continue from its last resume point",
                 level="warn",
             )
 
     def ended_by_pause(self, status: int | None) -> bool:
-        """Whether a trainer that left no result, with this status, did what it was told."""
-        # Python has no handler for SIGTERM in its first moments.
-        return self._gave_up or (self._pausing_since is not None and status == -signal.SIGTERM)
+        """Return True if a trainer without a result ended because of the pause."""
+        # SIGTERM kills a Python process that has not installed its handler yet.
+        return self._pause_killed or (self._pausing_since is not None and status == -signal.SIGTERM)
 
     def _pause(self, trainer: TrainerProcess | None) -> None:
         if trainer is None or trainer.poll() is not None:
-            return  # it has done its last step: what it made is being stored
-        log.info("told to pause: the trainer saves and leaves")
-        self._pausing_since = self._alive_at = time.monotonic()
+            return  # training is over
+        log.info("pausing: the trainer saves a resume point and exits")
+        self._pausing_since = self._last_write_seen = time.monotonic()
         trainer.ask_to_stop()
 
     def _newest_write(self) -> int:
-        """When the trainer last wrote something, in ns of the file system's clock."""
+        """Return the time of the trainer's newest write, ns of the file system's clock."""
         newest = 0
         folder = self._run.root / "checkpoints"
         for path in (self._run.events, folder, *folder.rglob("*")):
-            with contextlib.suppress(OSError):  # it has just been renamed or removed
+            with contextlib.suppress(OSError):  # just renamed or removed
                 newest = max(newest, path.stat().st_mtime_ns)
         return newest

@@ -1,7 +1,6 @@
-"""The worker's settings, read once at start from TUNESMITH_* variables, nowhere else.
+"""The worker's settings, read from TUNESMITH_* variables once at start. Unsafe values are refused.
 
-Unsafe ones are refused, as the server does. The trainer gets none of them: it is a pure function of
-its run directory.
+Trainers read none of these settings: a trainer depends on its run directory only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tunesmith_schema.variables import unknown_variable_warnings
 
 
 class WorkerSettings(BaseSettings):
-    """One process, one object. A variable that is set to nothing counts as not set."""
+    """One object per process. An empty variable counts as not set."""
 
     model_config = SettingsConfigDict(
         env_prefix="TUNESMITH_",
@@ -34,47 +33,47 @@ class WorkerSettings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Holds run directories and downloaded base models; closed to other users."""
+    """Folder of run directories and downloaded base models; not accessible to other users."""
     server_url: str = "http://127.0.0.1:8000"
-    """Where the API is, `http` or `https`, without `/v1`."""
+    """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None
-    """PEM file with the API's certificate or with its authority's, for `https`; not set: the
-    authorities that everybody trusts. At a loopback address the name in it is not compared."""
+    """PEM file with the certificate of the API or of its authority, for `https`. Default: the
+    public authorities. The host name is not checked at a loopback address."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL: the server's."""
+    """Celery broker URL, the same as the server's."""
     worker_token: SecretStr = SecretStr("")
-    """What the server knows workers by; not set: `worker-token` in the data directory."""
+    """Secret of the workers. Default: content of `worker-token` in the data directory."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons. One that is not there draws a
-    warning at start."""
+    """Folders whose subfolders are base models, separated by colons. A missing folder is
+    logged as a warning at start."""
     trainer_python: str = ""
-    """Interpreter that runs trainers; it needs the extra [worker]. Not set: the worker's own."""
+    """Python interpreter of trainers, with the extra [worker]. Default: the worker's own."""
     warm_trainer: bool = True
-    """Keep one trainer process that has imported everything, so that the next job starts 3-5 s
-    sooner. While the worker is idle it holds 350 MB that are its own (540 MB RSS); beside a job
-    there is none. `false` on hosts where that is much."""
+    """Keep a trainer process with its imports done, so that the next job starts 3-5 s sooner. The
+    process uses 350 MB (540 MB RSS) while the worker is idle, and none runs beside a job. Set
+    `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """How long a trainer that is told to go, by SIGTERM or a drain, may take to finish its step,
-    save a resume point and have it stored, before it is killed and the job goes back as it is."""
+    """Seconds after SIGTERM or a drain for the trainer to finish its step and for its resume point
+    to be stored. Then the trainer is killed and the job is released."""
     hello_file: Path | None = None
-    """A file whose time says when the server last answered this worker: a container's health."""
+    """File that is touched when the server answers this worker, for a container's health check."""
 
     @field_validator("server_url")
     @classmethod
     def _is_http(cls, value: str) -> str:
         if not re.match(r"https?://[^/]", value):
-            raise ValueError("it must begin with http:// or https:// and a host")
+            raise ValueError("must start with http:// or https:// and a host")
         return value.rstrip("/")
 
     @model_validator(mode="after")
-    def _refuse_what_is_unsafe(self) -> Self:
+    def _refuse_unsafe_values(self) -> Self:
         check_url("TUNESMITH_BROKER_URL", self.broker_url, needs_password=True)
         if token := self.worker_token.get_secret_value():
             check_token("TUNESMITH_WORKER_TOKEN", token)
         return self
 
     @model_validator(mode="after")
-    def _fill_in(self) -> Self:
+    def _set_defaults(self) -> Self:
         self.data_dir = self.data_dir.expanduser().resolve()
         self.ca_file = self.ca_file and self.ca_file.expanduser().resolve()
         self.trainer_python = self.trainer_python or sys.executable
@@ -85,17 +84,17 @@ class WorkerSettings(BaseSettings):
 
     @property
     def token_cache(self) -> Path:
-        """Where trainers keep tokenised files for the next run."""
+        """Folder of tokenised files that trainers share."""
         return self.data_dir / "cache" / "tokens"
 
     @property
     def workers(self) -> Path:
-        """Where workers of this data directory show that they live."""
+        """Folder of one locked file per live worker."""
         return self.data_dir / "workers"
 
     @property
     def claims(self) -> Path:
-        """Where they note what they hold."""
+        """Folder of claim records."""
         return self.data_dir / "claims"
 
     def run_dir(self, job_id: str, attempt: int) -> Path:
@@ -103,18 +102,19 @@ class WorkerSettings(BaseSettings):
 
     @property
     def compile_cache(self) -> Path:
-        """Where trainers keep what torch and triton compiled."""
+        """Folder of kernels compiled by torch and triton."""
         return self.data_dir / "cache" / "compiled"
 
     def check(self) -> None:
-        """Refuse to start without what a worker cannot do without, or with files on disk that other
-        users can read. Raises ValueError."""
+        """Raise ValueError if a required setting is missing or other users can read the files."""
         token_file = self.data_dir / "worker-token"
-        for path, what in ((self.data_dir, "the data directory"), (token_file, "the secret in")):
+        for path, label in ((self.data_dir, "the data directory"), (token_file, "the secret in")):
             if path.exists():
-                check_private(path, what)
+                check_private(path, label)
         if not self.broker_url:
-            raise ValueError("TUNESMITH_BROKER_URL is not set: give it the server's broker")
+            raise ValueError(
+                "TUNESMITH_BROKER_URL is not set: set it to the broker URL of the server"
+            )
         token = self.worker_token.get_secret_value()
         if not token:
             raise ValueError(
@@ -125,15 +125,14 @@ class WorkerSettings(BaseSettings):
         self.server_trust()
 
     def server_trust(self) -> ssl.SSLContext | bool:
-        """What httpx verifies the server's certificate with; True: by the authorities that
-        everybody trusts. Raises ValueError."""
+        """Return the TLS context for httpx; True: the public authorities. Raise ValueError."""
         if self.ca_file is None:
             return True
         try:
             return tls_context(self.ca_file, urlsplit(self.server_url).hostname or "")
         except OSError as error:  # ssl.SSLError is one
             raise ValueError(
-                f"TUNESMITH_CA_FILE {self.ca_file} is not a file of certificates in PEM "
+                f"TUNESMITH_CA_FILE {self.ca_file} is not a file of PEM certificates "
                 f"({error.strerror or error})"
             ) from error
 
@@ -142,5 +141,5 @@ class WorkerSettings(BaseSettings):
 
 
 def unknown_variables() -> list[str]:
-    """What to say of TUNESMITH_* variables that nothing reads."""
+    """Return a warning for each TUNESMITH_* variable that is not a setting."""
     return unknown_variable_warnings(os.environ)

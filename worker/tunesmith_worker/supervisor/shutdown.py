@@ -1,7 +1,6 @@
-"""Why a worker takes nothing new: SIGTERM (twice: at once), or that it is being drained.
+"""Shutdown and drain of a worker: SIGTERM (twice: at once) and `tunesmith worker drain`.
 
-Shared by the worker's main process and the pool it forks; holds no lock, since a signal handler
-writes it.
+The worker's main process and its pool share the state. No lock, because a signal handler writes it.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from tunesmith_schema.queue import TRAIN_QUEUE
 from .claim_lock import LockedFile, holder_of, is_held
 from .settings import WorkerSettings
 
-DRAINING = "it is being drained"
+DRAINING = "draining"
 CLAIM_SECONDS = 1.0
-"""A claim may be under way, and have no record yet."""
+"""Wait for a claim that is in progress and has no record yet."""
 
 
 class ShutdownState:
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
-        """Shows the worker to `tunesmith worker drain`; before the pool forks."""
-        self._asked = RawValue("i", 0)
+        """Register the worker for `tunesmith worker drain`. Create it before the pool forks."""
+        self._requests = RawValue("i", 0)
         path = settings.workers / f"{worker_id}.json"
         content = {"pid": os.getpid(), "host": socket.gethostname()}
         self._file = LockedFile.create(path, json.dumps(content))
         self._drain = _drain_file(path)
 
-    def ask(self) -> None:
-        """Once: let the job go at a resume point; twice: at once."""
-        self._asked.value += 1
+    def request(self) -> None:
+        """Request a shutdown. First call: release the job at a resume point; second: without."""
+        self._requests.value += 1
 
-    def __call__(self) -> bool:
-        """Whether the job is to be let go, and none taken."""
-        return bool(self._asked.value) or self.draining()
+    def is_requested(self) -> bool:
+        """Return True if the worker must release its job and claim no other."""
+        return bool(self._requests.value) or self.is_draining()
 
-    def at_once(self) -> bool:
-        return bool(self._asked.value > 1)
+    def is_immediate(self) -> bool:
+        return bool(self._requests.value > 1)
 
-    def draining(self) -> bool:
+    def is_draining(self) -> bool:
         return self._drain.exists()
 
     def close(self) -> None:
@@ -53,33 +52,33 @@ class ShutdownState:
 
 
 def drain(settings: WorkerSettings, *, wait: bool) -> int:
-    """Tell this host's train workers to take nothing new and to let their jobs go.
+    """Tell the train workers of this host to claim nothing and to release their jobs.
 
-    They stay up, so that no supervisor starts them again, until they are stopped. `wait`: until
-    they hold no job. Gives the exit status.
+    The workers keep running until they are stopped, so that nothing restarts them. `wait`: wait
+    until they hold no job. Return the exit status.
     """
-    found = _workers_here(settings)
-    if not found:
+    workers = _train_workers_here(settings)
+    if not workers:
         sys.stderr.write(
-            f"error: no train worker of {settings.data_dir} runs on this host: set "
-            "TUNESMITH_DATA_DIR to its data directory, and run this where it runs "
-            "(docker compose exec train tunesmith worker drain)\n"
+            f"error: no train worker with the data directory {settings.data_dir} runs on this "
+            "host: set TUNESMITH_DATA_DIR to the worker's data directory, and run this command on "
+            "its host (docker compose exec train tunesmith worker drain)\n"
         )
         return 1
-    for path in found:
+    for path in workers:
         _drain_file(path).touch()
-    _say(found, "draining: takes no new job")
+    _print_state(workers, "draining: claims no new job")
     if wait:
         time.sleep(CLAIM_SECONDS)
-        while _holders(settings) & {path.stem for path in found}:
+        while _workers_with_jobs(settings) & {path.stem for path in workers}:
             time.sleep(0.2)
-        _say(found, "drained: holds no job, and may be stopped")
+        _print_state(workers, "drained: holds no job and can be stopped")
     return 0
 
 
-def _workers_here(settings: WorkerSettings) -> list[Path]:
-    """Files of the workers that live on this host (or in this container)."""
-    found = []
+def _train_workers_here(settings: WorkerSettings) -> list[Path]:
+    """Return files of the train workers that run on this host (or in this container)."""
+    workers = []
     for path in sorted(settings.workers.glob("*.json")):
         if not is_held(path):
             path.unlink(missing_ok=True)
@@ -87,12 +86,11 @@ def _workers_here(settings: WorkerSettings) -> list[Path]:
         elif path.name.startswith(f"{TRAIN_QUEUE}@") and (
             json.loads(path.read_text())["host"] == socket.gethostname()
         ):
-            found.append(path)
-    return found
+            workers.append(path)
+    return workers
 
 
-def _holders(settings: WorkerSettings) -> set[str]:
-    """Ids of workers that hold a job."""
+def _workers_with_jobs(settings: WorkerSettings) -> set[str]:
     return {holder_of(path) for path in settings.claims.glob("*.json") if is_held(path)}
 
 
@@ -100,7 +98,7 @@ def _drain_file(path: Path) -> Path:
     return path.with_suffix(".drain")
 
 
-def _say(found: list[Path], what: str) -> None:
-    for path in found:
-        sys.stdout.write(f"{path.stem}: {what}\n")
+def _print_state(workers: list[Path], state: str) -> None:
+    for path in workers:
+        sys.stdout.write(f"{path.stem}: {state}\n")
     sys.stdout.flush()

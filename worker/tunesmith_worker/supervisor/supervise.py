@@ -1,6 +1,6 @@
-"""The body of the train task: claim a job, run its trainer, carry its events, obey the server.
+"""The train task: claim a job, run its trainer, report its events, obey the server's commands.
 
-MAIN PATH of the worker: `supervise`, top to bottom. Never imports torch.
+`supervise` is the worker's main path; read it from top to bottom.
 """
 
 from __future__ import annotations
@@ -30,76 +30,76 @@ from .settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 CANCEL_GRACE_SECONDS = 2.0
-"""A cancelled trainer saves nothing, so it needs no longer."""
+"""Time for a cancelled trainer to exit. It saves nothing."""
 LEFTOVER_SECONDS = 2.0
-"""For what a trainer had started to end, once it is killed. The guard waits for longer."""
+"""Wait for processes of a killed trainer to end. DeviceHealth waits longer."""
 
 
 def supervise(
     settings: WorkerSettings,
     api: ServerApi,
     worker_id: str,
-    stopping: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     launcher: Launcher,
-    at_once: Callable[[], bool] = lambda: False,
-    guard: DeviceHealth | None = None,
+    stop_now: Callable[[], bool] = lambda: False,
+    health: DeviceHealth | None = None,
 ) -> bool:
-    """Claim one job and see it through; False when there was none, or the device is not fit."""
-    if guard is not None and not guard.is_clean():
+    """Claim and run one job; return False if none waits or the host is not ready for a trainer."""
+    if health is not None and not health.is_ready():
         return False
-    asked = time.perf_counter()
+    started = time.perf_counter()
     claim = api.claim(worker_id)
     if claim is None:
         return False
-    if guard is not None:
-        guard.taken()
+    if health is not None:
+        health.job_claimed()
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
     record = ClaimRecord(settings, worker_id, claim)
-    job = JobSession(settings, api, worker_id, claim, stopping, launcher, at_once)
-    run_dir, told = settings.run_dir(claim.job_id, claim.attempt), False
+    job = JobSession(settings, api, worker_id, claim, stop_requested, launcher, stop_now)
+    run_dir, reported = settings.run_dir(claim.job_id, claim.attempt), False
     try:
         try:
-            job.prepare(claim_seconds=time.perf_counter() - asked)
+            job.prepare(claim_seconds=time.perf_counter() - started)
             job.spawn()
             outcome = job.watch()
         except Cancelled:
             job.stop_trainer(CANCEL_GRACE_SECONDS, cancel=True)
             outcome = Outcome(state="cancelled")
         except Released:
-            outcome = job.leave(settings.release_seconds)
-        record.ends(outcome)
-        told = job.finish(outcome)
+            outcome = job.release(settings.release_seconds)
+        record.record_outcome(outcome)
+        reported = job.finish(outcome)
     except FencedOut as error:
-        log.warning("lost the lease: %s", error)
-        told = True
-    except Exception as error:  # whatever it is, the user must learn that the job is not running
+        log.warning("lost the lease of %s: %s", claim.job_id, error)
+        reported = True
+    except Exception as error:  # the user must learn that the job is not running
         log.exception("supervising %s failed", claim.job_id)
         outcome = Outcome(state="failed", error=_failure_of(error, settings))
-        record.ends(outcome)
-        told = _fail(job, error, outcome)
+        record.record_outcome(outcome)
+        reported = _fail_attempt(job, error, outcome)
     finally:
         job.close()
         end_processes(run_dir, job.trainer_pid, LEFTOVER_SECONDS)
-        if guard is not None:
-            guard.watches(run_dir, job.trainer_pid)
-        record.close(told=told)
-        if stopping():
+        if health is not None:
+            health.watch_run(run_dir, job.trainer_pid)
+        record.close(reported=reported)
+        if stop_requested():
             launcher.close()
         else:
             launcher.keep_warm_trainer()
     return True
 
 
-def _fail(job: JobSession, error: Exception, outcome: Outcome) -> bool:
-    """Whether the server was told."""
+def _fail_attempt(job: JobSession, error: Exception, outcome: Outcome) -> bool:
+    """Report the failure; return True if the server has it."""
     try:
         job.stop_trainer(0.0, cancel=False)
         if isinstance(error, ServerRefused):
-            job.forget_events()  # what the server refused once it would refuse again
+            job.forget_events()  # the server would refuse them again
         return job.finish(outcome)
-    except (ServerRefused, OSError):  # events stay, and the reason for the log
-        log.exception("the failure could not be reported either")
-        return False  # the watchman may say it without the rest
+    except (ServerRefused, OSError):  # the events stay on disk
+        log.exception("cannot report the failure of the job")
+        return False  # OrphanReporter reports the outcome later, without the events
 
 
 def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
@@ -113,6 +113,8 @@ def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
         code=ErrorCode.STORAGE_READ_ONLY if refused else ErrorCode.INTERNAL,
-        message=f"the worker could not run the job: {type(error).__name__}: {error}"[:4000],
-        hint="the server's log says why its storage refuses" if refused else "see the worker's log",
+        message=f"the worker failed to run the job: {type(error).__name__}: {error}"[:4000],
+        hint="see the server's log for the error of its storage"
+        if refused
+        else "see the worker's log",
     )

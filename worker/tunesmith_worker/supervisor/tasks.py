@@ -1,4 +1,4 @@
-"""The Celery tasks: thin wrappers. Everything heavy lies behind a process boundary."""
+"""The Celery tasks: train jobs and validate uploaded files. Heavy work runs in child processes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,28 @@ def register(
     app: Celery,
     settings: WorkerSettings,
     worker_id: str,
-    stopping: ShutdownState,
+    shutdown: ShutdownState,
     launcher: Launcher,
-    guard: DeviceHealth,
+    health: DeviceHealth,
 ) -> None:
-    """Give `app` the tasks, bound to this worker."""
+    """Register the tasks of this worker with `app`."""
 
     def train(job_id: str) -> None:
-        # Whatever job the message speaks of: the server hands out the best one, until none waits.
+        # Ignores the message's job id: the server hands out the oldest job, until none waits.
         with ServerApi(settings) as api:
             try:
-                while not stopping() and supervise(
-                    settings, api, worker_id, stopping, launcher, stopping.at_once, guard
+                while not shutdown.is_requested() and supervise(
+                    settings,
+                    api,
+                    worker_id,
+                    shutdown.is_requested,
+                    launcher,
+                    shutdown.is_immediate,
+                    health,
                 ):
                     pass
             except ServerUnreachable as error:
-                log.warning("nothing claimed: %s", error)  # the next hello wakes us again
+                log.warning("no job claimed: %s", error)  # the next hello wakes the pool again
 
     def validate_file(file_id: str) -> None:
         with ServerApi(settings) as api:
@@ -56,27 +62,27 @@ def register(
 
 
 def read_upload(api: ServerApi, file_id: str) -> None:
-    """Read an uploaded data set and report what is in it. Doing it twice is harmless."""
+    """Validate an uploaded data set and report the result. Repeating it is safe."""
     file = api.file(file_id)
     if file.status != "uploaded" or file.sha256 is None:
         return
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        # Only now: what went wrong so far was not the file's doing.
+        # Announced after the download, because errors until here are not the file's fault.
         if api.begin_reading(file_id).status != "uploaded":
             return
-        found = check_upload(path, file.filename)
-    log.info("%s: %d rows, %d problems", file.filename, found.rows, found.num_problems)
-    _send(api, file_id, found)
+        validation = check_upload(path, file.filename)
+    log.info("%s: %d rows, %d problems", file.filename, validation.rows, validation.num_problems)
+    _send(api, file_id, validation)
 
 
-def _send(api: ServerApi, file_id: str, found: FileValidation) -> None:
-    """Reading may have taken long, so a server that is away for a moment is waited for."""
+def _send(api: ServerApi, file_id: str, validation: FileValidation) -> None:
+    """Send the result; retry while the server is unreachable, since reading can take long."""
     for _ in range(SEND_TRIES - 1):
         try:
-            return api.send_validation(file_id, found)
+            return api.send_validation(file_id, validation)
         except ServerUnreachable as error:
-            log.warning("the verdict on %s waits: %s", file_id, error)
+            log.warning("validation of %s not sent yet: %s", file_id, error)
             time.sleep(SEND_AGAIN_SECONDS)
-    api.send_validation(file_id, found)
+    api.send_validation(file_id, validation)

@@ -1,5 +1,5 @@
-"""How a trainer is spawned: an exec'd process in its own group, so that nothing it starts outlives
-it, with a clean environment: no setting of ours, no key to anybody's cloud.
+"""Start of a trainer process: its own process group, so that its children end with it, and an
+environment without settings and cloud keys.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import IO, Any
 
 from tunesmith_worker.rundir.process import SpawnSettings, default_environment, without_secrets
 
-Stream = int | IO[Any]  # Any: bytes or text, as subprocess has it
+Stream = int | IO[Any]  # Any: bytes or text, as in subprocess
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProgram:
-    """What a worker's trainers are started with, all alike."""
+    """Interpreter and folders of all trainers of a worker."""
 
     python: str = sys.executable
     token_cache: Path | None = None
-    """Where they keep tokenised files; None: nowhere."""
+    """Folder of tokenised files; None: no cache."""
     compile_cache: Path | None = None
-    """Where torch and triton keep what they compiled; None: where they do by themselves."""
+    """Folder of kernels compiled by torch and triton; None: their default."""
     tmp: Path | None = None
-    """Their folder for temporary files, emptied between two; None: everybody's."""
+    """Folder of temporary files, emptied between trainers; None: the system's."""
 
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
@@ -52,12 +52,14 @@ class TrainerProgram:
 def trainer_environment(
     token_cache: Path | None = None, compile_cache: Path | None = None
 ) -> dict[str, str]:
-    """The worker's environment without our settings and without keys to anybody's cloud. A token
-    for the hub (HF_TOKEN) stays: gated base models need it."""
+    """Return the worker's environment without settings and cloud keys.
+
+    HF_TOKEN stays: gated base models need it.
+    """
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
-    env["PYTHONFAULTHANDLER"] = "1"  # a crash of a library shows its Python frames
+    env["PYTHONFAULTHANDLER"] = "1"  # a crash in a library prints the Python frames
     if compile_cache is not None:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
         env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))

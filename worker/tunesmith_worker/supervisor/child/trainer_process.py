@@ -1,4 +1,4 @@
-"""The trainer as a child: start, pause, stop, kill, and say why it ended."""
+"""The trainer as a child process: start, pause, stop, kill, and diagnose its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunesmith_schema import JobFailure
 
-from .exit_diagnosis import MemoryMonitor, why_it_ended
+from .exit_diagnosis import MemoryMonitor, diagnose_exit
 from .host_memory import HostMemory
 from .spawn import TrainerProgram
 from .warm_trainer import WarmTrainer
@@ -20,11 +20,11 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""A warm trainer that is ready takes a run in 0.05 s."""
+"""Time for a ready warm trainer to take a run; 0.05 s is usual."""
 IMPORT_SECONDS = 30.0
-"""One that still imports needs no longer than a fresh trainer would from here."""
-LOOK_SECONDS = 1.0
-"""Between two looks at the memory that it holds."""
+"""Time for a warm trainer that still imports; a fresh one needs as long."""
+MEMORY_SECONDS = 1.0
+"""Interval of memory measurements."""
 
 
 class TrainerProcess:
@@ -35,19 +35,19 @@ class TrainerProcess:
         warm: WarmTrainer | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """The run goes to `warm`, and to a fresh process when that does not take it."""
+        """Run in `warm`, or in a fresh process if `warm` does not take the run."""
         self._run_dir, self._program, self._warm = run_dir, program, warm
         self._log = run_dir / "trainer.log"
-        self._witness, self._next_look = MemoryMonitor(host or HostMemory()), 0.0
+        self._memory, self._next_measurement = MemoryMonitor(host or HostMemory()), 0.0
         self._paused = self._ending = False
         self._paused_at = 0.0
         self.paused_seconds = 0.0
-        """How long it has stood still in pauses that are over."""
+        """Total duration of past pauses."""
         if warm is None:
-            self._process = self._fresh()
+            self._process = self._spawn_fresh()
             return
         self._process = warm.process
-        self._waits_until = self._patience(warm)
+        self._warm_deadline = self._deadline(warm)
         warm.hand_over(run_dir)
 
     @property
@@ -57,10 +57,10 @@ class TrainerProcess:
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         if self._warm is not None:
-            self._look_at(self._warm)
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_SECONDS
-            self._witness.look(self._process.pid)
+            self._check_warm(self._warm)
+        if time.monotonic() >= self._next_measurement:
+            self._next_measurement = time.monotonic() + MEMORY_SECONDS
+            self._memory.update(self._process.pid)
         return self._process.poll()
 
     def ask_to_stop(self) -> None:
@@ -82,7 +82,7 @@ class TrainerProcess:
             self._paused = False
             self.paused_seconds += time.monotonic() - self._paused_at
             if self._warm is not None:
-                self._waits_until = self._patience(self._warm)
+                self._warm_deadline = self._deadline(self._warm)
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -94,31 +94,31 @@ class TrainerProcess:
             self._warm.close()
             self._warm = None
 
-    def why_it_ended(self) -> JobFailure:
-        """For a trainer that left no result: its status, its log, the kernel's counters."""
-        return why_it_ended(self._process.poll(), self._log, self._witness.evidence())
+    def diagnose_exit(self) -> JobFailure:
+        """Return the failure of a trainer that left no result."""
+        return diagnose_exit(self._process.poll(), self._log, self._memory.evidence())
 
-    def _look_at(self, warm: WarmTrainer) -> None:
-        """Whether it has taken the run; a fresh process does when it cannot or does not."""
+    def _check_warm(self, warm: WarmTrainer) -> None:
+        """Start a fresh process if the warm trainer ended or did not take the run in time."""
         status = self._process.poll()
         if warm.has_taken() or (self._ending and status is not None):
             warm.close()
             self._warm = None
         elif self._ending or self._paused:
             return
-        elif status is not None or time.monotonic() > self._waits_until:
+        elif status is not None or time.monotonic() > self._warm_deadline:
             log.warning(
-                "the warm trainer %s: a fresh one is started. It had said: %s",
+                "the warm trainer %s; starting a fresh one. Its output: %s",
                 "does not answer" if status is None else f"ended with status {status}",
-                warm.last_words() or "nothing",
+                warm.output_end() or "none",
             )
             warm.kill()
-            self._warm, self._process = None, self._fresh()
+            self._warm, self._process = None, self._spawn_fresh()
 
-    def _patience(self, warm: WarmTrainer) -> float:
+    def _deadline(self, warm: WarmTrainer) -> float:
         return time.monotonic() + (TAKE_SECONDS if warm.is_ready() else IMPORT_SECONDS)
 
-    def _fresh(self) -> subprocess.Popen[bytes]:
+    def _spawn_fresh(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:
             return self._program.spawn(
                 str(self._run_dir),
@@ -128,5 +128,5 @@ class TrainerProcess:
             )
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(self._process.pid, number)

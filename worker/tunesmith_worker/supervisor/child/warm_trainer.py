@@ -1,6 +1,6 @@
-"""A warm trainer, seen from the supervisor: its imports are done and it waits for a run.
+"""The supervisor's side of a warm trainer: a trainer with its imports done that waits for one run.
 
-A warm trainer serves one run (rundir/hand_over.py has the protocol).
+`rundir/hand_over.py` describes the protocol.
 """
 
 from __future__ import annotations
@@ -24,53 +24,52 @@ _TAIL_BYTES = 1500
 
 
 class WarmTrainer:
-    """The supervisor's end. Nothing here waits."""
+    """A warm trainer process and its socket. No method blocks, except `kill`."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        self._heard = b""
+        self._received = b""
         with theirs:
             self.process: subprocess.Popen[bytes] = program.spawn(
                 WARM, cwd=cwd, stdin=theirs.fileno(), output=self._output
             )
 
     def hand_over(self, run_dir: Path) -> None:
-        """One that somebody has stopped goes on; one that has died does not answer."""
+        """Send the run. Also continue a process that was stopped; a dead one will not answer."""
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)
             self._socket.sendall(line.encode() + b"\n")
 
     def is_ready(self) -> bool:
-        """Its imports are done."""
-        return self._hear().startswith(READY)
+        """Return True once the imports are done."""
+        return self._receive().startswith(READY)
 
     def has_taken(self) -> bool:
-        """It has taken the run that was handed over."""
-        return self._hear() == READY + TAKEN
+        """Return True once the process has taken the run."""
+        return self._receive() == READY + TAKEN
 
-    def last_words(self) -> str:
-        """The end of what it printed before it took a run."""
+    def output_end(self) -> str:
+        """Return the end of the output before the run."""
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # already ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.close()
 
     def close(self) -> None:
-        """Leave the process to itself."""
+        """Close the socket and the output; the process continues."""
         self._socket.close()
         self._output.close()
 
-    def _hear(self) -> bytes:
-        with contextlib.suppress(
-            BlockingIOError, ConnectionResetError
-        ):  # nothing yet; it has ended
-            self._heard += self._socket.recv(64)
-        return self._heard
+    def _receive(self) -> bytes:
+        # No data yet, or the process has ended.
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            self._received += self._socket.recv(64)
+        return self._received
