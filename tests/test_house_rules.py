@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .long_tail import ALL, ROWS
+from .server.databases import ON_POSTGRESQL
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
@@ -119,6 +120,11 @@ def test_the_map_names_every_top_level_folder() -> None:
     ).stdout.split()
     folders = {name.split("/")[0] for name in tracked if "/" in name} - {".ci"}
     assert [folder for folder in sorted(folders) if f"`{folder}/`" not in page] == []
+
+
+def test_the_files_on_postgresql_exist() -> None:
+    folder = ROOT / "tests" / "server"
+    assert {path.stem for path in folder.glob("test_*.py")} >= ON_POSTGRESQL
 
 
 def test_the_long_tail_names_tests_that_exist() -> None:

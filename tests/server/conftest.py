@@ -1,7 +1,7 @@
 """Fixtures of the server tests: the whole app over a fresh, migrated database.
 
-Every test that touches the database runs twice, on SQLite and on PostgreSQL (`tests/conftest.py`);
-`pytest -k sqlite` or `-k postgresql` runs one half.
+Every test with a database runs on SQLite and on PostgreSQL; `pytest -k sqlite` or `-k postgresql`
+runs one half. The default suite runs on PostgreSQL only the files in `ON_POSTGRESQL`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from tunesmith_server.core.settings import Settings
 
 from ..stacks import S3, PostgreSQL
 from .actors import FakeWakeUps, Server, serving
+from .databases import FIXTURES, ON_POSTGRESQL
 
 BASE_MODEL = "tiny-llama"
-DATABASES = ("sqlite", "postgresql")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test with a database on both kinds, unless the test itself names the kind."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    named = {mark.args[0] for mark in marks}
+    in_default_suite = metafunc.module.__name__.rpartition(".")[2] in ON_POSTGRESQL
+    postgresql = pytest.param("postgresql", marks=() if in_default_suite else pytest.mark.full)
+    for name in FIXTURES:
+        if name in metafunc.fixturenames and name not in named:
+            metafunc.parametrize(name, ["sqlite", postgresql], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +50,9 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database with the schema and no rows, of either kind."""
+    """URL of a database with the schema and no rows."""
     if request.param == "postgresql":
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         url = postgresql.new_migrated_database()
@@ -54,9 +65,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     yield f"sqlite:///{copy}"
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database with nothing in it, of either kind."""
+    """URL of an empty database."""
     if request.param == "postgresql":
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         url = postgresql.new_database()
@@ -68,7 +79,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def storage_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where contents go: a local directory, or `parametrize(..., ["s3"], indirect=True)`."""
+    """URL of the storage: a local directory, or S3 by `parametrize(..., ["s3"], indirect=True)`."""
     if getattr(request, "param", "local") == "local":
         return ""
     s3: S3 = request.getfixturevalue("s3")
@@ -79,7 +90,7 @@ def storage_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def settings(database_url: str, storage_url: str, tmp_path: Path) -> Settings:
-    """One base model on the host; the janitor moves only when a test tells it to."""
+    """Settings with one base model on the host; the janitor runs only when a test calls it."""
     folder = tmp_path / "models" / BASE_MODEL
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -96,7 +107,7 @@ def settings(database_url: str, storage_url: str, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def wake_ups(monkeypatch: pytest.MonkeyPatch) -> FakeWakeUps:
-    """Takes the place of the Celery producer in the app."""
+    """Replacement of the app's Celery producer."""
     fake = FakeWakeUps()
     monkeypatch.setattr("tunesmith_server.app.WakeUps", lambda url: fake)
     return fake
@@ -110,7 +121,7 @@ def server(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
 
 @pytest.fixture
 def job_in(server: Server) -> Callable[[JobState], str]:
-    """Makes a job and brings it to a state; gives its id."""
+    """Function that creates a job in a state and returns its id."""
 
     def bring(state: JobState) -> str:
         worker = server.worker

@@ -1,0 +1,18 @@
+"""Files of the server tests that `make test` runs on PostgreSQL as well as on SQLite.
+
+`make test-full` runs every test with a database on both.
+"""
+
+from __future__ import annotations
+
+FIXTURES = ("database_url", "empty_url")
+
+ON_POSTGRESQL = {
+    # State, leases, locks and the janitor.
+    *("test_attempts", "test_cancel", "test_claims", "test_clock", "test_control"),
+    *("test_control_races", "test_idempotency", "test_janitor", "test_lost_workers"),
+    *("test_races", "test_transactions", "test_upload_leftovers", "test_wake_ups"),
+    # The schema, and SQL that the two databases write or run differently.
+    *("test_event_feed", "test_events", "test_lists", "test_migrations", "test_resume_points"),
+    *("test_samples", "test_waiting"),
+}
