@@ -9,7 +9,7 @@ from tests.worker.runs import QUESTIONS, read_events
 from tunesmith_worker.trainer.run import main
 
 AUTO = "patched 2 x attention_block, 1 x loss, 2 x mlp_block"
-ALONG = "patched 2 x attention (comes along: rows stand end to end), 2 x mlp_block"
+ALONG = "patched 2 x attention (required for packed rows), 2 x mlp_block"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def _check(model: Untyped, stock: dict[tuple[str, str], int]) -> Untyped:
     report = patch(model).report
     assert dict(report.unchanged) == stock
     for mechanism, reason in stock:
-        assert f"{stock[mechanism, reason]} x {mechanism} stay stock: {reason}" in report.summary()
+        assert f"{stock[mechanism, reason]} x {mechanism} ({reason})" in report.summary()
     torch.manual_seed(1)
     ours, found = run_step(model, batch)
     assert ours.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
@@ -75,7 +75,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_family_keeps_its_attention_and_its_masks(name: str) -> None:
     """Attention sinks, values narrower than keys, a loss that balances experts: none is ours."""
-    reason = f"{name} is not among the known families"
+    reason = f"unsupported model family ({name})"
     model = scored_by_trl(model_of(UNKNOWN[name]()))
     assert stock_attention_reason(model) == reason
     report = _check(model, {("attention", reason): 1})
@@ -86,18 +86,18 @@ def test_a_layer_of_the_same_name_from_elsewhere_is_unknown() -> None:
     model = make_model("llama")
     layer = model.model.layers[1]
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"__module__": "elsewhere"})
-    assert stock_attention_reason(model) == "LlamaDecoderLayer is not among the known families"
+    assert stock_attention_reason(model) == "unsupported model family (LlamaDecoderLayer)"
 
 
 def test_a_model_without_a_list_of_layers_is_unknown() -> None:
     config = transformers.GPT2Config(vocab_size=131, n_embd=48, n_layer=2, n_head=4)
     model = scored_by_trl(model_of(config)).eval()
-    _check(model, {("attention", "GPT2Model has no list of layers"): 1})
+    _check(model, {("attention", "GPT2Model has no list of decoder layers"): 1})
 
 
 def test_attention_in_both_directions_is_not_ours() -> None:
     model = scored_by_trl(model_of(_config("gemma3", use_bidirectional_attention=True)))
-    _check(model, {("attention", "attention that is not causal"): 1})
+    _check(model, {("attention", "non-causal attention"): 1})
 
 
 def test_attention_dropout_is_not_ours() -> None:
@@ -116,7 +116,7 @@ def test_dropout_on_the_residual_stream_is_not_ours() -> None:
 
 def test_an_unknown_activation_keeps_its_mlp() -> None:
     model = scored_by_trl(model_of(_config("llama", hidden_act="relu")))
-    report = _check(model, {("mlp_block", "activation ReLU"): 3})
+    report = _check(model, {("mlp_block", "unsupported activation ReLU"): 3})
     assert report.counts == {"attention_block": 3, "loss": 1}
 
 
@@ -149,7 +149,7 @@ def test_what_somebody_hung_on_a_module_still_runs(kind: str, place: str, mechan
     module = model.get_base_model().model.layers[1].get_submodule(place)
     runs: list[int] = []
     getattr(module, f"register_{kind}_hook")(lambda *_: runs.append(1))
-    reason = f"{type(module).__name__} has hooks or a forward of its own"
+    reason = f"{type(module).__name__} has hooks or a replaced forward"
     _check(model, {(mechanism, reason): 1})
     assert runs == [1, 1], "once in the stock step, once in ours"
 
@@ -165,7 +165,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
         return result
 
     layer.forward = own
-    reason = "LlamaDecoderLayer has hooks or a forward of its own"
+    reason = "LlamaDecoderLayer has hooks or a replaced forward"
     report = _check(model, {(name, reason): 1 for name in BOTH})
     assert report.counts == {"attention": 1, "attention_block": 2, "mlp_block": 2, "loss": 1}
     assert len(calls) == 2
@@ -174,12 +174,12 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
 def test_a_norm_of_another_class_is_not_ours() -> None:
     model = make_tuned("llama", "full")
     model.model.layers[0].input_layernorm = torch.nn.LayerNorm(48)
-    _check(model, {("attention_block", "LayerNorm is not LlamaDecoderLayer's own"): 1})
+    _check(model, {("attention_block", "LayerNorm replaces a module of LlamaDecoderLayer"): 1})
 
 
 def test_norms_that_peft_trains_in_copies_are_not_ours() -> None:
     model = make_tuned("qwen3", "lora", modules_to_save=["q_norm"])
-    reason = "ModulesToSaveWrapper is not Qwen3DecoderLayer's own"
+    reason = "ModulesToSaveWrapper replaces a module of Qwen3DecoderLayer"
     _check(model, {("attention_block", reason): 3})
 
 
@@ -234,7 +234,7 @@ def _two_adapters() -> Untyped:
     ("make", "reason", "counts"),
     [
         (_dora, "LoRA variant DoraLinearVariant", BOTH),
-        (_biased, "LoRA with a bias of its own", BOTH),
+        (_biased, "LoRA with a bias", BOTH),
         (_merged, "an adapter is merged", BOTH),
         (_two_adapters, "2 adapters are active", BOTH),
     ],

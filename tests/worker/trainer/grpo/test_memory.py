@@ -82,7 +82,7 @@ def test_a_model_that_the_engine_does_not_know_is_the_users_matter(
     run = make(make_run, "run", {}, model_path=str(tmp_path / "experts"))
     code, category, message = ends_with(run)
     assert (code, category) == ("model_not_usable", "user")
-    assert "MixtralDecoderLayer is not among the known families" in message
+    assert "unsupported model family (MixtralDecoderLayer)" in message
 
 
 @pytest.mark.parametrize("when", ["planned", "generating"])

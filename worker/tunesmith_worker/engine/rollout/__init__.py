@@ -1,4 +1,4 @@
-"""Completions from the training model's own weights: requests in, tokens and log-probs out."""
+"""Rollout engine: generates completions from the training model's own weights."""
 
 from .figures import PhaseTime, RolloutFigures
 from .native import NativeEngine

@@ -1,7 +1,7 @@
-"""A causal language model of transformers, read as what the decoder computes: by the same table of
-families and the same checks as the training patches, or refused.
+"""Description of a transformers causal language model as the decoder computes it.
 
-Holds the model's modules, not copies: weights are read when they are needed.
+Uses the family table and the checks of the training patches; other models are refused. Holds the
+model's modules, not copies of their weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LayerSpec:
     k_norm: NormSpec | None
     shape: AttentionShape
     layer_type: str | None
-    """Names the RoPE frequencies of models that have several sets; None: there is one."""
+    """Name of the layer's RoPE frequencies; None if the model has one set for all layers."""
     rope: bool
     out: Untyped
     after_attention: NormSpec | None
@@ -72,15 +72,15 @@ class Architecture:
     rotary: Untyped
     """The model's own RoPE module."""
     vocabulary: int
-    """Rows of the embedding."""
+    """Number of rows of the embedding."""
     dtype: torch.dtype
     device: torch.device
 
 
 def read_architecture(model: Untyped) -> Architecture:
-    """`model`: with PEFT's LoRA or without, with our patches or without.
+    """Read `model`, with or without PEFT's LoRA, with or without our patches.
 
-    Raises UnsupportedModel, naming what is in the way.
+    Raises UnsupportedModel with the reason.
     """
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     try:
@@ -93,19 +93,19 @@ def _read(causal: Untyped) -> Architecture:
     backbone = causal.base_model
     layers: Untyped = getattr(backbone, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList) or not len(layers):
-        raise Unsupported("it is not among the known families")
+        raise Unsupported("unsupported model family")
     for layer in layers:
         if not is_known(layer):
-            raise Unsupported(f"{type(layer).__name__} is not among the known families")
+            raise Unsupported(f"unsupported model family ({type(layer).__name__})")
     _check_model(causal, layers[0])
     config = backbone.config
     kind = FAMILIES[type(layers[0]).__name__].norm
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
-    # Of a model that runs with its first layers only, the first types.
+    # A model may be cut to its first layers; layer_types then has more entries.
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
-    specs = [_layer(one, name) for one, name in zip(layers, types, strict=True)]
+    specs = [_layer(layer, name) for layer, name in zip(layers, types, strict=True)]
     if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
-        raise Unsupported("its layers differ in their number or size of heads")
+        raise Unsupported("its layers differ in the number or size of attention heads")
     head = causal.get_output_embeddings()
     norm = NormSpec(module=backbone.norm, eps=norm_eps(backbone.norm), kind=kind)
     check_unmodified(layers[0], backbone.norm)
@@ -125,15 +125,17 @@ def _read(causal: Untyped) -> Architecture:
 
 
 def _check_model(causal: Untyped, layer: Untyped) -> None:
-    """The layers stand in the model they were written for, whose other parts we know."""
+    """Raise Unsupported unless the layers are in their own transformers model, without hooks."""
     expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
     kind = type(causal)
     if kind.__name__ != expected or kind.__module__ != type(layer).__module__:
-        raise Unsupported(f"it is not transformers' {expected}")
+        raise Unsupported(f"the model class is not transformers' {expected}")
     around = [causal.base_model, *causal.base_model.layers, causal.base_model.rotary_emb]
     for module in (*around, causal.get_input_embeddings(), causal.get_output_embeddings()):
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-            raise Unsupported(f"{type(module).__name__} has hooks, which would be passed by")
+            raise Unsupported(
+                f"{type(module).__name__} has hooks, which the rollout engine would skip"
+            )
 
 
 def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
@@ -142,10 +144,10 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
     for module in (attention, mlp):
         check_unmodified(layer, module)
     if not attention.is_causal:
-        raise Unsupported("attention that is not causal")
+        raise Unsupported("non-causal attention")
     activation = type(getattr(mlp, family.activation))
     if activation not in ACTIVATIONS:
-        raise Unsupported(f"activation {activation.__name__}")
+        raise Unsupported(f"unsupported activation {activation.__name__}")
 
     def norm(name: str | None, parent: Untyped = None) -> NormSpec | None:
         module = get_norm(layer, name, parent)

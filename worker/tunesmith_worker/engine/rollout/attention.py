@@ -1,13 +1,14 @@
-"""One new token of each row attends to its prompt and to what the row has drawn.
+"""Attention of a decode step: one new token of each row attends to the row's prompt and to the
+row's completion.
 
     o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]
 
-Kp and Vp are the prompt's, one product for all rows of a prompt; Ko and Vo the row's own. Columns
-of the scores are the prompt's tokens, then the row's own. Shapes as in cache.py; H heads,
-G = H / KV, P the longest prompt, T the most tokens that a row sees of its own.
+Kp and Vp belong to the prompt, with one product for all rows of a prompt; Ko and Vo belong to the
+row's completion. Columns of the scores are the tokens of the prompt, then of the completion. Shapes
+as in cache.py; H heads, G = H / KV, P the longest prompt, T the longest completion.
 
-A layer's operations are small and many, and on a CPU launching one takes about as long as running
-it: so buffers, and the views of them, are made once a step for all layers.
+A layer has many small operations, and on a CPU launching one takes about as long as running it.
+Therefore buffers and their views are created once per step for all layers.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .cache import RowCache
 
 
 class StepAttention:
-    """Of one step; its layers differ in window, scale and soft cap alone."""
+    """Attention of one step. Layers may differ in window, scale and soft cap only."""
 
     def __init__(
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
-        """`cache`: with room for a token that each row has not counted yet, and sees. With
-        `lengths` [B], which may change, right for as long as the cache's layout holds: all its room
-        is looked at."""
+        """`cache` has room for the new token of each row, which its lengths do not count yet. With
+        `lengths` [B], a tensor that may change, the object stays valid until the cache's version
+        changes; it then reads all of the cache's room."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room
@@ -55,7 +56,7 @@ class StepAttention:
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def __call__(self, q: torch.Tensor, layer: int, shape: AttentionShape) -> torch.Tensor:
-        """q [B, H, D], rotated; the rows' new keys and values are in the cache.
+        """Attend with q [B, H, D], rotated; the new keys and values are already in the cache.
         Returns [B, H D]."""
         kv, rows, group, d = self._q.shape
         torch.mul(q.view(rows, kv, group, d).transpose(0, 1), shape.scale, out=self._q)
@@ -80,7 +81,7 @@ class StepAttention:
         return self._out.transpose(0, 1).reshape(rows, kv * group * d)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """[B, 1, P + T], True for hidden; None where every row sees every column."""
+        """[B, 1, P + T], True for hidden columns; None if every row sees every column."""
         if window not in self._masks:
             self._masks[window] = self._build_mask(window)
         return self._masks[window]
@@ -89,8 +90,8 @@ class StepAttention:
         cache = self._cache
         if self._lengths is None:
             prompts = [prefix.length for prefix, _, _ in cache.spans]
-            even = min(prompts) == self._prompt and min(cache.lengths) + 1 == self._own
-            if even and (window is None or self._prompt + self._own <= window):
+            equal_lengths = min(prompts) == self._prompt and min(cache.lengths) + 1 == self._own
+            if equal_lengths and (window is None or self._prompt + self._own <= window):
                 return None
         prompt = cache.prompt_lengths[:, None]
         own = (cache.lengths_tensor() if self._lengths is None else self._lengths)[:, None]
@@ -98,6 +99,6 @@ class StepAttention:
         is_own = column >= self._prompt
         hidden = torch.where(is_own, column - self._prompt > own, column >= prompt)
         if window is not None:
-            place = torch.where(is_own, column - self._prompt + prompt, column)
-            hidden |= place <= prompt + own - window
+            position = torch.where(is_own, column - self._prompt + prompt, column)
+            hidden |= position <= prompt + own - window
         return hidden[:, None]

@@ -1,7 +1,6 @@
-"""The rows of a rollout: which decode together, who joins, and what each has drawn.
+"""Continuous batching: rows decode together, and queued requests replace rows that have ended.
 
-A row that ends makes room for the next request of the queue; the batch is put together anew when
-that pays.
+The batch is rebuilt when enough rows have ended to be worth the copy of the cache.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from .sampling import PenaltyState, SampledTokens, Uniforms, sample
 from .stopping import StopChecker
 
 _PREFILL_TOKENS = 8192
-"""Prompts that are computed together have no more tokens than this, unless one alone has."""
+"""Maximum number of prompt tokens computed together; a longer prompt is computed alone."""
 _ENDED_SHARE = 0.25
-"""Rows that have ended are carried along until they are this share of the batch: to leave them out
-costs a copy of what the others have cached."""
+"""Fraction of ended rows at which the batch is rebuilt. Removing rows copies the cache of the
+others."""
 
 
 @dataclass(eq=False)
 class Row:
-    """One request on its way."""
+    """Request in progress."""
 
-    place: int
+    index: int
     request: Request
     uniforms: Uniforms
     stop_checker: StopChecker
@@ -42,10 +41,10 @@ class Row:
     sampling: list[float] = field(default_factory=list)
     policy: list[float] = field(default_factory=list)
     completion: Completion | None = None
-    """Once it has ended."""
+    """Set when the row has ended."""
 
     def add(self, token: int, sampling: float, policy: float) -> None:
-        """The next token, with its log-probs."""
+        """Append the next token and its log-probabilities."""
         self.tokens.append(token)
         self.sampling.append(sampling)
         self.policy.append(policy)
@@ -63,12 +62,12 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """With its last row a prompt's memory is free."""
+        """Drop references, so that the memory of a prompt is freed with its last row."""
         self.prefix = self.penalty_state = None
 
 
 class Batch:
-    """One call's batch."""
+    """Batch of one `generate` call."""
 
     def __init__(
         self,
@@ -82,21 +81,21 @@ class Batch:
         on_end: Callable[[Row], None],
         interrupted: Callable[[], bool],
     ) -> None:
-        """`size`: most rows at a time; `on_end`: called with each row that has ended;
-        `interrupted`: asked before each step."""
+        """`size`: maximum number of rows; `on_end`: called with each row that has ended;
+        `interrupted`: checked before each step."""
         self._model, self._decoder, self._rope_tables = model, decoder, rope_tables
         self._size, self._figures, self._clock = size, figures, clock
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
-        """Rows that the cache holds, ended ones among them."""
+        """Rows in the cache, including ended rows."""
         self._cache: RowCache | None = None
 
     def run(self) -> None:
         try:
             self._decode()
         finally:
-            # An error's traceback would hold them for as long as somebody holds the error.
+            # Otherwise the traceback of an error would keep them alive.
             self._cache = None
             for row in self._rows:
                 row.release()
@@ -105,7 +104,7 @@ class Batch:
         self._rebuild()
         while self._batch:
             if self._interrupted():
-                raise Interrupted("asked to leave off")
+                raise Interrupted("generation was interrupted")
             assert self._cache is not None
             newest = [row.tokens[-1] for row in self._batch]
             logits = self._decoder.step(
@@ -114,47 +113,46 @@ class Batch:
             self._figures.decode_steps += 1
             self._figures.row_steps += len(self._batch)
             self._figures.cache_bytes = max(self._figures.cache_bytes, self._cache.bytes)
-            live = [place for place, row in enumerate(self._batch) if row.completion is None]
+            live = [i for i, row in enumerate(self._batch) if row.completion is None]
             if len(live) < len(self._batch):
                 logits = logits[torch.tensor(live, device=logits.device)]
-            self._sample([self._batch[place] for place in live], logits)
+            self._sample([self._batch[i] for i in live], logits)
             if self._should_rebuild():
                 self._rebuild()
 
     def _should_rebuild(self) -> bool:
-        """Whether the batch is to be put together anew."""
-        dead = sum(row.completion is not None for row in self._batch)
-        if dead == len(self._batch) or dead >= max(1.0, _ENDED_SHARE * len(self._batch)):
+        """Return True if rebuilding the batch pays or a row needs other RoPE frequencies."""
+        ended = sum(row.completion is not None for row in self._batch)
+        if ended == len(self._batch) or ended >= max(1.0, _ENDED_SHARE * len(self._batch)):
             return True
-        if self._queue and len(self._batch) - dead <= self._size * (1 - _ENDED_SHARE / 2):
+        if self._queue and len(self._batch) - ended <= self._size * (1 - _ENDED_SHARE / 2):
             return True
         if self._rope_tables.stable_length is None:
             return False
         return any(self._rope_changed(row) for row in self._batch if row.completion is None)
 
     def _rope_changed(self, row: Row) -> bool:
-        """Whether the keys that the row has cached are those of other RoPE frequencies than its
-        newest token's."""
+        """Return True if the newest token has other RoPE frequencies than the cached keys."""
         assert row.prefix is not None
         length = len(row.request.prompt_ids) + len(row.tokens)
         return self._rope_tables.rope_key(length) != row.prefix.rope_key
 
     def _rebuild(self) -> None:
-        """Without rows that ended, with as many of the queue as there is room for, and with what
-        has to be computed anew."""
-        order = {id(row): place for place, row in enumerate(self._batch)}
+        """Remove ended rows, recompute rows whose RoPE frequencies changed, and fill the batch from
+        the queue."""
+        old_index = {id(row): i for i, row in enumerate(self._batch)}
         kept = [
             row for row in self._batch if row.completion is None and not self._rope_changed(row)
         ]
-        again = [row for row in self._batch if row.completion is None and self._rope_changed(row)]
-        self._recompute(again)
-        fresh = [row for row in again if row.completion is None]
-        while len(kept) + len(fresh) < self._size and self._queue:
-            joining = self._take_from_queue(self._size - len(kept) - len(fresh))
+        stale = [row for row in self._batch if row.completion is None and self._rope_changed(row)]
+        self._recompute(stale)
+        new = [row for row in stale if row.completion is None]
+        while len(kept) + len(new) < self._size and self._queue:
+            joining = self._take_from_queue(self._size - len(kept) - len(new))
             self._start_rows(joining)
-            fresh += [row for row in joining if row.completion is None]
-        rows = kept + fresh
-        # Rows of one prompt side by side; a dict keeps the order in which prompts came.
+            new += [row for row in joining if row.completion is None]
+        rows = kept + new
+        # Rows of a prompt must be adjacent; a dict keeps the order of the prompts.
         by_prefix: dict[int, list[Row]] = {}
         for row in rows:
             by_prefix.setdefault(id(row.prefix), []).append(row)
@@ -164,30 +162,30 @@ class Batch:
         prefixes = [row.prefix for row in self._batch if row.prefix is not None]
         if self._cache is None:
             self._cache = RowCache(prefixes[0])
-        stays = {id(row) for row in kept}
+        kept_ids = {id(row) for row in kept}
         self._cache.rebuild(
-            [order[id(row)] if id(row) in stays else -1 for row in self._batch], prefixes
+            [old_index[id(row)] if id(row) in kept_ids else -1 for row in self._batch], prefixes
         )
 
     def _take_from_queue(self, room: int) -> list[Row]:
-        """Rows of the queue: what is left of the first prompts, up to `room`."""
-        taken: list[Row] = []
+        """Remove up to `room` rows of the first prompts from the queue and return them."""
+        joining: list[Row] = []
         tokens = 0
-        while self._queue and len(taken) < room:
+        while self._queue and len(joining) < room:
             group = self._queue[0]
             if group[0].prefix is None:
                 tokens += len(group[0].request.prompt_ids)
-                if taken and tokens > _PREFILL_TOKENS:
+                if joining and tokens > _PREFILL_TOKENS:
                     break
-            for _ in range(min(room - len(taken), len(group))):
-                taken.append(group.popleft())
+            for _ in range(min(room - len(joining), len(group))):
+                joining.append(group.popleft())
             if not group:
                 self._queue.popleft()
-        return taken
+        return joining
 
     def _start_rows(self, rows: Sequence[Row]) -> None:
-        """Compute the prompts that are not yet, and draw the first tokens (and more, of rows that
-        the cache is of no use to)."""
+        """Prefill new prompts and sample the first tokens (more for rows whose RoPE frequencies
+        change at once)."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:
@@ -195,7 +193,7 @@ class Batch:
         if new:
             prefixes = self._prefill(list(new))
             for (ids, group), prefix in zip(new.items(), prefixes, strict=True):
-                # Of the queue, only the first prompt's rows may have been taken in part.
+                # Other rows of the prompt can only be in the first group of the queue.
                 for row in (*group, *(self._queue[0] if self._queue else ())):
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix
@@ -203,7 +201,7 @@ class Batch:
         self._recompute(rows)
 
     def _recompute(self, rows: Sequence[Row]) -> None:
-        """The rows' whole sequences, as prompts of their own, and their next tokens."""
+        """Prefill the whole sequences of rows with changed RoPE frequencies; sample next tokens."""
         while rows := [row for row in rows if row.completion is None and self._rope_changed(row)]:
             for row in rows:
                 (row.prefix,) = self._prefill([(*row.request.prompt_ids, *row.tokens)])
@@ -215,32 +213,30 @@ class Batch:
             return self._decoder.prefill(prompts)
 
     def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
-        """logits [rows, V]: each row's next token."""
+        """Sample and append the next token of each row from logits [rows, V]."""
         by_params: dict[object, list[int]] = {}
-        for place, row in enumerate(rows):
-            by_params.setdefault(row.request.sampling, []).append(place)
-        for places in by_params.values():
-            some = [rows[place] for place in places]
-            part = logits if len(some) == len(rows) else logits[places]
+        for i, row in enumerate(rows):
+            by_params.setdefault(row.request.sampling, []).append(i)
+        for indices in by_params.values():
+            group = [rows[i] for i in indices]
+            part = logits if len(group) == len(rows) else logits[indices]
             self._append(
-                some,
+                group,
                 sample(
                     part,
-                    some[0].request.sampling,
-                    [row.uniforms[len(row.tokens)] for row in some],
+                    group[0].request.sampling,
+                    [row.uniforms[len(row.tokens)] for row in group],
                     [
                         self._penalty_state(row)
-                        for row in some
+                        for row in group
                         if row.request.sampling.has_penalties
                     ],
                 ),
             )
 
-    def _append(self, rows: Sequence[Row], drawn: SampledTokens) -> None:
-        for place, row in enumerate(rows):
-            row.add(
-                drawn.tokens[place], drawn.sampling_logprobs[place], drawn.policy_logprobs[place]
-            )
+    def _append(self, rows: Sequence[Row], sampled: SampledTokens) -> None:
+        for i, row in enumerate(rows):
+            row.add(sampled.tokens[i], sampled.sampling_logprobs[i], sampled.policy_logprobs[i])
             if row.completion is not None:
                 self._on_end(row)
 
@@ -252,7 +248,7 @@ class Batch:
 
 
 def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
-    """Rows of equal prompts together, prompts in the order in which they first come."""
+    """Group rows by prompt, in the order of first occurrence."""
     groups: dict[tuple[int, ...], deque[Row]] = {}
     for row in rows:
         groups.setdefault(row.request.prompt_ids, deque()).append(row)
@@ -260,5 +256,5 @@ def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
 
 
 def _prefix_logits(rows: Sequence[Row]) -> torch.Tensor:
-    """[rows, V]: after the last token of what each row's prefix holds."""
+    """Return the logits [rows, V] after the last token of each row's prefix."""
     return torch.stack([row.prefix.logits for row in rows if row.prefix is not None])

@@ -1,7 +1,6 @@
-"""The forward passes of a rollout: of whole prompts, and of one token of every row.
+"""Forward passes of a rollout: prefill of whole prompts, and decode steps of one token per row.
 
-Computes what the training forward computes, from weights that have the adapter in them. Knows
-nothing of sampling or of when a completion ends.
+Reproduces the training forward with weights that include the adapter.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights, LayerWeights
 
 RowRangeTable = tuple[int, int, torch.Tensor]
-"""For rows from the first up to the second: [P, 2, R], `RopeTable.doubled`."""
+"""(first row, end row, `RopeTable.doubled` [P, 2, R] of these rows)."""
 RowTables = dict[str | None, list[RowRangeTable]]
-"""By the name of a layer's RoPE frequencies."""
+"""Tables by `LayerSpec.layer_type`."""
 
 
 def cache_dtype(model: Architecture) -> torch.dtype:
-    """On a CPU keys and values of a bf16 model are kept in fp32: thin bf16 products take up to
-    three times as long there."""
+    """Return the dtype of cached keys and values: fp32 on a CPU, where narrow bf16 products take up
+    to three times as long."""
     return torch.float32 if model.device.type == "cpu" else model.dtype
 
 
@@ -42,11 +41,11 @@ class Decoder:
         self._cache_dtype = cache_dtype(model)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Several sequences end to end, none seeing another."""
+        """Compute several sequences in one forward, with no attention across sequences."""
         lengths = [len(prompt) for prompt in prompts]
         rope_keys = [self._rope_tables.rope_key(length) for length in lengths]
         segments = Segments.from_lengths(lengths, device=self._model.device)
-        ids = torch.tensor([one for prompt in prompts for one in prompt], device=self._model.device)
+        ids = torch.tensor([i for prompt in prompts for i in prompt], device=self._model.device)
         tables = {
             name: self._prompt_table(name, rope_keys, lengths)
             for name in {layer.layer_type for layer in self._model.layers}
@@ -59,7 +58,7 @@ class Decoder:
             heads = qkv.unflatten(1, (-1, shape.head_dim))
             if layer.spec.rope:
                 rope_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
-            # A copy: what the attention is given it may overwrite, and it is far larger than these.
+            # A copy: the attention may overwrite qkv, and keeping qkv would take far more memory.
             kv = heads[:, shape.heads :].to(self._cache_dtype, copy=True)
             cached.append(kv.unflatten(1, (2, shape.kv_heads)).permute(1, 2, 0, 3))  # [2, KV, T, D]
             out = segment_attention(qkv, None, None, segments, shape)
@@ -80,7 +79,7 @@ class Decoder:
         ]
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """ids [B]: each row's newest token, which is cached here. Returns the logits after it,
+        """Process and cache the newest token of each row, ids [B]. Returns the next logits,
         [B, V] fp32."""
         cache.make_room()
         logits = self.device_step(ids, cache, self.row_tables(cache))
@@ -94,13 +93,13 @@ class Decoder:
         tables: RowTables,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A step's work on the device, in a cache that has room for it. With `lengths` [B], how
-        many tokens each row has cached, nothing on the host is looked at that changes while the
-        cache's layout holds."""
+        """Run the device work of a step, in a cache that has room for it. With `lengths` [B], the
+        number of cached tokens of each row, the step reads no host state that changes while the
+        cache's version stays the same."""
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
-        places = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)
-        angles = {name: self._angles(runs, places) for name, runs in tables.items()}
+        positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)
+        angles = {name: self._angles(runs, positions) for name, runs in tables.items()}
         x = self._weights.embed(ids)
         for number, layer in enumerate(self._weights.layers):
             shape = layer.spec.shape
@@ -116,7 +115,7 @@ class Decoder:
         return self._logits(x)
 
     def row_tables(self, cache: RowCache) -> RowTables:
-        """What RoPE needs for every token that `cache` has room for."""
+        """Return RoPE tables for every token that `cache` has room for."""
         runs: list[tuple[int, int, int]] = []
         longest = max(prefix.length for prefix, _, _ in cache.spans) + cache.room
         for prefix, start, stop in cache.spans:
@@ -132,10 +131,10 @@ class Decoder:
         }
 
     def release(self) -> None:
-        """What steps keep for the next one."""
+        """Free state kept between steps."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        """[N, (H + 2 KV) D], q and k normed where the family does that."""
+        """Return qkv [N, (H + 2 KV) D], with q and k normed if the family does so."""
         qkv = layer.qkv(x if layer.before_attention is None else layer.before_attention(x))
         if layer.q_norm is None or layer.k_norm is None:
             return qkv
@@ -145,12 +144,12 @@ class Decoder:
         norms = (layer.spec.q_norm, layer.q_norm, q), (layer.spec.k_norm, layer.k_norm, k)
         normed = []
         for spec, norm, part in norms:
-            width = 0 if spec is None else len(spec.module.weight)  # a head's, or all heads'
+            width = 0 if spec is None else len(spec.module.weight)  # one head, or all heads
             normed.append(norm(part.unflatten(1, (-1, width))).flatten(1))
         return torch.cat([*normed, v], dim=1)
 
     def _add(self, layer: LayerWeights, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """x + multiplier * norm(o_proj(out))"""
+        """Return x + multiplier * norm(o_proj(out))."""
         multiplier = layer.spec.residual_multiplier
         if layer.after_attention is None and multiplier == 1.0:
             return layer.out.add_to(x, out)
@@ -180,7 +179,7 @@ class Decoder:
     def _prompt_table(
         self, name: str | None, rope_keys: Sequence[int], lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, R/2] of sequences end to end."""
+        """Return cos and sin [T, R/2] of concatenated sequences."""
         parts = []
         for rope_key, length in zip(rope_keys, lengths, strict=True):
             table = self._rope_tables.table(name, rope_key, length)
@@ -188,12 +187,12 @@ class Decoder:
         return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
 
     def _angles(
-        self, runs: Sequence[RowRangeTable], places: torch.Tensor
+        self, runs: Sequence[RowRangeTable], positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[cos | cos] and [-sin | sin], [B, 1, R], of positions `places` [B]."""
+        """Return [cos | cos] and [-sin | sin], [B, 1, R], of `positions` [B]."""
         picked = [
-            # A row that has ended goes on beside the others, beyond a table's end too.
-            table[places[start:stop].clamp(max=len(table) - 1)]
+            # An ended row stays in the batch, and may run beyond the end of a table.
+            table[positions[start:stop].clamp(max=len(table) - 1)]
             for start, stop, table in runs
         ]
         pair = (picked[0] if len(picked) == 1 else torch.cat(picked)).to(self._cache_dtype)
@@ -201,8 +200,8 @@ class Decoder:
 
 
 def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """x [B, n, D], in place: tunesmith_kernels.rope in fewer steps. With its first R elements
-    [a | b]: [a | b] [cos | cos] + [b | a] [-sin | sin]."""
+    """Rotate x [B, n, D] in place, in fewer operations than tunesmith_kernels.rope. Its first R
+    elements [a | b] become [a | b] [cos | cos] + [b | a] [-sin | sin]."""
     size = cos.shape[-1]
     x = x[..., :size]
     swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
@@ -210,7 +209,7 @@ def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """[N, 2 I] -> [N, I]"""
+    """Return activation(gate) * up, [N, I], for gate_up [N, 2 I]."""
     if gate_up.is_cuda or activation != "silu":
         return gated_forward(gate_up, activation)
     size = gate_up.shape[1] // 2

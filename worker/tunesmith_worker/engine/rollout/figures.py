@@ -1,4 +1,4 @@
-"""What one rollout took: time by phase, tokens, memory."""
+"""Time by phase, tokens and memory of one rollout."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ import torch
 class PhaseTime:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of the whole process, other threads included."""
+    """CPU time of the whole process, including other threads."""
 
 
 @dataclass
 class RolloutFigures:
-    """Of one call. Its phases sum to the whole."""
+    """Figures of one `generate` call. The times of its phases sum to the duration of the call."""
 
     sync: PhaseTime = field(default_factory=PhaseTime)
-    """Taking over the weights and giving them back: merging, or folding in and out."""
+    """Preparing the weights and restoring them: merging, or folding and unfolding."""
     prefill: PhaseTime = field(default_factory=PhaseTime)
     decode: PhaseTime = field(default_factory=PhaseTime)
-    """Steps, draws, and putting batches together."""
+    """Decode steps, sampling, and rebuilding batches."""
     callback: PhaseTime = field(default_factory=PhaseTime)
-    """`on_completion`."""
+    """Time in `on_completion`."""
     prefill_tokens: int = 0
     decode_steps: int = 0
     graph_steps: int = 0
-    """Steps that were a CUDA graph's."""
+    """Decode steps that replayed a CUDA graph."""
     recording_error: str = ""
-    """Why steps could not be recorded, where they were to be."""
+    """Reason why decode steps could not be recorded as CUDA graphs; empty if there was no error."""
     row_steps: int = 0
-    """Rows computed, over all steps: those that had ended included."""
+    """Rows computed, summed over all steps, including rows that had ended."""
     generated_tokens: int = 0
     cache_bytes: int = 0
-    """Keys and values, at the most."""
+    """Peak size of the cached keys and values."""
     fold_saved: int = 0
-    """Weights whose bits had to be kept while the adapter was folded in."""
+    """Weight elements whose bits had to be saved to unfold the adapter exactly."""
 
 
 class PhaseClock:
-    """As a context: every moment inside goes to one phase."""
+    """Context manager that attributes all time inside it to phases."""
 
     def __init__(self, first: PhaseTime, device: torch.device) -> None:
-        """`device`: waited for at each change of phase, so that work goes to who asked for it."""
+        """`device` is synchronized at each change of phase, so that work counts for the phase that
+        launched it."""
         self._phase, self._device = first, device
 
     def __enter__(self) -> Self:

@@ -1,11 +1,12 @@
-"""An adapter folded into the weights that it adapts, and out again to the last bit.
+"""Bit-exact folding of an adapter into the weights that it adapts, and unfolding.
 
-W' = round(W + s B A) in W's dtype. Subtracting again gives W back for almost all elements; those
-where it does not are found while folding and kept beside, so that unfolding is exact:
+W' = round(W + s B A) in W's dtype. Subtracting s B A restores W for almost all elements. Folding
+finds the other elements and saves their bits, so unfolding is exact:
 
-    W = round(W' - s B A), and the kept bits where that differs
+    W = round(W' - s B A), with the saved bits where the result differs
 
-One matrix at a time and some rows of it, so that little more than the kept elements is needed.
+Matrices are processed one at a time in chunks of rows, so the extra memory is little more than the
+saved elements.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from tunesmith_kernels.lora import Adapter
 from .protocol import RolloutError
 
 _CHUNK = 1 << 24
-"""Elements of a matrix at a time."""
+"""Elements per chunk of a matrix."""
 
 
 class UnfoldError(RolloutError):
-    """A weight did not come back as it was: train no further with it."""
+    """Unfolding did not restore a weight; the weight must not be trained further."""
 
 
 @dataclass(frozen=True)
 class _SavedBits:
-    """Of one chunk of rows."""
+    """Saved elements of one chunk of rows."""
 
     index: torch.Tensor
     bits: torch.Tensor
@@ -39,62 +40,62 @@ class _SavedBits:
 @dataclass(frozen=True, kw_only=True)
 class FoldFigures:
     weights: int
-    """Elements folded into."""
+    """Number of elements in the folded weights."""
     saved: int
-    """Of those, how many subtracting does not bring back."""
+    """Number of elements that subtracting does not restore."""
     saved_bytes: int
 
 
 @contextmanager
 def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigures]:
-    """Inside, each weight [out, in] has its adapter's share in it; afterwards, also after an error,
-    it has the bits it had. Raises UnfoldError where it has not."""
+    """Context manager that adds each adapter to its weight [out, in] and restores the weight's
+    bits on exit, also after an error. Raises UnfoldError if a weight is not restored."""
     done: list[tuple[torch.Tensor, Adapter, list[_SavedBits], int]] = []
     try:
         for weight, adapter in pairs:
             check = _checksum(weight)
             done.append((weight, adapter, _fold(weight, adapter), check))
-        kept = [one for _, _, parts, _ in done for one in parts]
+        saved = [part for _, _, parts, _ in done for part in parts]
         yield FoldFigures(
             weights=sum(weight.numel() for weight, *_ in done),
-            saved=sum(len(one.index) for one in kept),
-            saved_bytes=sum(t.numel() * t.element_size() for k in kept for t in (k.index, k.bits)),
+            saved=sum(len(part.index) for part in saved),
+            saved_bytes=sum(t.numel() * t.element_size() for p in saved for t in (p.index, p.bits)),
         )
     finally:
         for weight, adapter, parts, check in reversed(done):
             _unfold(weight, adapter, parts)
             if _checksum(weight) != check:
                 raise UnfoldError(
-                    "a weight that an adapter was folded into for a rollout did not come back bit "
-                    "for bit: was the adapter or the weight changed meanwhile?"
+                    "folding an adapter into a weight for a rollout changed the weight's bits: the "
+                    "weight or the adapter was modified during the rollout"
                 )
 
 
 @torch.no_grad()
 def _fold(weight: torch.Tensor, adapter: Adapter) -> list[_SavedBits]:
-    kept = []
+    saved = []
     for rows in _chunks(weight):
         part, delta = weight[rows], delta_rows(adapter, rows)
         new = (part.float() + delta).to(part.dtype)
         back = (new.float() - delta).to(part.dtype)
         bits = _bits(part)
         index = (_bits(back) != bits).flatten().nonzero()[:, 0].to(torch.int32)
-        kept.append(_SavedBits(index, bits.flatten()[index]))
+        saved.append(_SavedBits(index, bits.flatten()[index]))
         part.copy_(new)
-    return kept
+    return saved
 
 
 @torch.no_grad()
-def _unfold(weight: torch.Tensor, adapter: Adapter, kept: list[_SavedBits]) -> None:
-    for rows, one in zip(_chunks(weight), kept, strict=True):
+def _unfold(weight: torch.Tensor, adapter: Adapter, saved: list[_SavedBits]) -> None:
+    for rows, chunk in zip(_chunks(weight), saved, strict=True):
         part, delta = weight[rows], delta_rows(adapter, rows)
         back = (part.float() - delta).to(part.dtype)
-        _bits(back).view(-1)[one.index] = one.bits
+        _bits(back).view(-1)[chunk.index] = chunk.bits
         part.copy_(back)
 
 
 def delta_rows(adapter: Adapter, rows: slice = slice(None)) -> torch.Tensor:
-    """s B A, some rows of it: [n, in] fp32."""
+    """Return `rows` of s B A: [n, in] fp32."""
     b, a = adapter.b[rows].float(), adapter.a.float()
     return torch.mm(b, a).mul_(adapter.scale)
 

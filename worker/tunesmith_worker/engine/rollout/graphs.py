@@ -1,9 +1,10 @@
-"""Decode steps as CUDA graphs: on a GPU a step's operations take less time than launching them.
+"""Decode steps as CUDA graphs, because launching a step's operations on a GPU takes longer than
+running them.
 
-A graph repeats the same kernels at the same addresses. So a recorded step reads on the device what
-changes from one step to the next (the newest tokens, and how many each row has cached) and looks at
-all of the cache's room, with a mask over what is not there yet. It holds for as long as the cache's
-layout does; the first step of a layout runs as it is, which compiles what has to be compiled.
+A graph repeats the same kernels at the same addresses. Therefore a recorded step reads everything
+that changes between steps (newest tokens, cached lengths) from device tensors, and reads all of the
+cache's room with a mask over the unused part. A recording is valid while the cache's version stays
+the same. The first step of a version runs without recording, which compiles kernels.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights
 
 StepFunction = Callable[[], torch.Tensor]
-"""Device work alone, on tensors that stay where they are."""
+"""Function with device work only, on tensors whose addresses do not change."""
 
 
 class Recorder(Protocol):
     disabled_reason: str
-    """Why nothing is to be recorded any more; empty: it may be tried."""
+    """Reason why recording is disabled; empty if it is enabled."""
 
     def run(self, run: StepFunction) -> torch.Tensor:
-        """Its result, where a recording of it would run."""
+        """Call `run` on the stream that recordings use and return its result."""
 
     def record(self, run: StepFunction) -> StepFunction:
-        """What repeats `run`, whose result is always the same tensor. Raises what `run` raises,
-        torch.OutOfMemoryError, and RuntimeError where `run` does what cannot be recorded."""
+        """Record `run`. Returns a function that repeats it and returns the same tensor every time.
+        Raises exceptions of `run`, torch.OutOfMemoryError, and RuntimeError if `run` cannot be
+        recorded."""
 
 
 class CudaRecorder:
-    """By `torch.cuda.CUDAGraph`; for all calls of a process."""
+    """Recorder that uses torch.cuda.CUDAGraph; one per process and device."""
 
     def __init__(self, device: torch.device) -> None:
-        # One for good: free memory and cuBLAS's workspace are kept by stream.
+        # One stream for all recordings: free memory and cuBLAS's workspace are kept per stream.
         self._stream = torch.cuda.Stream(device)
         self.disabled_reason = ""
 
@@ -51,18 +53,18 @@ class CudaRecorder:
             return run()
 
     def record(self, run: StepFunction) -> StepFunction:
-        # A graph cannot take what torch keeps for later. Nor can it have an earlier one's memory:
-        # with its last graph a pool is gone for good. Both go back here.
+        # A graph can use neither torch's cached free memory nor the memory pool of an earlier
+        # graph (a pool ends with its last graph). Free both first.
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with self._on_own_stream():
-            # Other threads of the trainer may use the device meanwhile.
+            # Other threads may use the device at the same time.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 result = run()
             except BaseException:
-                # Which fails too, with less to say, where it was an operation that is not allowed.
+                # After a forbidden operation capture_end fails too, with a less precise message.
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
@@ -76,24 +78,24 @@ class CudaRecorder:
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
-        """On a stream of our own, as a recording must be."""
-        usual = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(usual)
+        """Context manager that switches to the recorder's stream; recordings need their own."""
+        default = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(default)
         try:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
-            usual.wait_stream(self._stream)
+            default.wait_stream(self._stream)
 
 
 @cache
 def recorder_for(device: torch.device) -> Recorder | None:
-    """None: steps are not recorded there."""
+    """Return the recorder of a CUDA device; None on other devices."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
 class RecordingDecoder(Decoder):
-    """Whose steps are recordings."""
+    """Decoder that replays recorded steps."""
 
     def __init__(
         self,
@@ -109,13 +111,13 @@ class RecordingDecoder(Decoder):
         figures.recording_error = recorder.disabled_reason
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """The tensor that it returns may be the next step's too."""
+        """The returned tensor may be overwritten by the next step."""
         if self._figures.recording_error:
             return super().step(ids, cache)
         cache.make_room()
         if self._step is None or self._step.cache_version != cache.version:
-            # In this order. The graph's end frees what cuBLAS keeps for its stream: the first step
-            # of the next layout makes that anew, outside of a recording.
+            # Free the old graph first. This frees cuBLAS's workspace of the stream, which the first
+            # step of the new version allocates again, outside of a recording.
             self._step = None
             self._step = _Step(self, cache)
         elif self._step.replay is None:
@@ -126,17 +128,17 @@ class RecordingDecoder(Decoder):
         return self._run_step(self._step, ids, cache)
 
     def release(self) -> None:
-        """Its step holds the cache and refers back to it: memory that would wait for Python's
-        collector."""
+        """Drop the step. It holds the cache and refers back to this object, a cycle that would keep
+        memory until Python's garbage collector runs."""
         self._step = None
 
     def _record(self, step: _Step) -> None:
         try:
             step.replay = self._recorder.record(step.run)
-        except torch.OutOfMemoryError as error:  # another call may find more
+        except torch.OutOfMemoryError as error:  # a later call may have more memory
             self._figures.recording_error = str(error)
         except RuntimeError as error:
-            # Once for a process: torch does not recover all that a failed recording has taken.
+            # No retry in this process: torch does not free all memory of a failed recording.
             self._figures.recording_error = self._recorder.disabled_reason = str(error)
 
     def _run_step(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
@@ -151,8 +153,8 @@ class RecordingDecoder(Decoder):
 
 
 class _Step:
-    """Of one layout. What a recording has the address of stays where it is until the layout or the
-    call ends: here, in the cache or in the decoder's weights."""
+    """Decode step for one version of the cache. Holds the tensors whose addresses a recording uses;
+    the others are in the cache and in the decoder's weights."""
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
         self.cache_version = cache.version

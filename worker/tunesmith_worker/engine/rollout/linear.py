@@ -1,8 +1,11 @@
-"""Products with the decoder's weights, for the few rows of a decode step.
+"""Linear layers of the decoder, optimized for the few rows of a decode step.
 
-On a CPU oneDNN keeps a weight in the blocks that its kernels read: at 16 rows 1.2 to 1.9 times as
-fast as torch.nn.functional.linear. torch has no public name for that; this file alone uses the
-private one, and everything works without it.
+On a CPU, oneDNN stores a weight in the blocks that its kernels read: 1.2 to 1.9 times as fast as
+torch.nn.functional.linear at 16 rows. torch has no public API for this; only this file uses the
+private one, and falls back to plain linear layers without it.
+
+A decode step reads every weight once. With pages of 4 KiB, address translation takes a fifth of the
+time of the products (docs/contributing/log), so packed weights are moved into huge pages.
 """
 
 from __future__ import annotations
@@ -14,30 +17,30 @@ import torch
 from torch.nn.functional import linear
 
 _HUGE_PAGE = 2 << 20
-"""Of a page, bytes; on machines with others the kernel takes only what suits it."""
+"""Bytes per huge page. With another page size the kernel moves only the pages that fit."""
 _MIN_BYTES = _HUGE_PAGE // 8
-"""Shorter memory is not worth a page."""
+"""Smaller memory is not worth a huge page."""
 _MADV_COLLAPSE = 25
-"""linux/mman.h: move what is there into huge pages, now."""
+"""From linux/mman.h (Linux 6.1 or later): move memory into huge pages immediately."""
 
 
 class Linear:
     """y = x W' + b, weight [out, in], x [N, in]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps the tensors as they are, so changes to them are seen."""
+        """Keeps the tensors themselves, so later changes to them take effect."""
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self._weight, self._bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """residual + y"""
+        """Return residual + y."""
         return residual + linear(x, self._weight, self._bias)
 
 
 class SplitLinear(Linear):
-    """Several weights that read the same input: y is their outputs side by side."""
+    """Several linear layers with the same input; y is their outputs concatenated."""
 
     def __init__(self, parts: list[Linear]) -> None:
         self._parts = parts
@@ -50,10 +53,10 @@ class SplitLinear(Linear):
 
 
 class PackedLinear(Linear):
-    """Holds a copy of the weight, in oneDNN's blocks."""
+    """Linear layer with a copy of the weight in oneDNN's blocks."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: N that the blocks are chosen for; any other one works too."""
+        """`rows`: the N that the blocks are optimized for; any other N works too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)
@@ -72,7 +75,7 @@ class PackedLinear(Linear):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether PackedLinear works for such weights here."""
+    """Return True if PackedLinear supports weights of this dtype on this device."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -83,15 +86,15 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Linear:
-    """A linear layer on a copy of ours; packed where that can be."""
+    """Return a PackedLinear where supported, a plain Linear otherwise."""
     if can_pack(weight.dtype, weight.device):
         return PackedLinear(weight, bias, rows)
     return Linear(weight, bias)
 
 
 def use_huge_pages(address: int, size: int) -> None:
-    """Of the pages that hold `size` bytes from `address`, whatever else is in them: its content and
-    address stay. Advice: nothing is raised or returned."""
+    """Move the pages of `size` bytes at `address` into huge pages; contents and address are kept.
+    A hint to the kernel: no effect where unsupported, and never an error."""
     if sys.platform != "linux" or size < _MIN_BYTES:
         return
     start = address // _HUGE_PAGE * _HUGE_PAGE

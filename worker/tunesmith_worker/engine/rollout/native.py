@@ -1,9 +1,9 @@
-"""The rollout engine on the training model's own weights.
+"""Rollout engine on the training model's own weights.
 
-A batch of rows decodes one token a step. Each prompt is computed once, for all its requests; a row
-that ends makes room for the next request, and the batch shrinks when there is none. What a request
-gets does not depend on the rows beside it, beyond the last bits of a product. Between calls the
-engine holds nothing but the model: no weights, keys or values.
+A batch of rows decodes one token per step. Each prompt is computed once for all of its requests. A
+queued request replaces a row that has ended. The completion of a request does not depend on other
+rows, apart from rounding in matrix products. Between calls the engine holds only the model, no
+copied weights, keys or values.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class NativeEngine:
-    """`RolloutEngine` for a model of transformers, with PEFT's LoRA or without."""
+    """`RolloutEngine` for a transformers model, with or without PEFT's LoRA."""
 
     def __init__(self, model: Untyped, plan: RolloutPlan, tokenizer: Untyped = None) -> None:
-        """`tokenizer`: for requests with stop texts. Raises UnsupportedModel."""
+        """`tokenizer` is needed for requests with stop texts. Raises UnsupportedModel."""
         self._architecture = read_architecture(model)
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self.figures = RolloutFigures()
-        """Of the last call."""
+        """Figures of the last call."""
         self.interrupted: Callable[[], bool] = lambda: False
-        """Whether to raise Interrupted in place of the next token."""
+        """Checked before each step; generation raises Interrupted when it returns True."""
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether rounding is so fine that a row's tokens do not depend on its batch's size."""
+        """True for fp32 models, whose rounding does not make tokens depend on the batch size."""
         return self._architecture.dtype == torch.float32
 
     @property
     def stable_length(self) -> int | None:
-        """See positions.py: completions that end beyond it were drawn from laws that a forward of
-        the whole sequence does not have."""
+        """Sequence length up to which a forward of the whole sequence has the RoPE frequencies that
+        tokens were sampled with (rope_tables.py); None if there is no limit."""
         return _rope_tables(self._architecture).stable_length
 
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        """See `RolloutEngine`. Raises UnusableRequest before anything is computed,
-        UnsupportedModel, NotFinite, Interrupted, and what `on_completion` raises; the weights are
-        as they were, whatever is raised."""
+        """See `RolloutEngine`. Raises UnusableRequest before any computation, UnsupportedModel,
+        NotFinite, Interrupted, and exceptions of `on_completion`; the weights are restored in every
+        case."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         with PhaseClock(figures.sync, self._architecture.device) as clock:
@@ -64,15 +64,15 @@ class NativeEngine:
             model = self._architecture = read_architecture(self._model)
             rope_tables = _rope_tables(model)
             rows = [
-                Row(place, one, Uniforms(one.seed), StopChecker(one, self._tokenizer))
-                for place, one in enumerate(requests)
+                Row(i, request, Uniforms(request.seed), StopChecker(request, self._tokenizer))
+                for i, request in enumerate(requests)
             ]
 
             def on_end(row: Row) -> None:
                 if on_completion is not None and row.completion is not None:
-                    # Whose tensors are its own affair: ours cannot be trained on.
+                    # Tensors of the callback must be usable in autograd.
                     with clock.during(figures.callback), torch.inference_mode(False):
-                        on_completion(row.place, row.completion)
+                        on_completion(row.index, row.completion)
 
             size = min(self._plan.max_rows, max(1, len(rows)))
             with (
@@ -107,11 +107,11 @@ class NativeEngine:
 
     def _check(self, requests: Sequence[Request]) -> None:
         vocabulary = self._architecture.vocabulary
-        for place, request in enumerate(requests):
-            if not all(0 <= one < vocabulary for one in request.prompt_ids):
+        for i, request in enumerate(requests):
+            if not all(0 <= token < vocabulary for token in request.prompt_ids):
                 raise UnusableRequest(
-                    f"request {place}: prompt_ids must be 0 to {vocabulary - 1}, the model's rows; "
-                    f"got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
+                    f"request {i}: prompt_ids must be 0 to {vocabulary - 1}, the token ids of the "
+                    f"model; got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
                 )
 
 

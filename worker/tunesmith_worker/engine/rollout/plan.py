@@ -1,6 +1,6 @@
-"""Which weights a rollout decodes with, and how many rows at a time: by what fits in memory.
+"""Memory plan of a rollout: layout of the weights and number of rows decoded together.
 
-Closed form, no model runs. The choice goes into plan.json and is taken again on resume.
+The plan is computed from sizes; it does not run the model.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Untyped = Any  # Any: transformers is not typed
 
 MAX_ROWS = 256
 _USABLE_SHARE = 0.8
-"""Of free memory that is counted on."""
+"""Fraction of the free memory that a plan may use."""
 
 
 class RolloutDoesNotFit(RolloutError):
-    """Not even one row of the asked length fits into free memory."""
+    """The free memory is too small for one row of the requested length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPlan:
     weights: Layout
     max_rows: int
-    """Completions that are drawn at the same time."""
-    reason: str = "given"
+    """Number of completions decoded together."""
+    reason: str = "set by the caller"
     copy_bytes: int = 0
-    """Of a merged copy of the weights, whether it is made or not."""
+    """Size of a merged copy of the weights, also if the plan does not use one."""
     row_bytes: int = 0
-    """Keys and values of one row of the greatest length, its prompt included."""
+    """Keys, values and logits of one row of maximum length, prompt included."""
     free_bytes: int = 0
 
     def figures(self) -> dict[str, JsonValue]:
-        """For a choice's figures in plan.json."""
+        """Return the numbers behind the plan, as JSON values."""
         return {
             "max_rows": self.max_rows,
             "copy_bytes": self.copy_bytes,
@@ -54,42 +54,45 @@ class RolloutPlan:
 def plan_rollout(
     model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
-    """`rows`: completions wanted at a time, of prompts up to `prompt_tokens` and completions up to
-    `max_tokens`; `free`: bytes on the model's device.
+    """Plan for up to `rows` completions at a time, with prompts of up to `prompt_tokens` and
+    completions of up to `max_tokens` tokens, and `free` bytes on the model's device.
 
-    A merged copy is taken where it fits beside a quarter of the rows: it decodes faster, and fewer
-    rows at a time cost less than slower products. Raises UnsupportedModel and RolloutDoesNotFit.
+    A merged copy is used if it fits together with a quarter of the rows: it decodes faster, and
+    fewer rows at a time cost less than slower products. Raises UnsupportedModel and
+    RolloutDoesNotFit.
     """
-    found = read_architecture(model)
+    architecture = read_architecture(model)
     usable = int(free * _USABLE_SHARE)
-    copy, row = _copy_bytes(found), _row_bytes(found, prompt_tokens + max_tokens)
-    wanted = max(1, min(rows, MAX_ROWS))
-    needed = -(-wanted // 4) * row
-    quantised = _is_quantised(found)
+    copy = _copy_bytes(architecture)
+    row = _row_bytes(architecture, prompt_tokens + max_tokens)
+    rows = max(1, min(rows, MAX_ROWS))
+    needed = -(-rows // 4) * row
+    quantised = _is_quantised(architecture)
     if usable >= copy + needed or (quantised and usable >= copy + row):
         layout: Layout = "merged"
         left = usable - copy
-        reason = f"a merged copy takes {copy >> 20:,} MiB and fits"
+        reason = f"a merged copy of the weights fits: {copy >> 20:,} MiB"
     elif quantised:
         raise RolloutDoesNotFit(
-            f"a base model in 4 bits is rolled out from a widened copy of {copy:,} bytes, and "
-            f"{usable:,} are free for it: use a larger device or a smaller model"
+            f"generation with a 4-bit base model needs a dequantized copy of {copy:,} bytes, but "
+            f"only {usable:,} bytes are free: use a larger device or a smaller model"
         )
     else:
         layout, left = "in_place", usable
         reason = (
-            f"a merged copy would take {copy >> 20:,} MiB, and {usable >> 20:,} MiB are free: the "
-            "adapter is folded into the training weights meanwhile"
+            f"a merged copy of the weights needs {copy >> 20:,} MiB, but only {usable >> 20:,} MiB "
+            "are free: the adapter is folded into the training weights during generation"
         )
     fitting = left // max(1, row)
     if fitting < 1:
         raise RolloutDoesNotFit(
-            f"one completion of {prompt_tokens} + {max_tokens} tokens needs {row:,} bytes of keys "
-            f"and values, and {left:,} are free: shorten max_completion_length or the prompts"
+            f"one completion of {prompt_tokens} prompt and {max_tokens} completion tokens needs "
+            f"{row:,} bytes for its keys and values, but only {left:,} bytes are free: use shorter "
+            "completions or prompts"
         )
     return RolloutPlan(
         weights=layout,
-        max_rows=int(min(wanted, fitting)),
+        max_rows=int(min(rows, fitting)),
         reason=reason,
         copy_bytes=copy,
         row_bytes=row,
@@ -98,7 +101,7 @@ def plan_rollout(
 
 
 def _copy_bytes(model: Architecture) -> int:
-    modules = [one for s in model.layers for one in (*s.qkv, s.out, *s.gate_up, s.down)]
+    modules = [m for s in model.layers for m in (*s.qkv, s.out, *s.gate_up, s.down)]
     total = model.head.weight.numel()
     for module in modules:
         weight = read_projection(module).weight
@@ -109,9 +112,9 @@ def _copy_bytes(model: Architecture) -> int:
 
 def _row_bytes(model: Architecture, tokens: int) -> int:
     size = cache_dtype(model).itemsize
-    each = sum(2 * one.shape.kv_heads * one.shape.head_dim for one in model.layers)
-    logits = 4 * model.vocabulary * 4  # fp32, and what sampling makes of them
-    return each * tokens * size + logits
+    per_token = sum(2 * s.shape.kv_heads * s.shape.head_dim for s in model.layers)
+    logits = 4 * model.vocabulary * 4  # fp32, and the tensors that sampling derives from them
+    return per_token * tokens * size + logits
 
 
 def _is_quantised(model: Architecture) -> bool:

@@ -1,4 +1,4 @@
-"""What a rollout engine is asked and what it answers. Knows no model, no trainer and no text."""
+"""Requests, completions and errors of a rollout engine, independent of model and trainer."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The law that tokens are drawn from, with the meaning these words have in transformers (and in
-    vLLM: temperature 0, presence and frequency penalty)."""
+    """Sampling distribution of a request. Options mean the same as in transformers; temperature 0,
+    presence and frequency penalty mean the same as in vLLM."""
 
     temperature: float = 1.0
-    """0: greedy, the first of the largest logits."""
+    """0: greedy decoding; the lowest token id wins a tie."""
     top_k: int = 0
-    """Only tokens at least as likely as the k-th; 0: all."""
+    """Sample from the k most likely tokens (and ties with the k-th); 0: from all tokens."""
     top_p: float = 1.0
-    """The least set of most likely tokens with this much probability."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
+    this."""
     min_p: float = 0.0
-    """Only tokens with at least this share of the most likely one's probability."""
+    """Sample from tokens with at least this fraction of the highest probability."""
     repetition_penalty: float = 1.0
-    """Divides the positive logits of tokens in prompt and completion, multiplies negative ones."""
+    """Divides positive and multiplies negative logits of tokens in the prompt or completion."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens in the completion."""
+    """Subtracted from the logits of tokens in the completion."""
     frequency_penalty: float = 0.0
-    """Taken from them once for each time."""
+    """Subtracted from the logit of a token once per occurrence in the completion."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -37,15 +38,15 @@ class SamplingParams:
             "presence_penalty": (-2.0, 2.0),
             "frequency_penalty": (-2.0, 2.0),
         }
-        for name, (least, most) in bounds.items():
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be {least} to {most}, got {getattr(self, name)}")
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
         if not 0.0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
 
     @property
     def has_filters(self) -> bool:
-        """Whether tokens of the model's own law are left out."""
+        """True if top-k, top-p or min-p removes tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
@@ -59,84 +60,85 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion. Requests with equal prompts share the prompt's computation and memory,
-    whatever their order and parameters."""
+    """Request for one completion. Requests with equal prompts share the prompt's computation and
+    memory, in any order and with any parameters."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    """0 to 2^64 - 1. The completion depends on the request and the weights alone: not on what else
-    is asked at the same time."""
+    """0 to 2^64 - 1. The completion depends only on the request and the weights, not on other
+    requests of the same call."""
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
-    """End the completion, and are its last token. The model's own are not implied."""
+    """Tokens that end the completion; the completion includes them. The model's end-of-sequence
+    tokens are not added."""
     stop: tuple[str, ...] = ()
-    """Texts that end the completion; the tokens that complete one are kept."""
+    """Texts that end the completion; the completion includes their tokens."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise ValueError("prompt_ids must hold at least one token")
+            raise ValueError("prompt_ids must contain at least one token")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be 0 to 2^64 - 1, got {self.seed}")
         if "" in self.stop:
-            raise ValueError("stop must not hold an empty text")
+            raise ValueError("stop must not contain an empty text")
 
 
 class FinishReason(StrEnum):
     STOP = "stop"
-    """A stop token or a stop text; `stop_reason` says which."""
+    """A stop token or a stop text, named by `stop_reason`."""
     LENGTH = "length"
-    """`max_tokens` tokens were drawn, and no stop."""
+    """`max_tokens` tokens without a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     token_ids: list[int]
-    """What was drawn, never decoded and encoded again; with the token that ended it."""
+    """Sampled tokens, including the stop token; never decoded and encoded again."""
     sampling_logprobs: list[float]
-    """Of each token under the law it was drawn from: temperature, penalties and filters included.
-    Greedy tokens were certain: 0."""
+    """Log-probability of each token under the distribution it was sampled from, with temperature,
+    penalties and filters; 0 for greedy tokens."""
     policy_logprobs: list[float]
-    """Of each token under softmax(logits / temperature), nothing penalised or left out: what a
-    trainer's forward computes at the same temperature (at temperature 0: of the logits)."""
+    """Log-probability of each token under softmax(logits / temperature), without penalties or
+    filters, as a trainer's forward computes it; at temperature 0 under softmax(logits)."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
-    """The stop token's id, or the stop text; None where the length ended it."""
+    """Stop token id or stop text; None if `max_tokens` ended the completion."""
 
 
 OnCompletion = Callable[[int, Completion], None]
-"""Told a request's place in the list, and its completion: the very object that is returned."""
+"""Receives the index of a request and its completion (the object that `generate` returns)."""
 
 
 class RolloutEngine(Protocol):
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        """The completions, in the order of the requests, under the weights as they now are.
+        """Return the completions in the order of the requests, generated with the current weights.
 
-        `on_completion` is called once for each request as soon as it ends, on the calling thread,
-        while others are still drawn: hand what takes long to another thread. An adapter may be
-        folded into the weights meanwhile, so it must not use the model. What it raises ends the
-        rollout and is raised here."""
+        `on_completion` is called once per request, as soon as its completion ends, on the calling
+        thread; generation waits for it, so hand slow work to another thread. It must not use the
+        model: an adapter may be folded into the weights. Its exceptions end the rollout and
+        propagate to the caller."""
 
 
 class RolloutError(Exception):
-    """Rollouts cannot be had here as asked; the message says why."""
+    """Generation is not possible; the message gives the reason."""
 
 
 class Interrupted(RolloutError):
-    """Whoever asked has no use for the completions any more."""
+    """The caller no longer needs the completions."""
 
 
 class UnsupportedModel(RolloutError):
-    """The engine does not compute this model exactly, so it does not compute it at all."""
+    """The engine cannot reproduce this model's forward exactly."""
 
 
 class NotFinite(RolloutError):
-    """The model's logits are no numbers: its weights are damaged, or its training has diverged."""
+    """The model's logits contain NaN or infinity: damaged weights or diverged training."""
 
 
 class UnusableRequest(RolloutError):
-    """A request that this model or tokenizer cannot answer."""
+    """A request that does not fit this model or tokenizer."""

@@ -1,5 +1,4 @@
-"""When a completion ends: a stop token, a stop text (which may begin in one token and end in
-another), or its length."""
+"""End of a completion: a stop token, a stop text (which may span tokens), or the length limit."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ Untyped = Any  # Any: transformers and tokenizers are not typed
 
 
 def eos_token_ids(model: Untyped, tokenizer: Untyped) -> frozenset[int]:
-    """Every token that ends a turn, by the model's generation config or by the tokenizer: either
-    may lack one that the other has."""
-    given = getattr(model.generation_config, "eos_token_id", None)
-    listed: Iterable[int | None] = given if isinstance(given, list | tuple) else [given]
-    return frozenset(one for one in (*listed, tokenizer.eos_token_id) if one is not None)
+    """Return every token that ends a turn according to the model's generation config or the
+    tokenizer. Each of the two may lack a token that the other has."""
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    ids: Iterable[int | None] = eos if isinstance(eos, list | tuple) else [eos]
+    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 class StopChecker:
-    """Of one completion."""
+    """Stop conditions of one completion."""
 
     def __init__(self, request: Request, tokenizer: Untyped) -> None:
-        """`tokenizer`: one with a backend of the tokenizers library where the request has stop
-        texts. Raises UnusableRequest without one."""
+        """Raises UnusableRequest if the request has stop texts and `tokenizer` has no backend of
+        the tokenizers library."""
         self._request = request
         self._count = 0
         self._text: _StopTextMatcher | None = None
@@ -34,13 +33,13 @@ class StopChecker:
             backend = getattr(tokenizer, "backend_tokenizer", None)
             if backend is None:
                 raise UnusableRequest(
-                    "stop texts need a tokenizer of the tokenizers library, to read text token by "
-                    "token; use stop_token_ids"
+                    "stop texts need a tokenizer of the tokenizers library, which can decode token "
+                    "by token; use stop_token_ids"
                 )
             self._text = _StopTextMatcher(request.stop, backend)
 
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Whether the completion ends with `token`, the next of its tokens, and by what."""
+        """Add the next token. Return finish reason and stop reason if it ends the completion."""
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token
@@ -60,12 +59,12 @@ class _StopTextMatcher:
         self._tail = ""
 
     def match(self, token: int) -> str | None:
-        """The stop text that is complete now; of several the one that begins first. A character of
-        several tokens is read when its last one has come."""
-        piece = self._stream.step(self._backend, token)
-        if not piece:
+        """Add the next token. Return the stop text that is now complete; of several, the one that
+        starts first. A character of several tokens is decoded with its last token."""
+        new_text = self._stream.step(self._backend, token)
+        if not new_text:
             return None
-        text = self._tail + piece
-        found = [(place, one) for one in self._stops if (place := text.find(one)) >= 0]
+        text = self._tail + new_text
+        matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         self._tail = text[-self._keep :] if self._keep else ""
-        return min(found)[1] if found else None
+        return min(matches)[1] if matches else None

@@ -1,7 +1,7 @@
-"""The weights as the decoder reads them: merged with the adapter into a copy laid out for decoding,
-or the training weights themselves with the adapter folded in.
+"""Weights of the decoder: a copy merged with the adapter and packed for decoding, or the training
+weights themselves with the adapter folded in.
 
-Read anew for every rollout, so no change of the weights can be missed.
+The weights are read at the start of every rollout, so each rollout uses the current weights.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .protocol import UnsupportedModel
 
 Untyped = Any  # Any: transformers and peft are not typed
 Layout = Literal["merged", "in_place"]
-"""merged: a copy of every weight that decoding multiplies by, with the adapter in it. in_place: the
-training weights themselves, the adapter folded in and out again."""
+"""merged: a copy of every weight matrix, with the adapter added. in_place: the training weights
+themselves, with the adapter folded in during the rollout."""
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -55,14 +55,14 @@ class DecoderWeights:
     layers: list[LayerWeights]
     norm: TensorFunction
     head: TensorFunction
-    """[N, hidden] -> logits [N, V], before scale and soft cap"""
+    """[N, hidden] -> logits [N, V], before logit scale and soft cap"""
     fold: FoldFigures | None
 
 
 @contextmanager
 def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[DecoderWeights]:
-    """The weights as they stand now. `rows`: of a decode step. What is copied is freed, and what is
-    folded in is unfolded, when the context ends."""
+    """Context manager that yields the current weights, optimized for decode steps of `rows` rows.
+    On exit, copies are freed and the adapter is unfolded."""
     with ExitStack() as stack, torch.no_grad():
         fold = None
         if layout == "in_place":
@@ -75,7 +75,7 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
             head=_head(model.head, make),
             fold=fold,
         )
-        # An error's traceback would hold the copies for as long as somebody holds the error.
+        # Otherwise the traceback of an error would keep the copies alive.
         stack.callback(vars(weights).clear)
         yield weights
 
@@ -87,13 +87,13 @@ def _layer(spec: LayerSpec, make: LinearFactory) -> LayerWeights:
     return LayerWeights(
         spec=spec,
         before_attention=_norm_or_none(spec.before_attention),
-        qkv=make([read_projection(one) for one in spec.qkv]),
+        qkv=make([read_projection(module) for module in spec.qkv]),
         q_norm=_norm_or_none(spec.q_norm),
         k_norm=_norm_or_none(spec.k_norm),
         out=make([read_projection(spec.out)]),
         after_attention=_norm_or_none(spec.after_attention),
         before_mlp=_norm_or_none(spec.before_mlp),
-        gate_up=make([read_projection(one) for one in spec.gate_up]),
+        gate_up=make([read_projection(module) for module in spec.gate_up]),
         down=make([read_projection(spec.down)]),
         after_mlp=_norm_or_none(spec.after_mlp),
     )
@@ -108,14 +108,14 @@ def _merged_linear(dtype: torch.dtype, rows: int) -> LinearFactory:
 
 def _training_linear(parts: Sequence[Projection]) -> Linear:
     linears = []
-    for one in parts:
-        assert isinstance(one.weight, torch.Tensor), "refused before it was folded"
-        linears.append(Linear(one.weight, one.bias))
+    for part in parts:
+        assert isinstance(part.weight, torch.Tensor), "4-bit weights are refused before folding"
+        linears.append(Linear(part.weight, part.bias))
     return linears[0] if len(linears) == 1 else SplitLinear(linears)
 
 
 def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
-    """W + s B A of projections that read the same input, summed in fp32 and rounded once:
+    """Return W + s B A of projections with the same input, summed in fp32 and rounded once:
     [sum of outs, in]."""
     if len(parts) == 1 and parts[0].adapter is None and isinstance(parts[0].weight, torch.Tensor):
         return parts[0].weight.detach()
@@ -151,19 +151,19 @@ def _joined_bias(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tenso
 
 
 def _weights_to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
-    modules = [one for s in model.layers for one in (*s.qkv, s.out, *s.gate_up, s.down)]
+    modules = [m for s in model.layers for m in (*s.qkv, s.out, *s.gate_up, s.down)]
     head = _linear_head(model.head)
     if head is not None:
         modules.append(head)
     pairs = []
     for part in map(read_projection, modules):
         if isinstance(part.weight, NF4Weight):
-            raise UnsupportedModel("weights in 4 bits cannot have an adapter folded in")
+            raise UnsupportedModel("an adapter cannot be folded into 4-bit weights")
         if part.adapter is not None:
             pairs.append((part.weight.detach(), part.adapter))
     tied = model.embedding.weight.data_ptr()
     if any(weight.data_ptr() == tied for weight, _ in pairs):
-        raise UnsupportedModel("an adapter over a head that is the embedding too cannot be folded")
+        raise UnsupportedModel("an adapter on a head tied to the embedding cannot be folded")
     return pairs
 
 
@@ -183,7 +183,7 @@ def _embedding(model: Architecture) -> TensorFunction:
 
 
 def _linear_head(head: Untyped) -> Untyped | None:
-    """The head as a linear module; None where single rows of it train."""
+    """Return the head as a linear module; None if single rows of the head are trained."""
     if has_token_rows(head):
         return None
     if hasattr(head, "modules_to_save"):
@@ -191,14 +191,14 @@ def _linear_head(head: Untyped) -> Untyped | None:
     try:
         check_linear(head)
     except Unsupported as reason:
-        raise UnsupportedModel(f"the head: {reason}") from None
+        raise UnsupportedModel(f"unsupported head: {reason}") from None
     return head
 
 
 def _head(head: Untyped, make: LinearFactory) -> TensorFunction:
-    own = _linear_head(head)
-    if own is not None:
-        return make([read_projection(own)])
+    linear_head = _linear_head(head)
+    if linear_head is not None:
+        return make([read_projection(linear_head)])
     base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
     if rows is None:
         return make([Projection(base.weight, getattr(base, "bias", None))])
@@ -220,17 +220,17 @@ def _norm_or_none(spec: NormSpec | None) -> TensorFunction | None:
 def norm_function(spec: NormSpec) -> TensorFunction:
     weight: torch.Tensor = spec.module.weight.detach()
     eps, kind = spec.eps, spec.kind
-    # On a CPU in few operations: the kernel's tiles, for a few rows, take nearly twice as long.
+    # Few operations on a CPU: for a few rows the kernel's tiles take nearly twice as long.
     factor = 1.0 + weight.float() if kind is NormKind.GEMMA else weight
-    least = torch.full((), eps, device=weight.device)
-    share = 1 / len(weight)
+    epsilon = torch.full((), eps, device=weight.device)
+    per_element = 1 / len(weight)
 
     def norm(x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             return rms_norm_forward(x, weight, eps, kind)[0].to(x.dtype)
-        wide = x.float()
-        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        normed = wide * torch.addcmul(least, size, size, value=share).rsqrt_()
+        x_fp32 = x.float()
+        size = torch.linalg.vector_norm(x_fp32, dim=-1, keepdim=True)
+        normed = x_fp32 * torch.addcmul(epsilon, size, size, value=per_element).rsqrt_()
         if kind is NormKind.LLAMA:
             return (normed.to(x.dtype) * factor).to(x.dtype)
         return (normed * factor).to(x.dtype)
