@@ -188,7 +188,7 @@ def test_patching_twice_is_refused_and_leaves_the_first() -> None:
     stock = run_step(model, batch)[1]
     first = patch(model)
     ours = run_step(model, batch)[1]
-    with pytest.raises(ValueError, match="patched already: undo that first"):
+    with pytest.raises(ValueError, match="already patched: undo its patches first"):
         patch(model)
     assert equal_bits(run_step(model, batch)[1], ours)
     first.undo()

@@ -1,4 +1,4 @@
-"""Our kernels in place of a model's own modules: on instances, reversible, reported."""
+"""Patches that replace a model's modules with our kernels: per instance, reversible, reported."""
 
 from .compiled import CompiledLayers, is_compile_error
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason

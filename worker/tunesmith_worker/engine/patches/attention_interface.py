@@ -1,7 +1,7 @@
-"""Our attention behind transformers' registry, for every model whose attention asks it.
+"""Our attention, registered in transformers' attention registry for every model that uses it.
 
-A forward that carries `segments` runs ours and builds no mask; any other one (padded rows,
-generation with a cache) runs what the model had before, mask included.
+A forward with `segments` runs our attention and builds no mask. Every other forward (padded rows,
+generation with a cache) runs the model's previous attention with its mask.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Untyped = Any  # Any: transformers is not typed
 
 _NAME = "tunesmith_over_"
 NO_MASK = torch.empty(1, 1, 0, 0)
-"""Given to a model together with `segments`, keeps it from building a mask: one that has four
-dimensions counts as built, and ours reads none. Given nothing, transformers looks for packed rows
-by asking the device where positions restart."""
+"""Attention mask passed to a model together with `segments`, so that the model builds none:
+transformers does not rebuild a mask of four dimensions, and our attention ignores it. Without a
+mask, transformers would search for packed rows, which synchronizes with the device."""
 
 
 def register_segment_attention(stock: str) -> str:
-    """Register ours in front of attention implementation `stock`; the name it goes by.
+    """Register our attention with `stock` as fallback and return its registered name.
 
-    Raises ValueError when `stock` is ours."""
+    Raises ValueError if `stock` is already our attention."""
     if stock.startswith(_NAME):
-        raise ValueError("the model is patched already: undo that first")
+        raise ValueError("the model is already patched: undo its patches first")
     name = _NAME + stock
     AttentionInterface.register(name, _attention_over(stock))
     masks = AttentionMaskInterface()
@@ -40,7 +40,7 @@ def register_segment_attention(stock: str) -> str:
 
 
 def reads_segments(model: Untyped) -> bool:
-    """Whether this causal language model's attention is ours, where rows may stand end to end."""
+    """Return True if this causal language model uses our attention, which supports packed rows."""
     return str(model.base_model.config._attn_implementation).startswith(_NAME)
 
 
@@ -61,9 +61,9 @@ def _attention_over(stock: str) -> Untyped:
         """query: [1, H, T, D]; key, value: [1, KV, T, D]. Returns [1, T, H, D] and no weights."""
         if segments is None:
             kwargs |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
-            given = {name: one for name, one in kwargs.items() if one is not None}
+            stock_kwargs = {name: value for name, value in kwargs.items() if value is not None}
             result: tuple[torch.Tensor, torch.Tensor | None] = _stock(stock, module)(
-                module, query, key, value, attention_mask, **given
+                module, query, key, value, attention_mask, **stock_kwargs
             )
             return result
         shape = AttentionShape(

@@ -1,7 +1,7 @@
-"""What the host knows of a batch before it goes to the device, so that nobody asks the device for
-it: each such question waits until everything launched before it is done.
+"""Layout of a batch, known on the host before the batch goes to the device. Reading it back from
+the device would wait for all work launched before.
 
-The trainer says it around a forward; patches look here, and ask the device where nothing was said.
+The caller sets the layout around a forward. Without it, patches read the layout from the device.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from tunesmith_kernels.segments import Prefixes
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Which hidden states score which tokens: given, it stands in for a batch's labels, and one
-    hidden state may score several tokens. Tensors on the batch's device."""
+    """Pairs of hidden states and tokens to score, in place of a batch's labels. A hidden state may
+    score several tokens. Tensors are on the batch's device."""
 
     sources: torch.Tensor
-    """int64 [N]: flat places among the batch's tokens."""
+    """int64 [N]: flat indices of the hidden states among the batch's tokens."""
     targets: torch.Tensor
     """int64 [N]: token ids."""
     temperature: float
     """Divides the logits."""
     entropy: bool | Literal["grad"]
-    """Whether it is asked for, and with a gradient."""
+    """True: compute the entropy; "grad": with a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     bounds: tuple[int, ...] | None
-    """Where rows that stand end to end begin, and the number of tokens; None for padded rows."""
+    """Start of each packed row, and the number of tokens; None for padded rows."""
     labelled: torch.Tensor | None = None
-    """int64 [N], on the batch's device: the flat places in labels[:, 1:] that have a label; None
-    where `scored` says what is scored."""
+    """int64 [N], on the batch's device: flat indices of the labels in labels[:, 1:]; None if
+    `scored` is set."""
     scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
-    """Rows that see another one before their own tokens; None: none does."""
+    """Rows that attend to another row before their own tokens; None: no such rows."""
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("batch_layout", default=None)
 
 
 def current_layout() -> BatchLayout | None:
-    """Of the batch whose forward is running; None where the trainer said nothing."""
+    """Return the layout of the current forward; None if the caller set none."""
     return _current.get()
 
 

@@ -1,7 +1,7 @@
-"""A model's own decoder layers through torch.compile, switched on and off between steps.
+"""The model's stock decoder layers under torch.compile, switched on and off between steps.
 
-Batch and length are symbols in what is compiled, so that one graph serves every shape. torch keeps
-what it compiled on disk; how long that took stands beside it, for the next run's decision.
+Batch size and length are symbolic, so that one graph serves every shape. The compile time is stored
+next to torch's compile cache, for the decision of the next run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .decoder import DecoderLayerPatch
 Untyped = Any  # Any: transformers is not typed
 
 COLD_SECONDS = 60.0
-"""What compiling a model's layers takes where nothing is known: 25-60 s on two cores."""
+"""Estimated compile time without a stored measurement: 25-60 s were measured on two cores."""
 WARM_SHARE = 0.4
-"""Of that where torch has kept what it compiled: 0.35 was measured."""
+"""Estimated fraction of the compile time with torch's cache: 0.35 was measured."""
 
 
 class CompiledLayers:
-    """Of a patched model."""
+    """Compiled stock layers of a patched model."""
 
     def __init__(self, model: Untyped, layers: list[DecoderLayerPatch]) -> None:
         self._model, self._layers, self._on = model, layers, False
@@ -38,17 +38,17 @@ class CompiledLayers:
 
     @property
     def estimated_seconds(self) -> float | None:
-        """How long compiling is likely to take; None: it cannot be done here."""
+        """Estimated compile time; None if layers cannot be compiled on this host."""
         if not self._layers or not (torch.cuda.is_available() or shutil.which("g++")):
             return None
         try:
             return float(json.loads(self._timing_file.read_text())["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged file
             return COLD_SECONDS
 
     def use(self, on: bool) -> None:
-        """Run the layers compiled from now on, or not. A layer that cannot be compiled raises when
-        it is first run; `is_compile_error` knows such errors."""
+        """Switch compiled layers on or off. A layer that cannot be compiled raises on its first
+        forward; `is_compile_error` recognizes such errors."""
         if on == self._on:
             return
         if self._compiled is None:
@@ -59,11 +59,11 @@ class CompiledLayers:
 
     @contextmanager
     def first_use(self) -> Iterator[None]:
-        """Around the step that compiles: notes what it took, if it succeeds."""
-        known, start = self._timing_file.exists(), time.perf_counter()
+        """Context manager around the step that compiles; stores the compile time if it succeeds."""
+        cached, start = self._timing_file.exists(), time.perf_counter()
         yield
-        seconds = (time.perf_counter() - start) * (1.0 if known else WARM_SHARE)
-        with suppress(OSError):  # the next run estimates anew
+        seconds = (time.perf_counter() - start) * (1.0 if cached else WARM_SHARE)
+        with suppress(OSError):  # the next run uses the default estimate
             self._timing_file.parent.mkdir(parents=True, exist_ok=True)
             part = self._timing_file.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps({"seconds": round(seconds, 2)}))
@@ -75,7 +75,7 @@ class CompiledLayers:
 
 
 def is_compile_error(error: Exception) -> bool:
-    """Whether torch's compiler raised it."""
+    """Return True if torch's compiler raised the error."""
     compiler = ("torch._dynamo", "torch._inductor")
     return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
 

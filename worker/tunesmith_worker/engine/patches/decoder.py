@@ -1,4 +1,4 @@
-"""Decoder layers on our half blocks, instance by instance, and the batch's segments for them."""
+"""Patches of decoder layers with our half blocks, and of the backbone that passes segments."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class DecoderLayerPatch:
-    """One layer's forward: ours for a batch that has segments, else its own."""
+    """Patch of one layer: our forward for batches with segments, the stock forward for others."""
 
-    def __init__(self, layer: Untyped, wanted: frozenset[str], report: PatchReport) -> None:
-        """Raises Unsupported when neither half can be ours."""
+    def __init__(self, layer: Untyped, mechanisms: frozenset[str], report: PatchReport) -> None:
+        """Raises Unsupported if the layer cannot be patched."""
         name = type(layer).__name__
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            raise Unsupported(f"{name} has hooks or a forward of its own")
+            raise Unsupported(f"{name} has hooks or a replaced forward")
         self._layer, self._family = layer, FAMILIES[name]
         self._replaced: Untyped | None = None
-        self._attention = _make_half("attention_block", AttentionHalf, layer, wanted, report)
-        self._mlp = _make_half("mlp_block", MLPHalf, layer, wanted, report)
+        self._attention = _make_half("attention_block", AttentionHalf, layer, mechanisms, report)
+        self._mlp = _make_half("mlp_block", MLPHalf, layer, mechanisms, report)
         if not self.has_half:
             return
         self._stock: Untyped = layer.forward
@@ -52,17 +52,17 @@ class DecoderLayerPatch:
         if self._attention is not None:
             x = self._attention(x, kwargs["position_embeddings"], segments)
         else:
-            alone = {"segments": segments, "past_key_values": None}  # rows are whole: no cache
-            x = _stock_attention(self._layer, self._family, x, kwargs | alone)
+            no_cache = {"segments": segments, "past_key_values": None}
+            x = _stock_attention(self._layer, self._family, x, kwargs | no_cache)
         return self._mlp(x) if self._mlp is not None else _stock_mlp(self._layer, self._family, x)
 
     @property
     def stock(self) -> Untyped:
-        """The layer's own forward, for batches without segments."""
+        """Forward for batches without segments."""
         return self._stock if self._replaced is None else self._replaced
 
     def replace_stock(self, forward: Untyped | None) -> None:
-        """Another function with the same result in its place; None: its own again."""
+        """Use an equivalent function as stock forward; None restores the layer's own."""
         self._replaced = forward
 
 
@@ -78,10 +78,12 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
             result: torch.Tensor = patch.stock(hidden_states, *args, **kwargs)
             return result
         if args:
-            raise TypeError(f"{type(layer).__name__}: only hidden_states may be positional")
+            raise TypeError(
+                f"{type(layer).__name__}: pass all arguments except hidden_states by keyword"
+            )
         run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
         if layer.gradient_checkpointing and layer.training:
-            # transformers does this inside the forward that ours replaces
+            # transformers does this inside the forward that we replace
             checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
             return checkpointed
         return run(hidden_states)
@@ -90,17 +92,17 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
 
 
 def _make_half(
-    name: str, half: Untyped, layer: Untyped, wanted: frozenset[str], report: PatchReport
+    name: str, half: Untyped, layer: Untyped, mechanisms: frozenset[str], report: PatchReport
 ) -> Untyped:
-    if name not in wanted:
+    if name not in mechanisms:
         return None
     try:
-        made = half(layer, FAMILIES[type(layer).__name__])
+        patched = half(layer, FAMILIES[type(layer).__name__])
     except Unsupported as reason:
         report.add_unchanged(name, str(reason))
         return None
     report.add_patched(name)
-    return made
+    return patched
 
 
 def _stock_attention(
@@ -120,7 +122,7 @@ def _apply(layer: Untyped, name: str | None, x: torch.Tensor) -> torch.Tensor:
 
 
 class BackbonePatch:
-    """The stack of layers: reads where a batch's rows lie and passes it down as `segments`."""
+    """Patch of the stack of layers: passes the boundaries of packed rows down as `segments`."""
 
     def __init__(self, backbone: Untyped) -> None:
         self._backbone = backbone
@@ -135,7 +137,9 @@ class BackbonePatch:
             **kwargs: Untyped,
         ) -> Untyped:
             if this is not backbone:
-                raise RuntimeError("a copy of a patched model: undo its patches before copying it")
+                raise RuntimeError(
+                    "this is a copy of a patched model: undo its patches before copying it"
+                )
             if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
                 return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
             kwargs |= {"segments": _segments(cu_seq_lens_q), "attention_mask": NO_MASK}

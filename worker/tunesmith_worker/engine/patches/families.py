@@ -1,7 +1,7 @@
-"""Which modules make up a decoder layer, by architecture: a new model family is a row.
+"""Table of model families: the modules of a decoder layer by architecture.
 
-A row says only what differs between architectures of the one shape we know: attention and a gated
-MLP, each with RMSNorm before or after it, each added to the residual stream.
+All families have attention and a gated MLP, each with an RMSNorm before or after, each added to the
+residual stream. A row holds only the differences; a new model family is a new row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Family:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     activation: str = "act_fn"
-    """The MLP's module for the activation."""
+    """Name of the MLP's activation module."""
 
 
 _LLAMA = Family()
@@ -59,10 +59,11 @@ FAMILIES: dict[str, Family] = {
         qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
     ),
 }
-"""By the class name of the decoder layer in transformers 5.23."""
+"""Families by class name of the decoder layer in transformers 5.23."""
 
 
 def is_known(layer: object) -> bool:
-    """By name and origin: another package's class of the same name may compute anything."""
+    """Return True if the layer is a class of transformers in the table. A class of another package
+    with the same name may compute something else."""
     kind = type(layer)
     return kind.__name__ in FAMILIES and kind.__module__.startswith("transformers.models.")

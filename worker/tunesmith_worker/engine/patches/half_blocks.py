@@ -1,9 +1,9 @@
-"""A decoder layer's two halves, computed by our kernels from the layer's own modules.
+"""The two halves of a decoder layer, computed by our kernels with the layer's own modules.
 
     x + after(o_proj(attention(rope(qkv_proj(before(x))))))
     x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
 
-Nothing is copied out of the modules: they may be trained, saved and moved as ever.
+No weights are copied: the modules can be trained, saved and moved as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AttentionHalf:
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
-            raise Unsupported("attention that is not causal")
+            raise Unsupported("non-causal attention")
         self._out = Projections([attention.o_proj])
         self._before = get_norm(layer, family.before_attention)
         self._after = get_norm(layer, family.after_attention)
@@ -52,7 +52,7 @@ class AttentionHalf:
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = attention_shape(attention)
-        # Last, because it moves weights, which a refusal after it would leave so.
+        # Last, because it moves weights: a later Unsupported would leave them moved.
         self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
     def __call__(
@@ -61,7 +61,7 @@ class AttentionHalf:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         segments: Segments,
     ) -> torch.Tensor:
-        """x: [1, T, hidden]; position_embeddings: transformers' cos and sin, [1, T, rotary]."""
+        """Return x + attention for x [1, T, hidden], transformers' cos and sin [1, T, rotary]."""
         qkv_parts, weight = self._qkv.current()
         qkv = lora_linear(
             x.flatten(0, 1),
@@ -88,17 +88,19 @@ class MLPHalf:
         check_no_dropout(layer, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
         if activation not in ACTIVATIONS:
-            raise Unsupported(f"activation {activation.__name__}")
+            raise Unsupported(f"unsupported activation {activation.__name__}")
         self._activation: Activation = ACTIVATIONS[activation]
         self._down = Projections([mlp.down_proj])
         self._before = get_norm(layer, family.before_mlp)
         self._after = get_norm(layer, family.after_mlp)
         self._kind = family.norm
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
-        self._gate_up = Projections([getattr(mlp, name) for name in family.gate_up])  # last: above
+        self._gate_up = Projections(
+            [getattr(mlp, name) for name in family.gate_up]
+        )  # last, as above
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [1, T, hidden]"""
+        """Return x + MLP, for x [1, T, hidden]."""
         parts, weight = self._gate_up.current()
         norm = _as_norm(self._before, self._kind)
         gate_up = lora_linear(x, parts, fused_weight=weight, norm=norm)
@@ -119,7 +121,7 @@ def _add(
     multiplier: float,
     activation: Activation | None = None,
 ) -> torch.Tensor:
-    """x + multiplier * after(projection(activation(inner)))"""
+    """Return x + multiplier * after(projection(activation(inner)))."""
     parts, _ = projection.current()
     if after is None:
         return lora_linear(
@@ -133,11 +135,11 @@ def _add(
 def attention_shape(attention: Untyped) -> AttentionShape:
     config, head_dim = attention.config, int(attention.head_dim)
     name = type(attention).__name__
-    # Mistral and Phi-3 keep the window in their configuration, the others on the module.
+    # Mistral and Phi-3 have the window in their configuration, other families in the module.
     window = getattr(attention, "sliding_window", None)
     if not hasattr(attention, "sliding_window") and name in _WINDOW_IN_CONFIG:
         window = getattr(config, "sliding_window", None)
-    # Gemma 3 reads a soft cap from its configuration as well, and does not use it.
+    # Gemma 3 reads a soft cap from its configuration but does not use it.
     softcap = attention.attn_logit_softcapping if name in _SOFTCAPPED else None
     return AttentionShape(
         heads=int(config.num_attention_heads),
@@ -155,7 +157,7 @@ QK_NORMS = ("q_norm", "k_norm")
 
 
 def get_norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
-    """The norm of that name in `parent`, by default the layer itself; None where there is none."""
+    """Return the norm `name` of `parent` (default: `layer`); None if there is none."""
     module = getattr(parent or layer, name, None) if name else None
     if module is not None:
         check_unmodified(layer, module)
@@ -172,15 +174,15 @@ def norm_eps(module: Untyped) -> float:
 
 
 def check_unmodified(layer: Untyped, module: Untyped) -> None:
-    """`module` is what the layer's architecture has there, with nothing hung on it or below it:
-    it would be passed by."""
+    """Raise Unsupported unless `module` is of the layer's architecture, without hooks or replaced
+    forwards in it, which our kernels would skip."""
     if type(module).__module__ != type(layer).__module__:
-        raise Unsupported(f"{type(module).__name__} is not {type(layer).__name__}'s own")
+        raise Unsupported(f"{type(module).__name__} replaces a module of {type(layer).__name__}")
     for part in module.modules():
         hooks = (part._forward_hooks, part._forward_pre_hooks)
         backward = (part._backward_hooks, part._backward_pre_hooks)
         if any((*hooks, *backward)) or "forward" in vars(part):
-            raise Unsupported(f"{type(part).__name__} has hooks or a forward of its own")
+            raise Unsupported(f"{type(part).__name__} has hooks or a replaced forward")
 
 
 def check_no_dropout(layer: Untyped, name: str) -> None:

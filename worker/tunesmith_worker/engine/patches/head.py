@@ -1,8 +1,8 @@
-"""The loss head: only labelled tokens are scored, their gradient comes with them.
+"""Loss head that scores labelled tokens only.
 
-Stands in front of what TRL puts on a causal language model (`add_fused_lm_head`) and answers the
-same call with the same fields. Where the batch's layout says which hidden states score which
-tokens, no labels are needed, and the fields are flat.
+Replaces the forward that TRL puts on a causal language model (`add_fused_lm_head`), with the same
+arguments and result fields. If the batch's layout has `scored`, no labels are needed and the fields
+are flat.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _patched: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def is_head_patched(model: torch.nn.Module) -> bool:
-    """Whether this causal language model answers for a layout's `scored`."""
+    """Return True if this causal language model supports a layout's `scored`."""
     return model in _patched
 
 
 class HeadPatch:
     def __init__(self, model: Untyped) -> None:
-        """`model`: a causal language model that TRL's trainer has been given."""
+        """`model`: a causal language model that was passed to TRL's trainer."""
         self._model = model
         self._stock = vars(model).get("forward")
         stock = model.forward
@@ -67,7 +67,7 @@ class HeadPatch:
 
 
 def _needs_stock(model: Untyped, kwargs: dict[str, Untyped]) -> bool:
-    """Labels that are shifted already, and the load balancing loss of a mixture of experts."""
+    """Return True for shifted labels and for the load balancing loss of a mixture of experts."""
     balanced = getattr(model.config.get_text_config(), "output_router_logits", False)
     balanced = kwargs.get("output_router_logits", balanced)
     return bool(balanced) or kwargs.get("shift_labels") is not None
@@ -80,20 +80,22 @@ def _score(
     num_items_in_batch: torch.Tensor | int | None = None,
     **kwargs: Untyped,
 ) -> FusedCausalLMOutput:
-    """labels: [B, T]. Every field but the loss is [B, T - 1], zero where there is no label."""
+    """Score labels [B, T]. All fields except the loss are [B, T - 1], zero without a label."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     mask = labels[:, 1:] != _IGNORED
     layout = current_layout()
-    places = None if layout is None else layout.labelled
-    if places is None:
-        places = mask.flatten().nonzero()[:, 0]
-    sources = places + places // max(1, mask.shape[1])  # the same in [B, T]: a row is one longer
+    indices = None if layout is None else layout.labelled
+    if indices is None:
+        indices = mask.flatten().nonzero()[:, 0]
+    sources = indices + indices // max(
+        1, mask.shape[1]
+    )  # index in [B, T], whose rows are one longer
     targets = labels.flatten().index_select(0, sources + 1)
     scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
     per_token = [
-        None if one is None else _Scatter.apply(one, places, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for one in (scored.log_probs, scored.entropy, scored.is_top1)
+        None if values is None else _Scatter.apply(values, indices, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for values in (scored.log_probs, scored.entropy, scored.is_top1)
     ]
     log_probs, entropy, is_top1 = per_token
     count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
@@ -109,7 +111,7 @@ def _score(
 def _score_flat(
     model: Untyped, scored: ScoredTokens, *args: Untyped, **kwargs: Untyped
 ) -> FusedCausalLMOutput:
-    """Log-probabilities and entropy [N] of `scored`'s tokens."""
+    """Return log-probabilities and entropy [N] of the tokens in `scored`."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     log_probs, entropy, _ = _log_probs(
@@ -133,7 +135,7 @@ def _log_probs(
     temperature: float = 1.0,
     top1: bool = False,
 ) -> TokenLogProbs:
-    """Of `targets` [N] under the hidden states [B, T, H] at flat places `sources` [N]."""
+    """Score `targets` [N] with the hidden states [B, T, H] at flat indices `sources` [N]."""
     config = model.config.get_text_config()
     weight, bias, trained = _head_weights(model.get_output_embeddings())
     return token_log_probs(
@@ -151,31 +153,31 @@ def _log_probs(
 
 
 def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
-    """Weight [V, H], bias [V], and the rows that train in place of the weight's own."""
+    """Return weight [V, H], bias [V], and the trained rows that replace rows of the weight."""
     if has_token_rows(head):
         base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
         if rows is not None and not base.weight.requires_grad:
-            return base.weight, None, rows  # PEFT leaves a bias out as well
+            return base.weight, None, rows  # PEFT ignores the bias too
     return head.weight, head.bias, None
 
 
 class _Scatter(torch.autograd.Function):
-    """values [N] at flat `places` of a tensor of `shape`, zero elsewhere.
+    """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one number everywhere, and stays one number here: the head's gradient
-    need not ask the device whether its rows weigh the same.
+    The gradient of a sum is one expanded number. Backward keeps it expanded, so the head's gradient
+    can see without a device synchronization that all rows have the same weight.
     """
 
     @staticmethod
     def forward(
-        ctx: Untyped, values: torch.Tensor, places: torch.Tensor, shape: torch.Size
+        ctx: Untyped, values: torch.Tensor, indices: torch.Tensor, shape: torch.Size
     ) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        return values.new_zeros(shape.numel()).index_copy_(0, places, values).view(shape)
+        ctx.save_for_backward(indices)
+        return values.new_zeros(shape.numel()).index_copy_(0, indices, values).view(shape)
 
     @staticmethod
     def backward(ctx: Untyped, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (places,) = ctx.saved_tensors
+        (indices,) = ctx.saved_tensors
         if upstream.numel() and not any(upstream.stride()):
-            return upstream[0, 0].expand(len(places)), None, None
-        return upstream.flatten().index_select(0, places), None, None
+            return upstream[0, 0].expand(len(indices)), None, None
+        return upstream.flatten().index_select(0, indices), None, None

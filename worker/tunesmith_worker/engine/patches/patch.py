@@ -1,4 +1,4 @@
-"""Put our kernels into a model, and take them out again."""
+"""Patch a model with our kernels, and undo the patches."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ from .token_rows import TokenRowsPatch, has_token_rows
 Untyped = Any  # Any: transformers and peft are not typed
 
 MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
-"""The half blocks of a decoder layer; attention alone, in layers whose half block stays stock; and
-the loss head."""
+"""Names of the patches: the two half blocks of a decoder layer; attention alone, for layers whose
+attention half block is unsupported; and the loss head."""
 
 
 class Patched:
-    """A model with our kernels in it."""
+    """Patched model, with its report and its undo actions."""
 
     def __init__(
         self,
         model: Untyped,
-        wanted: frozenset[str],
+        mechanisms: frozenset[str],
         report: PatchReport,
         undo: list[Untyped],
         layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
-        """`layers`: those with a half block of ours."""
-        self._model, self._wanted, self._undo = model, wanted, undo
+        """`layers`: patched layers with at least one half block."""
+        self._model, self._mechanisms, self._undo = model, mechanisms, undo
 
     def undo(self) -> None:
-        """The model as it was, bit for bit; safe to call twice."""
+        """Restore the model bit for bit. Repeated calls are safe."""
         while self._undo:
             self._undo.pop()()
 
     def redo(self) -> None:
-        """After `undo`: our kernels in the model as it is now. The report stays the first one."""
-        assert not self._undo, "the model is patched"
-        again = patch(self._model, self._wanted)
-        self._undo, self.layers[:] = again._undo, again.layers
+        """Patch the current model again after `undo`. The report of the first time is kept."""
+        assert not self._undo, "the model is already patched"
+        patched = patch(self._model, self._mechanisms)
+        self._undo, self.layers[:] = patched._undo, patched.layers
 
 
 def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
-    """`model`: a causal language model of transformers, with PEFT's LoRA or without, that TRL's
-    trainer has been given. What is not recognised stays stock and stands in the report."""
-    wanted = frozenset(mechanisms)
-    if unknown := wanted - MECHANISMS:
-        raise ValueError(f"unknown patches {sorted(unknown)}: known are {sorted(MECHANISMS)}")
-    report = PatchReport(wanted | {"token_rows"})  # come where there are some, named by nobody
+    """Patch a transformers causal language model, with or without PEFT's LoRA, that was passed to
+    TRL's trainer. Unsupported modules are left unchanged and listed in the report."""
+    chosen = frozenset(mechanisms)
+    if unknown := chosen - MECHANISMS:
+        raise ValueError(f"unknown patches {sorted(unknown)}: choose from {sorted(MECHANISMS)}")
+    report = PatchReport(chosen | {"token_rows"})  # token rows need no request
     undo: list[Untyped] = []
     layers: list[DecoderLayerPatch] = []
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     backbone = causal.base_model
     try:
-        if wanted & {"attention_block", "mlp_block", "attention"}:
-            _patch_backbone(backbone, wanted, report, undo, layers)
-        if wanted and has_token_rows(causal.get_input_embeddings()):
+        if chosen & {"attention_block", "mlp_block", "attention"}:
+            _patch_backbone(backbone, chosen, report, undo, layers)
+        if chosen and has_token_rows(causal.get_input_embeddings()):
             _patch_token_rows(causal, report, undo)
-        if "loss" in wanted:
+        if "loss" in chosen:
             undo.append(HeadPatch(causal).undo)
             report.add_patched("loss")
     except BaseException:
-        Patched(model, wanted, report, undo, layers).undo()
+        Patched(model, chosen, report, undo, layers).undo()
         raise
-    return Patched(model, wanted, report, undo, layers)
+    return Patched(model, chosen, report, undo, layers)
 
 
 def _patch_token_rows(causal: Untyped, report: PatchReport, undo: list[Untyped]) -> None:
@@ -86,7 +86,7 @@ def _patch_token_rows(causal: Untyped, report: PatchReport, undo: list[Untyped])
 
 def _patch_backbone(
     backbone: Untyped,
-    wanted: frozenset[str],
+    mechanisms: frozenset[str],
     report: PatchReport,
     undo: list[Untyped],
     layers: list[DecoderLayerPatch],
@@ -106,9 +106,9 @@ def _patch_backbone(
     undo.append(BackbonePatch(backbone).undo)
     for layer in backbone.layers:
         try:
-            patched = DecoderLayerPatch(layer, wanted, report)
+            patched = DecoderLayerPatch(layer, mechanisms, report)
         except Unsupported as why:
-            for name in wanted & {"attention_block", "mlp_block"}:
+            for name in mechanisms & {"attention_block", "mlp_block"}:
                 report.add_unchanged(name, str(why))
         else:
             undo.append(patched.undo)
@@ -119,22 +119,22 @@ def _patch_backbone(
 
 
 def stock_attention_reason(model: Untyped) -> str | None:
-    """Why batches of this causal language model need padding and masks; None: they do not."""
+    """Return the reason why this causal language model needs padded batches; None if none."""
     return _stock_reason(model.base_model)
 
 
 def _stock_reason(backbone: Untyped) -> str | None:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
-        return f"{type(backbone).__name__} has no list of layers"
+        return f"{type(backbone).__name__} has no list of decoder layers"
     layer: Untyped
     for layer in layers:
         if not is_known(layer):
-            return f"{type(layer).__name__} is not among the known families"
+            return f"unsupported model family ({type(layer).__name__})"
         if not layer.self_attn.is_causal:
-            return "attention that is not causal"
+            return "non-causal attention"
     if getattr(backbone.config, "attention_dropout", 0.0):
         return "attention dropout"
     if not backbone._supports_attention_backend:
-        return f"{type(backbone).__name__} does not ask transformers' attention registry"
+        return f"{type(backbone).__name__} does not use transformers' attention registry"
     return None

@@ -1,6 +1,6 @@
-"""transformers' and PEFT's linear modules, read as what the kernels take.
+"""Linear modules of transformers and PEFT, read as arguments of our kernels.
 
-A module that does anything else than y = x W' + b + s (x A') B' is refused with the reason.
+A module that computes anything but y = x W' + b + s (x A') B' raises Unsupported with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Untyped = Any  # Any: peft is not typed
 
 
 class Projections:
-    """One or several linear modules that read the same input."""
+    """One or several linear modules with the same input."""
 
     def __init__(self, modules: Sequence[Untyped]) -> None:
         """Raises Unsupported."""
@@ -27,15 +27,15 @@ class Projections:
             check_linear(module)
         self._modules = list(modules)
         bases = [_base(module) for module in modules]
-        alike = len({base.weight.requires_grad for base in bases}) == 1
+        all_alike = len({base.weight.requires_grad for base in bases}) == 1
         packed = [is_nf4(base) for base in bases]
         if any(packed) and not all(packed):
-            raise Unsupported("some of its projections are quantised, others not")
-        fusable = len(bases) > 1 and alike and not any(packed)
+            raise Unsupported("only some of the projections are quantized")
+        fusable = len(bases) > 1 and all_alike and not any(packed)
         self._fused = FusedWeight(bases) if fusable else None
 
     def current(self) -> tuple[list[Projection], torch.Tensor | None]:
-        """The projections as they stand, and their weights as one tensor."""
+        """Return the current projections, and their weights as one tensor if fused."""
         fused = self._fused.get() if self._fused is not None else None
         return [read_projection(module) for module in self._modules], fused
 
@@ -45,7 +45,7 @@ class Projections:
 
 
 class Unsupported(Exception):
-    """Why a module stays stock."""
+    """Reason why a module is left unchanged."""
 
 
 def check_linear(module: Untyped) -> None:
@@ -65,7 +65,7 @@ def check_linear(module: Untyped) -> None:
     if name in module.lora_variant:
         raise Unsupported(f"LoRA variant {type(module.lora_variant[name]).__name__}")
     if name in module.lora_A and module.lora_B[name].bias is not None:
-        raise Unsupported("LoRA with a bias of its own")
+        raise Unsupported("LoRA with a bias")
 
 
 def _base(module: Untyped) -> Untyped:
@@ -78,7 +78,7 @@ def read_projection(module: Untyped) -> Projection:
     if module is base:
         return Projection(weight, base.bias)
     if module.disable_adapters and module.merged:
-        module.unmerge()  # as its own forward does
+        module.unmerge()  # as PEFT's forward does
     if module.disable_adapters or module.merged:
         return Projection(weight, base.bias)
     (name,) = module.active_adapters
@@ -95,34 +95,40 @@ def read_projection(module: Untyped) -> Projection:
 
 
 class FusedWeight:
+    """Several weights in one tensor, so that one GEMM computes all of them.
+
+    The tensor owns the memory and the parameters become views of it: no weight is stored twice,
+    in-place updates of an optimizer reach both, and saved files do not change.
+    """
+
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
-        """`modules`: weights [out_i, in]."""
+        """`modules` have weights [out_i, in]."""
         self._modules = list(modules)
         self._fuse()
 
     def get(self) -> torch.Tensor | None:
-        """[sum of out_i, in]; None while the weights differ in dtype or device. Fused anew where
-        somebody has given one other memory (`.to()`, `load_state_dict(assign=True)`)."""
-        if self._now() != self._places:
+        """Return [sum of out_i, in]; None while the weights differ in dtype or device. Fuses again
+        if a parameter's memory was replaced (`.to()`, `load_state_dict(assign=True)`)."""
+        if self._addresses() != self._fused_addresses:
             self._fuse()
-        return self._whole
+        return self._tensor
 
     def release(self) -> None:
-        """Give every parameter memory of its own again."""
+        """Give every parameter its own memory again."""
         with torch.no_grad():
             for module in self._modules:
                 module.weight.data = module.weight.data.clone()
 
-    def _now(self) -> list[int]:
+    def _addresses(self) -> list[int]:
         return [module.weight.data_ptr() for module in self._modules]
 
     def _fuse(self) -> None:
         weights = [module.weight for module in self._modules]
-        self._whole = None
+        self._tensor = None
         if len({(weight.dtype, weight.device) for weight in weights}) == 1:
             with torch.no_grad():
-                self._whole = torch.cat([weight.data for weight in weights])
+                self._tensor = torch.cat([weight.data for weight in weights])
                 sizes = [len(weight) for weight in weights]
-                for weight, view in zip(weights, self._whole.split(sizes), strict=True):
+                for weight, view in zip(weights, self._tensor.split(sizes), strict=True):
                     weight.data = view
-        self._places = self._now()
+        self._fused_addresses = self._addresses()

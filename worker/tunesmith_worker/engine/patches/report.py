@@ -1,21 +1,21 @@
-"""What was replaced and what stayed as it was, with the reason: told to the user and checked."""
+"""Report of patched modules, and of unchanged modules with the reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-_BROUGHT_ALONG = "comes along: rows stand end to end"
+_IMPLIED = "required for packed rows"
 
 
 class PatchReport:
-    def __init__(self, asked: Iterable[str] = ()) -> None:
-        """`asked`: the mechanisms that were named; others may come along with them."""
-        self._asked = frozenset(asked)
+    def __init__(self, requested: Iterable[str] = ()) -> None:
+        """`requested`: requested mechanisms; they may require others."""
+        self._requested = frozenset(requested)
         self.counts: Counter[str] = Counter()
-        """Mechanism -> how many instances run ours."""
+        """Number of patched instances by mechanism."""
         self.unchanged: Counter[tuple[str, str]] = Counter()
-        """(mechanism, reason) -> how many instances stayed stock."""
+        """Number of unchanged instances by (mechanism, reason)."""
 
     def add_patched(self, mechanism: str) -> None:
         self.counts[mechanism] += 1
@@ -24,12 +24,13 @@ class PatchReport:
         self.unchanged[mechanism, reason] += 1
 
     def summary(self) -> str:
-        ours = ", ".join(
-            f"{count} x {name}{'' if name in self._asked else f' ({_BROUGHT_ALONG})'}"
+        patched = ", ".join(
+            f"{count} x {name}{'' if name in self._requested else f' ({_IMPLIED})'}"
             for name, count in sorted(self.counts.items())
         )
-        stock = "; ".join(
-            f"{count} x {name} stay stock: {reason}"
+        unchanged = ", ".join(
+            f"{count} x {name} ({reason})"
             for (name, reason), count in sorted(self.unchanged.items())
         )
-        return "; ".join(part for part in (f"patched {ours or 'nothing'}", stock) if part)
+        summary = f"patched {patched or 'nothing'}"
+        return f"{summary}; left unchanged: {unchanged}" if unchanged else summary

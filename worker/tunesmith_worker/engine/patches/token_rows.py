@@ -1,5 +1,7 @@
-"""PEFT's trainable token rows, put over what was looked up: PEFT's own forward copies the whole
-matrix each time, and its backward makes a gradient as large. The head's rows are in head.py.
+"""Lookup of PEFT's trainable token rows without a copy of the embedding matrix.
+
+PEFT's forward copies the whole matrix every time, and its backward makes a gradient of that size.
+head.py has the trained rows of the head.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 
 class TokenRowsPatch:
-    """The input embedding's lookup."""
+    """Patch of the input embedding's lookup."""
 
     def __init__(self, wrapper: Untyped) -> None:
         """Raises Unsupported."""
@@ -30,14 +32,16 @@ class TokenRowsPatch:
         if not isinstance(base, torch.nn.Embedding):
             raise Unsupported(f"{type(base).__name__} is not an embedding")
         if base.max_norm is not None or base.sparse or base.scale_grad_by_freq:
-            raise Unsupported("an embedding that is more than a lookup")
+            raise Unsupported("an embedding with max_norm, sparse or scale_grad_by_freq")
         if base.weight.requires_grad:
-            raise Unsupported("the matrix trains too")
+            raise Unsupported("the embedding matrix is trained too")
         stock = layer.forward
 
         def forward(this: Untyped, x: torch.Tensor, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if this is not layer:
-                raise RuntimeError("a copy of a patched model: undo its patches before copying it")
+                raise RuntimeError(
+                    "this is a copy of a patched model: undo its patches before copying it"
+                )
             rows = trained_rows(layer)
             return stock(x, *args, **kwargs) if rows is None else look_up(layer, base, x, rows)
 
@@ -52,8 +56,8 @@ def has_token_rows(module: Untyped) -> bool:
 
 
 def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
-    """The rows of the one adapter that is active; None where none is, several are, or they are
-    merged into the matrix."""
+    """Return the rows of the active adapter; None unless exactly one adapter is active and not
+    merged."""
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
         return None
     (name,) = layer.active_adapters
@@ -64,30 +68,30 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
 
 
 def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
-    """[k], sent to the device once: a step must not wait for it."""
+    """Return the token ids [k] on the device, sent once so that steps do not wait for the copy."""
     indices: list[int] = layer.token_indices[name]
-    kept = _DEVICE_IDS.get(layer)
-    if kept is None or kept[0] is not indices or kept[1].device != device:
-        kept = _DEVICE_IDS[layer] = indices, torch.tensor(indices, device=device)
-    return kept[1]
+    cached = _DEVICE_IDS.get(layer)
+    if cached is None or cached[0] is not indices or cached[1].device != device:
+        cached = _DEVICE_IDS[layer] = indices, torch.tensor(indices, device=device)
+    return cached[1]
 
 
 _DEVICE_IDS: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = (
     WeakKeyDictionary()
 )
-"""A layer's token ids as PEFT has them and as a tensor."""
+"""Token ids of a layer: PEFT's list, and the same ids as a device tensor."""
 
 
 def look_up(
     layer: TrainableTokensLayer, base: torch.nn.Embedding, x: torch.Tensor, rows: TrainedRows
 ) -> torch.Tensor:
-    """x: [...] token ids. Returns [..., H]."""
+    """Return the embeddings [..., H] of token ids x [...]."""
     ids, order = rows.ids.sort()
-    place = torch.searchsorted(ids, x).clamp_(max=len(ids) - 1)
-    is_trained = ids[place] == x
-    values = embedding(order[place], rows.values.to(base.weight.dtype))
-    if base.padding_idx is not None:  # torch gives the padding's row no gradient
+    index = torch.searchsorted(ids, x).clamp_(max=len(ids) - 1)
+    is_trained = ids[index] == x
+    values = embedding(order[index], rows.values.to(base.weight.dtype))
+    if base.padding_idx is not None:  # torch gives the padding row no gradient
         values = torch.where((x == base.padding_idx)[..., None], values.detach(), values)
-    found = torch.where(is_trained[..., None], values, embedding(x, base.weight))
+    result = torch.where(is_trained[..., None], values, embedding(x, base.weight))
     scale = layer._get_embed_scale()
-    return found if scale is None else found * scale.to(found.dtype)
+    return result if scale is None else result * scale.to(result.dtype)

@@ -1,4 +1,4 @@
-"""Private parts of TRL that we use. test_trl_compat.py fails by name when TRL changes one."""
+"""Private APIs of TRL that we use. test_trl_compat.py fails if TRL changes them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = [
 
 Untyped = Any  # Any: transformers is not typed
 
-# TRL 1.16 asks transformers 5.23 by the old name, at every step.
+# TRL 1.16 calls this deprecated name of transformers 5.23 at every step.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 _NAMES = {field.name for field in fields(trl.SFTConfig)}
 RECOMPUTE = (
     "activation_checkpointing" if "activation_checkpointing" in _NAMES else "gradient_checkpointing"
 )
-"""What this transformers calls recomputing activations in backward."""
+"""Option of this transformers version that recomputes activations in backward."""
 
 
 def logit_scale(config: Untyped) -> float:
-    """By what a model multiplies its logits, before any soft cap, under the names that TRL's
-    fused head knows."""
+    """Return the factor of a model's logits before any soft cap, from the config names that TRL's
+    fused head uses."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
             return float(getattr(config, name))
@@ -43,19 +43,20 @@ def logit_scale(config: Untyped) -> float:
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """What TRL's GRPOTrainer does to a model whose log-probabilities it asks for."""
+    """Add TRL's fused head, as its GRPOTrainer does to models that compute log-probabilities."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 
 
 def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:
-    """What TRL's SFTTrainer has gathered since it last logged, and all its tokens. `mode`: `train`
-    or `eval`."""
+    """Return the metrics of TRL's SFTTrainer since its last log, and its total token count. `mode`
+    is `train` or `eval`."""
     lists = {name: list(values) for name, values in trainer._metrics[mode].items()}
     return lists, trainer._total_train_tokens
 
 
 def restore_metrics(trainer: Untyped, metrics: Untyped, mode: str = "train") -> None:
+    """Restore the result of `metrics_so_far`."""
     lists, trainer._total_train_tokens = metrics
     trainer._metrics[mode].clear()
     trainer._metrics[mode].update(lists)
