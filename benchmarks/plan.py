@@ -97,7 +97,7 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
 
     from tunesmith_worker.engine.memory.free_memory import HostPeak
     from tunesmith_worker.engine.memory.parameter_sizes import storage_bytes
-    from tunesmith_worker.engine.memory.probe import held_bytes
+    from tunesmith_worker.engine.memory.probe import measure_peak
     from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
@@ -113,7 +113,7 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
     trainer, plan = run_once(setting, train=False)
     gc.collect()
     weights = storage_bytes([*trainer.model.parameters(), *trainer.model.buffers()])
-    with held_bytes(torch.device("cpu")) as held:
+    with measure_peak(torch.device("cpu")) as held:
         trainer.train()
     option = plan.planner.option(plan.steps.policy)
     bare = replace(plan.planner, correction=type(plan.planner.correction)())

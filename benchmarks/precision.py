@@ -30,7 +30,7 @@ import torch
 
 from tunesmith_schema import EventKind, Precision, Recipe, RunEvent, RunSpec
 from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW
-from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.split_master import SplitMasterAdamW
 from tunesmith_worker.engine.patches import patch
 
 from .service_parts.machine import cpu_model
@@ -157,7 +157,7 @@ def cost(rounds: int) -> dict[str, Any]:
             copy.grad = p.grad.to(copy.dtype).clone()
     optimizers: dict[str, torch.optim.Optimizer] = {
         "fp32": torch.optim.AdamW(wide, lr=1e-6, fused=True),
-        "bf16_error_word": ErrorWordAdamW(ours, lr=1e-6),
+        "bf16_error_word": SplitMasterAdamW(ours, lr=1e-6),
         "bf16_sr8": StochasticAdamW(apart, lr=1e-6, seed=0),
     }
     seconds: dict[str, list[float]] = {name: [] for name in (*optimizers, "forward_and_backward")}

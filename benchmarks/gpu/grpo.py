@@ -23,7 +23,7 @@ from tunesmith_worker.rundir.process import quick_imports
 with quick_imports():
     import torch
 
-    from tunesmith_worker.engine.memory.free_memory import find_room
+    from tunesmith_worker.engine.memory.free_memory import read_free_memory
     from tunesmith_worker.engine.rollout import (
         NativeEngine,
         Request,
@@ -135,7 +135,7 @@ def _decoded(
         rows=len(requests),
         prompt_tokens=task.prompt_tokens,
         max_tokens=task.new_tokens,
-        free=find_room(find_device(), 0).free,
+        free=read_free_memory(find_device(), 0).free,
     )
     engine, taken = NativeEngine(model, plan), []
     for _ in range(repeats + 1):

@@ -23,13 +23,13 @@ with quick_imports():
 
     from tunesmith_schema import PROJECTIONS, LoraRecipe
     from tunesmith_worker.engine.memory import shapes
-    from tunesmith_worker.engine.memory.choose import Planner, Room
+    from tunesmith_worker.engine.memory.choose import FreeMemory, Planner
     from tunesmith_worker.engine.memory.estimate import Policy, predict
     from tunesmith_worker.engine.memory.free_memory import host_free, measure_speed
     from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
     from tunesmith_worker.engine.memory.probe import run_probe
     from tunesmith_worker.engine.memory.recompute import LayerModes
-    from tunesmith_worker.engine.memory.retry import describe
+    from tunesmith_worker.engine.memory.retry import micro_batch_of
     from tunesmith_worker.engine.patches import patch
     from tunesmith_worker.trainer.auto.memory_plan import mechanisms_of
 
@@ -61,11 +61,11 @@ class Made:
         self.tuning = read_tuning(self.model, self.shape, full=False, precision="bf16")
         ours = mechanisms_of(report, self.shape.layers)
         self.engine = shapes.Engine(ours=ours, on_gpu=device.type == "cuda", passes=1)
-        self.size = describe(self.batch, count_labels=True)
+        self.size = micro_batch_of(self.batch, count_labels=True)
 
     def apply(self, policy: Policy) -> None:
         layers = self.shape.layers
-        self.modes.set([policy.of(layer, layers) for layer in range(layers)])
+        self.modes.set([policy.mode_of(layer, layers) for layer in range(layers)])
 
     def loss(self) -> torch.Tensor:
         found: torch.Tensor = self.model(**self.batch, fused_lm_head=True, use_cache=False).loss
@@ -113,7 +113,7 @@ def offload(name: str, device: torch.device) -> Result:
     where the planner would not call it free it is off by itself."""
     rows, length = OFFLOADED.get(name, (1, 4096))
     made = Made(name, device, rows, length)
-    made.modes = LayerModes(made.model, least_offloaded=1)
+    made.modes = LayerModes(made.model, min_offloaded_tokens=1)
     both = policies(made.shape.layers)
 
     def run(mode: str) -> object:
@@ -128,7 +128,7 @@ def offload(name: str, device: torch.device) -> Result:
         tuning=made.tuning,
         batch=made.size,
         engine=made.engine,
-        room=Room(free=1 << 50, host_free=host_free(), on_gpu=made.engine.on_gpu),
+        memory=FreeMemory(free=1 << 50, host_free=host_free(), on_gpu=made.engine.on_gpu),
         speed=measure_speed(device) if device.type == "cuda" else None,
     )
     free = planner.offload_is_free()
@@ -162,12 +162,12 @@ def long(name: str, device: torch.device) -> Result:
             on_gpu=device.type == "cuda",
             passes=1,
         ),
-        room=Room(free=CARD, host_free=host_free(), on_gpu=device.type == "cuda"),
+        memory=FreeMemory(free=CARD, host_free=host_free(), on_gpu=device.type == "cuda"),
     )
     option = planner.choose()
     answer: Result = {
         "fits": option.fits,
-        "budget_bytes": planner.room.budget,
+        "budget_bytes": planner.memory.budget,
         "predicted_bytes": option.prediction.peak,
         "items": option.prediction.items,
         "keep": option.policy.keep,

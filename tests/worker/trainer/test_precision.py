@@ -15,7 +15,7 @@ from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_events
 from tunesmith_schema import EventKind
 from tunesmith_worker.engine.optimizers import choose
-from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.split_master import SplitMasterAdamW
 from tunesmith_worker.trainer.run import main
 
 from .test_run import assert_no_pickles, probe_error
@@ -82,7 +82,7 @@ def test_c6_what_is_saved_is_the_fp32_master_rounded(
 
     def watched(optimizer: Any) -> AbstractContextManager[None]:  # Any: transformers is untyped
         word = getattr(optimizer, "optimizer", optimizer)
-        assert isinstance(word, ErrorWordAdamW)
+        assert isinstance(word, SplitMasterAdamW)
         masters.extend(word.master(p) for group in word.param_groups for p in group["params"])
         return stock(optimizer)
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunesmith_schema import ReinforcementHyperparameters
-from tunesmith_worker.engine.model.adapter_size import settle_size
-from tunesmith_worker.engine.model.adapters import adapter_dtype
-from tunesmith_worker.engine.model.embeddings import embedding_rate
+from tunesmith_worker.engine.model.adapters import adapter_dtype, resolve_adapter_bytes
+from tunesmith_worker.engine.model.embeddings import embedding_learning_rate
 from tunesmith_worker.engine.optimizers.choose import optimizer_for
 from tunesmith_worker.engine.patches import Patched, patch
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
@@ -69,9 +68,9 @@ def resolve_update_rates(
     on the way."""
     recipe, choices = context.spec.recipe, context.plan.choices
     full = recipe.tuning == "full"
-    rate = embedding_rate(loaded.model, recipe, train_plan.learning_rate, choices)
+    rate = embedding_learning_rate(loaded.model, recipe, train_plan.learning_rate, choices)
     if not full:
-        settle_size(loaded.model, adapter_dtype(recipe), choices)
+        resolve_adapter_bytes(loaded.model, adapter_dtype(recipe), choices)
     optimizer = optimizer_for(
         loaded.load_plan.precision,
         full=full,
@@ -136,7 +135,7 @@ def resolve_memory(
             trainer,
             layouts,
             patched.report if patched else None,
-            given=recipe.gradient_checkpointing,
+            checkpointing=recipe.gradient_checkpointing,
             may_split=recipe.per_device_train_batch_size == "auto",
             full=recipe.tuning == "full",
             precision=loaded.load_plan.precision,

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 
 from tunesmith_schema import Choice, GRPORecipe, PhaseName, RolloutRecipe
-from tunesmith_worker.engine.memory.free_memory import find_room
+from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.rollout import (
@@ -155,7 +155,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             recipe=recipe,
             load_plan=loaded.load_plan,
             train_plan=train_plan,
-            free=find_room(trainer.args.device, 0).free,
+            free=read_free_memory(trainer.args.device, 0).free,
             optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
             folder=run.root,
         ),
@@ -216,7 +216,7 @@ def _plan_engine(
         rows=plan.completions_per_step,
         prompt_tokens=longest_prompt,
         max_tokens=plan.max_completion_length,
-        free=find_room(device, 0).free,
+        free=read_free_memory(device, 0).free,
     )
     earlier = choices.earlier(_WEIGHTS)
     if earlier is not None and earlier.value in ("merged", "in_place"):

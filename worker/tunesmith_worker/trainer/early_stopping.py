@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 from tunesmith_schema.early_stopping import HIGHER_IS_BETTER, selection_metric
-from tunesmith_worker.engine.model.adapters import Saved
+from tunesmith_worker.engine.model.adapters import SavedAdapter
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.checkpoints.best_weights import BestWeights, Save
@@ -71,7 +71,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._grader = spec.grader and spec.grader.model_dump(mode="json")
         self._events, self._evaluated = events, evaluated
         self._kept = best if recipe.keep == "best" else None
-        self._saved: Saved | None = None
+        self._saved: SavedAdapter | None = None
         self.course = Course(metric=selection_metric(self._rule, spec.method))
         self.fired = False
         """The training has ended because there was no gain."""
@@ -110,7 +110,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
                     hint="Start the run from its beginning: this resume point is not whole.",
                 )
         self.course = course
-        self._saved = Saved(**stored["saved"]) if stored["saved"] else None
+        self._saved = SavedAdapter(**stored["saved"]) if stored["saved"] else None
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step, value = state.global_step, self._evaluated().get(self.course.metric)
@@ -124,7 +124,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             control.should_save = False
             self._tell_end(step, state.max_steps)
 
-    def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, Saved | None]:
+    def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
         """Put the weights to be kept into `folder`, by `save` if they are the model's own; gives
         their step, and what saving them was."""
         if self._kept is None:

@@ -12,7 +12,7 @@ from tunesmith_schema import PatchName
 from tunesmith_worker.engine.model.adapters import adapter_dtype, attach_lora, check_saving
 from tunesmith_worker.engine.model.base_model import Base, find_device, load_base
 from tunesmith_worker.engine.model.embeddings import NewTokens, add_tokens, train_token_rows
-from tunesmith_worker.engine.optimizers.choose import described
+from tunesmith_worker.engine.optimizers.choose import describe_precision
 from tunesmith_worker.rundir.plan import Device, LoadPlan
 from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches
 
@@ -45,7 +45,9 @@ def load(context: RunContext) -> LoadedModel:
         model = base.model if full else attach_lora(base.model, recipe, choices)
         if full:
             naive = load_plan.precision == "bf16"
-            events.message(described(load_plan.precision), level="warn" if naive else "info")
+            events.message(
+                describe_precision(load_plan.precision), level="warn" if naive else "info"
+            )
         if full or new_tokens.ids:
             check_saving(run.root, model, base.tokenizer)
         return LoadedModel(

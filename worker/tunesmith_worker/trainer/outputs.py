@@ -14,7 +14,7 @@ import transformers
 
 from tunesmith_schema import EventKind, PhaseName, RunSpec
 from tunesmith_schema.retention import selection_loss
-from tunesmith_worker.engine.model.adapters import Saved, adapter_dtype, save_trained
+from tunesmith_worker.engine.model.adapters import SavedAdapter, adapter_dtype, save_trained
 from tunesmith_worker.engine.optimizers.choose import rounded_weights
 from tunesmith_worker.engine.optimizers.lost_updates import LostUpdatesCallback
 from tunesmith_worker.rundir.control import StopControl
@@ -63,7 +63,7 @@ class OutputWriter:
         self._model, self._tokenizer = model, tokenizer
         self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
 
-    def weights(self, folder: Path) -> Saved | None:
+    def weights(self, folder: Path) -> SavedAdapter | None:
         """As they are now, for stock libraries."""
         with rounded_weights(self._trainer.optimizer):
             return save_trained(
@@ -76,7 +76,7 @@ class OutputWriter:
                 with_tokenizer=self._with_tokenizer,
             )
 
-    def best(self, folder: Path) -> Saved | None:
+    def best(self, folder: Path) -> SavedAdapter | None:
         with self._recorder.clock.during(PhaseName.CHECKPOINTING):
             return self.weights(folder)
 

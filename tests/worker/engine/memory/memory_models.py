@@ -16,7 +16,7 @@ from tunesmith_worker.engine.memory.estimate import Policy
 from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
 from tunesmith_worker.engine.memory.recompute import LayerModes
-from tunesmith_worker.engine.memory.retry import describe
+from tunesmith_worker.engine.memory.retry import micro_batch_of
 from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch, ModelShape, Tuning, shape_of
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.patches.patch import MECHANISMS
@@ -78,7 +78,7 @@ class Measured:
         modes = LayerModes(model)
         layers = self.shape.layers
         self.policy = Policy(keep=layers if keep is None else keep)
-        modes.set([self.policy.of(layer, layers) for layer in range(layers)])
+        modes.set([self.policy.mode_of(layer, layers) for layer in range(layers)])
         batch = _packed(rows, length) if ours else _padded(rows, length)
         autocast = torch.autocast("cpu", torch.bfloat16) if full and bf16 else nullcontext()
 
@@ -92,7 +92,7 @@ class Measured:
         self.tuning: Tuning = read_tuning(
             model, self.shape, full=full, precision=precision or ("bf16" if bf16 else "fp32")
         )
-        self.batch: MicroBatch = describe(batch, count_labels=True)
+        self.batch: MicroBatch = micro_batch_of(batch, count_labels=True)
         self.engine = Engine(ours=mechanisms_of(patched, self.shape.layers), on_gpu=False, passes=1)
 
 

@@ -11,11 +11,11 @@ import transformers
 
 from tunesmith_schema import PROJECTIONS, LoraRecipe
 from tunesmith_worker.engine.memory.choose import (
+    FreeMemory,
     Option,
     Planner,
-    Room,
     Speed,
-    most_tokens,
+    max_tokens,
     rows_and_passes,
 )
 from tunesmith_worker.engine.memory.estimate import Policy
@@ -48,7 +48,7 @@ def planner(
             rows=rows, longest=length, tokens=rows * length, labelled=rows * length, padded=False
         ),
         engine=Engine(ours=OURS, on_gpu=on_gpu, passes=4),
-        room=Room(free=int(gib * GIB), host_free=200 * GIB, on_gpu=on_gpu),
+        memory=FreeMemory(free=int(gib * GIB), host_free=200 * GIB, on_gpu=on_gpu),
         speed=H200 if on_gpu else None,
         may_split=False,
     )
@@ -57,7 +57,7 @@ def planner(
 
 def modes(option: Option) -> tuple[int, int, int]:
     """How many layers keep, recompute, offload."""
-    found = [option.policy.of(layer, 32) for layer in range(32)]
+    found = [option.policy.mode_of(layer, 32) for layer in range(32)]
     return found.count("keep"), found.count("recompute"), found.count("offload")
 
 
@@ -121,20 +121,20 @@ def test_offload_that_costs_time_is_the_last_resort_before_nothing_fits() -> Non
 
 
 def test_the_last_layer_is_never_offloaded() -> None:
-    option = planner(20, given="offload").choose()
+    option = planner(20, checkpointing="offload").choose()
     assert modes(option) == (0, 1, 31)
-    assert option.policy.of(31, 32) == "recompute"
+    assert option.policy.mode_of(31, 32) == "recompute"
 
 
 def test_offload_needs_room_in_the_host() -> None:
     tight = planner(34)
-    tight = replace(tight, room=replace(tight.room, host_free=0))
+    tight = replace(tight, memory=replace(tight.memory, host_free=0))
     assert modes(tight.choose())[2] == 0
 
 
 def test_a_cpu_never_offloads() -> None:
     for gib in (20, 40, 80):
-        assert modes(planner(gib, on_gpu=False, given="offload").choose()) == (0, 32, 0)
+        assert modes(planner(gib, on_gpu=False, checkpointing="offload").choose()) == (0, 32, 0)
         assert modes(planner(gib, on_gpu=False).choose())[2] == 0
 
 
@@ -146,7 +146,7 @@ def test_a_cpu_never_offloads() -> None:
 def test_what_the_user_says_is_done_at_any_memory(
     given: bool | str, expected: tuple[int, int, int], gib: int
 ) -> None:
-    assert modes(planner(gib, given=given).choose()) == expected
+    assert modes(planner(gib, checkpointing=given).choose()) == expected
 
 
 def test_many_tokens_are_split_before_they_are_recomputed() -> None:
@@ -178,7 +178,7 @@ def test_out_of_memory_recomputes_more_then_offloads_then_splits_rows() -> None:
 
 
 def test_out_of_memory_leaves_alone_what_the_user_has_set() -> None:
-    plan = planner(139, rows=4, given=False)
+    plan = planner(139, rows=4, checkpointing=False)
     assert plan.after_out_of_memory(Policy(keep=32)) == Policy(keep=32, parts=2)
     assert plan.after_out_of_memory(Policy(keep=32, parts=4)) is None
 
@@ -195,7 +195,7 @@ def test_full_tuning_counts_gradients_and_both_moments() -> None:
 
 def test_the_most_tokens_that_fit_do_and_one_row_more_does_not() -> None:
     plan, policy = planner(60), Policy(keep=32)
-    most = most_tokens(plan, policy)
+    most = max_tokens(plan, policy)
     assert 8192 < most < 65536
 
     def fits(tokens: int) -> bool:
@@ -206,7 +206,7 @@ def test_the_most_tokens_that_fit_do_and_one_row_more_does_not() -> None:
 
     assert fits(most)
     assert not fits(most + 64)
-    assert most_tokens(planner(2), policy) == 0
+    assert max_tokens(planner(2), policy) == 0
 
 
 def test_rows_follow_from_tokens_and_the_global_batch_stays() -> None:
@@ -215,12 +215,12 @@ def test_rows_follow_from_tokens_and_the_global_batch_stays() -> None:
     def tokens_of(rows: int) -> int:
         return sum(lengths[:rows])
 
-    assert rows_and_passes(8, 2, tokens_of=tokens_of, most_tokens=1000) == (1, 16)
-    assert rows_and_passes(8, 2, tokens_of=tokens_of, most_tokens=1500) == (2, 8)
-    assert rows_and_passes(8, 2, tokens_of=tokens_of, most_tokens=100_000) == (16, 1)
-    assert rows_and_passes(3, 1, tokens_of=tokens_of, most_tokens=1) == (1, 3)
+    assert rows_and_passes(8, 2, tokens_of=tokens_of, max_tokens=1000) == (1, 16)
+    assert rows_and_passes(8, 2, tokens_of=tokens_of, max_tokens=1500) == (2, 8)
+    assert rows_and_passes(8, 2, tokens_of=tokens_of, max_tokens=100_000) == (16, 1)
+    assert rows_and_passes(3, 1, tokens_of=tokens_of, max_tokens=1) == (1, 3)
     for most in range(500, 6000, 250):
-        rows, passes = rows_and_passes(6, 2, tokens_of=tokens_of, most_tokens=most)
+        rows, passes = rows_and_passes(6, 2, tokens_of=tokens_of, max_tokens=most)
         assert rows * passes == 12
 
 

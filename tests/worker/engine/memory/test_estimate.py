@@ -59,7 +59,7 @@ def test_what_a_layer_keeps_is_known_to_the_percent(setting: str) -> None:
     one_input = m.batch.tokens * m.shape.hidden * m.tuning.stream_bytes
     # The first layer of a stock model with adapters: less, as its input needs no gradient.
     for layer, kept in list(enumerate(m.probe.kept))[1:]:
-        expected = whole if m.policy.of(layer, m.shape.layers) == "keep" else one_input
+        expected = whole if m.policy.mode_of(layer, m.shape.layers) == "keep" else one_input
         assert kept == pytest.approx(expected, rel=0.01)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from tunesmith_worker.engine.memory.free_memory import HostPeak, find_room, host_free
+from tunesmith_worker.engine.memory.free_memory import HostPeak, host_free, read_free_memory
 
 GIB = 2**30
 
@@ -45,7 +45,7 @@ def test_without_groups_it_is_what_the_host_has(tmp_path: Path) -> None:
 
 
 def test_what_the_process_holds_already_is_counted_as_room() -> None:
-    with_model = find_room(torch.device("cpu"), 64 * GIB)
+    with_model = read_free_memory(torch.device("cpu"), 64 * GIB)
     assert with_model.free >= 64 * GIB
     assert with_model.budget < with_model.free
 

@@ -59,7 +59,7 @@ def _figures(kind: Literal["nf4", "int8"], given: dict[str, Any]) -> dict[str, f
     import torch
     import transformers
 
-    from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
+    from tunesmith_worker.engine.model.quantization import fix_nf4_layout, quantization_config
 
     from .memory_models import Measured, llama
 
@@ -70,7 +70,7 @@ def _figures(kind: Literal["nf4", "int8"], given: dict[str, Any]) -> dict[str, f
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, quantization_config=quantization_config(kind, dtype), dtype=dtype
         )
-    settle_layers(model)
+    fix_nf4_layout(model)
     m = Measured(model, rows=4, length=256, quantized=True, **given)
     predicted = predict(m.shape, m.tuning, m.batch, m.engine, m.policy)
     linear = m.shape.layers * m.shape.layer_parameters

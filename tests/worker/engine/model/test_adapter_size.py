@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, losses, read_events
 from tunesmith_schema import EventKind, LoraRecipe, Recipe
-from tunesmith_worker.engine.model.adapter_size import adapter_tensors, predict_bytes
-from tunesmith_worker.engine.model.adapters import attach_lora
+from tunesmith_worker.engine.model.adapters import adapter_tensors, attach_lora, predict_bytes
 from tunesmith_worker.rundir.plan import Choices
 from tunesmith_worker.trainer.run import main
 

@@ -15,7 +15,7 @@ from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, losses, read_result
 from tunesmith_schema import ErrorCode, EventKind, LoraRecipe, Recipe
 from tunesmith_worker.engine.model.adapters import attach_lora
-from tunesmith_worker.engine.model.embeddings import embedding_parameters, give_rate
+from tunesmith_worker.engine.model.embeddings import embedding_parameters, set_learning_rate
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.plan import Choices
 from tunesmith_worker.trainer.run import main
@@ -133,7 +133,7 @@ def test_a_rate_of_its_own_keeps_the_group_s_other_settings() -> None:
     one, two, three = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     groups = [{"params": [one, two], "weight_decay": 0.1}, {"params": [three], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.9))
-    give_rate(optimizer, [two], 0.1)
+    set_learning_rate(optimizer, [two], 0.1)
     found = [(g["params"], g["lr"], g["weight_decay"], g["betas"]) for g in optimizer.param_groups]
     assert found == [
         ([one], 1.0, 0.1, (0.8, 0.9)),
@@ -145,7 +145,7 @@ def test_a_rate_of_its_own_keeps_the_group_s_other_settings() -> None:
 def test_a_schedule_scales_both_rates() -> None:
     one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = torch.optim.AdamW([one, two], lr=1.0)
-    give_rate(optimizer, [two], 0.1)
+    set_learning_rate(optimizer, [two], 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     for step in range(3):
         rates = [group["lr"] for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""ErrorWordAdamW is fp32 AdamW on weights that the model sees in bf16."""
+"""SplitMasterAdamW is fp32 AdamW on weights that the model sees in bf16."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tunesmith_kernels.error_word import join_words, split_words
-from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW, mixed
-from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW, mix_seed
+from tunesmith_worker.engine.optimizers.split_master import SplitMasterAdamW
 
 Parameters = list[torch.nn.Parameter]
 SHAPES = [(40, 130), (7,), (513, 17), (64, 64)]
@@ -36,7 +36,7 @@ def groups(of: Parameters) -> list[dict[str, Any]]:  # Any: torch's groups
 
 def test_the_trajectory_is_fp32_adamws_bit_for_bit() -> None:
     ours, theirs = parameters(), [torch.nn.Parameter(p.detach().float()) for p in parameters()]
-    word = ErrorWordAdamW(groups(ours), lr=3e-4)
+    word = SplitMasterAdamW(groups(ours), lr=3e-4)
     fp32 = torch.optim.AdamW(groups(theirs), lr=3e-4, fused=True)
     for step in range(60):
         give_gradients(ours, step)
@@ -60,7 +60,7 @@ def moved_by(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter, steps: int
 
 def test_c1_ten_thousand_small_updates_are_kept_by_error_words() -> None:
     p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    optimizer = ErrorWordAdamW([p], lr=1e-5)
+    optimizer = SplitMasterAdamW([p], lr=1e-5)
     moved_by(optimizer, p, 10_000)
     assert optimizer.master(p).tolist() == pytest.approx([1.1] * 8, rel=1e-3)
     assert p.tolist() == pytest.approx([1.1] * 8, rel=0.01)
@@ -82,9 +82,11 @@ def test_c1_stochastic_rounding_keeps_them_in_the_mean() -> None:
     assert abs(p.detach().double().mean().item() - 1.1) < 3 * sigma
 
 
-@pytest.mark.parametrize("make", [ErrorWordAdamW, lambda p, lr: StochasticAdamW(p, lr=lr, seed=5)])
+@pytest.mark.parametrize(
+    "make", [SplitMasterAdamW, lambda p, lr: StochasticAdamW(p, lr=lr, seed=5)]
+)
 def test_a_run_taken_up_again_is_the_same_run(
-    make: Callable[..., ErrorWordAdamW], tmp_path: Path
+    make: Callable[..., SplitMasterAdamW], tmp_path: Path
 ) -> None:
     """Through safetensors and numbers, which is all that a checkpoint may hold."""
     whole, half = parameters(), parameters()
@@ -137,7 +139,7 @@ def test_c6_weights_are_the_masters_as_torch_rounds_them_while_saving() -> None:
     """Two weights lie half-way between two bf16, where our rounding and torch's may differ."""
     master = torch.tensor([0x3F808000, 0x3F818000, 0x3F801234], dtype=torch.int32)
     p = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
-    optimizer = ErrorWordAdamW([p], lr=1e-30)
+    optimizer = SplitMasterAdamW([p], lr=1e-30)
     p.grad = torch.zeros_like(p)
     optimizer.step()
     p.data, optimizer.state[p]["error"] = split_words(master.view(torch.float32))
@@ -157,13 +159,13 @@ def test_twelve_bytes_a_weight_and_four() -> None:
         return sum(t.numel() * t.element_size() for t in [p, *state]) / p.numel()
 
     one, other = (torch.nn.Parameter(torch.zeros(256, 256).bfloat16()) for _ in range(2))
-    assert held(ErrorWordAdamW([one], lr=1e-3), one) == 12
+    assert held(SplitMasterAdamW([one], lr=1e-3), one) == 12
     assert held(StochasticAdamW([other], lr=1e-3, seed=0), other) == 4 + 8 / 256
 
 
 def test_gradients_can_be_clipped_and_left_out() -> None:
     p, frozen = (torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2))
-    optimizer = ErrorWordAdamW([p, frozen], lr=1e-2)
+    optimizer = SplitMasterAdamW([p, frozen], lr=1e-2)
     p.grad = torch.tensor([30.0, 40.0, 0.0, 0.0]).bfloat16()
     assert torch.nn.utils.clip_grad_norm_([p, frozen], 1.0) == 50.0
     optimizer.step()
@@ -187,7 +189,7 @@ def test_norms_and_small_tensors_keep_error_words_beside_8_bits() -> None:
 def test_what_a_model_keeps_in_fp32_gets_plain_adamw() -> None:
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 100)) for _ in range(2))
     for optimizer, p in (
-        (ErrorWordAdamW([ours], lr=1e-3), ours),
+        (SplitMasterAdamW([ours], lr=1e-3), ours),
         (torch.optim.AdamW([theirs], lr=1e-3, weight_decay=0.0, fused=True), theirs),
     ):
         p.grad = torch.ones_like(p)
@@ -200,12 +202,12 @@ def test_what_a_model_keeps_in_fp32_gets_plain_adamw() -> None:
 )
 def test_parameters_it_cannot_train_are_refused(wrong: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="contiguous, in bf16 or fp32"):
-        ErrorWordAdamW([torch.nn.Parameter(wrong)], lr=1e-3)
+        SplitMasterAdamW([torch.nn.Parameter(wrong)], lr=1e-3)
 
 
 def test_seeds_of_places_and_steps_are_all_different() -> None:
     seeds = {
-        mixed(seed, step, index) for seed in range(9) for step in range(9) for index in range(9)
+        mix_seed(seed, step, index) for seed in range(9) for step in range(9) for index in range(9)
     }
     assert len(seeds) == 9**3
     assert all(0 <= seed < 1 << 62 for seed in seeds)
@@ -213,6 +215,6 @@ def test_seeds_of_places_and_steps_are_all_different() -> None:
 
 def test_a_master_without_error_word_is_the_weight_itself() -> None:
     p = parameters()[0]
-    optimizer = ErrorWordAdamW([p], lr=1e-3)
+    optimizer = SplitMasterAdamW([p], lr=1e-3)
     assert torch.equal(optimizer.master(p), p.detach().float())
     assert torch.equal(join_words(p.detach(), torch.zeros(p.shape, dtype=torch.int16)), p.float())

@@ -42,14 +42,14 @@ def test_every_plan_gives_the_bits_of_keeping_all(
         patch(model)
     torch.manual_seed(3)
     expected, after = run_step(model, batch), torch.get_rng_state()
-    layers = LayerModes(model, least_offloaded=1)
+    layers = LayerModes(model, min_offloaded_tokens=1)
     layers.set(modes)
     torch.manual_seed(3)
     found = run_step(model, batch)
     assert found[0].loss.item() == expected[0].loss.item()
     assert equal_bits(found[1], expected[1])
     assert torch.equal(torch.get_rng_state(), after)
-    assert layers.surprises() == []
+    assert layers.deviations() == []
     for mode, counts in zip(modes, layers.counts, strict=True):
         assert counts == LayerCounts(
             mode=mode,
@@ -63,7 +63,7 @@ def test_a_second_plan_replaces_the_first_and_undo_leaves_the_model_as_it_was() 
     model, batch = make_tuned("llama", "lora"), packed_batch()
     model.train()
     expected = run_step(model, batch)
-    layers = LayerModes(model, least_offloaded=1)
+    layers = LayerModes(model, min_offloaded_tokens=1)
     layers.set(PLANS[0])
     run_step(model, batch)
     layers.set(PLANS[1])
@@ -77,23 +77,23 @@ def test_a_second_plan_replaces_the_first_and_undo_leaves_the_model_as_it_was() 
 def test_checkpointing_that_somebody_switches_behind_our_back_is_named() -> None:
     """As a trainer's arguments may: TrainingArguments turn it on for a whole model."""
     model = make_tuned("llama", "lora").train()
-    layers = LayerModes(model, least_offloaded=1)
+    layers = LayerModes(model, min_offloaded_tokens=1)
     layers.set(PLANS[1])
     model.activation_checkpointing_enable()
-    assert [text[:7] for text in layers.surprises()] == ["layer 1", "layer 2"]
+    assert [text[:7] for text in layers.deviations()] == ["layer 1", "layer 2"]
     layers.set(PLANS[0])
     model.activation_checkpointing_disable()
-    assert len(layers.surprises()) == 3
+    assert len(layers.deviations()) == 3
     layers.set(PLANS[0])
     patch(model)
     layers.layers[0].forward = type(layers.layers[0]).forward.__get__(layers.layers[0])
     layers.counts[0].forwards += 1  # a forward that no backward followed
-    assert "layer 0 recomputed 0 of 1 forwards" in layers.surprises()
+    assert "layer 0 recomputed 0 of 1 forwards" in layers.deviations()
 
 
 def test_evaluation_recomputes_nothing() -> None:
     model, batch = make_tuned("llama", "lora").eval(), packed_batch()
-    layers = LayerModes(model, least_offloaded=1)
+    layers = LayerModes(model, min_offloaded_tokens=1)
     layers.set(PLANS[3])
     with torch.no_grad():
         model(**batch)

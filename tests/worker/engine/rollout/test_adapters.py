@@ -18,7 +18,7 @@ from tests.worker.engine.patches.models import (
     relative_rms,
     with_lora,
 )
-from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
+from tunesmith_worker.engine.model.quantization import fix_nf4_layout, quantization_config
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.rollout import Completion, UnsupportedModel, plan_rollout
 
@@ -138,7 +138,7 @@ def test_an_adapter_over_nf4_is_merged_into_the_widened_weights(tmp_path: Path) 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=quantization_config("nf4", torch.float32)
     )
-    settle_layers(model)
+    fix_nf4_layout(model)
     model = with_lora(model)
     completions = greedy(engine_of(model), PROMPTS, 8)
     assert_logprobs_equal_a_forward(model, PROMPTS, completions)

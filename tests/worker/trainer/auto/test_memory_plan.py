@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, losses, read_events, read_result
 from tunesmith_schema import EventKind, Plan
-from tunesmith_worker.engine.memory.choose import SAFETY, Room
+from tunesmith_worker.engine.memory.choose import SAFETY, FreeMemory
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
 from tunesmith_worker.engine.patches.decoder import DecoderLayerPatch
 from tunesmith_worker.trainer.auto import memory_plan
@@ -160,8 +160,8 @@ def test_little_memory_recomputes_and_a_resumed_run_does_what_was_settled(
 ) -> None:
     first = make_run(ROWS, recipe=RECIPE, name="first")
     with monkeypatch.context() as patched:
-        room = Room(free=3_000_000, host_free=0, on_gpu=False)
-        patched.setattr(memory_plan, "find_room", lambda device, held: room)
+        room = FreeMemory(free=3_000_000, host_free=0, on_gpu=False)
+        patched.setattr(memory_plan, "read_free_memory", lambda device, held: room)
         assert main(first) == 0
     assert chosen(first)["keep"] == 0
     assert chosen(first)["alternatives"][0]["fits"] is False
@@ -297,12 +297,12 @@ def test_layouts_that_would_not_fit_are_not_tried(
     recipe = {"max_steps": 41, "per_device_train_batch_size": 4, "gradient_checkpointing": False}
     plenty = make_run(QUESTIONS, recipe={**recipe, "max_steps": 1}, name="plenty")
     assert main(plenty) == 0
-    room = Room(
+    room = FreeMemory(
         free=int(chosen(plenty)["predicted_peak_bytes"] * 1.02 / SAFETY[False]),
         host_free=0,
         on_gpu=False,
     )
-    monkeypatch.setattr(memory_plan, "find_room", lambda device, held: room)
+    monkeypatch.setattr(memory_plan, "read_free_memory", lambda device, held: room)
     run = make_run(QUESTIONS, recipe=recipe, name="little")
     assert main(run) == 0
     plan = Plan.model_validate_json((run / "plan.json").read_bytes())

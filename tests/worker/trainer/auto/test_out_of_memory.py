@@ -15,7 +15,7 @@ from tunesmith_schema import EventKind
 from tunesmith_worker.engine.optimizers import fresh_state
 from tunesmith_worker.engine.optimizers.eight_bit import StochasticAdamW
 from tunesmith_worker.engine.optimizers.fresh_state import make_state, state_bytes
-from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.split_master import SplitMasterAdamW
 from tunesmith_worker.trainer.methods.sft import SFTTrainer
 from tunesmith_worker.trainer.run import main
 
@@ -39,7 +39,7 @@ def _optimizer(kind: str) -> tuple[list[torch.nn.Parameter], torch.optim.Optimiz
         {"params": given[2:]},
     ]
     if kind == "error words":
-        return given, ErrorWordAdamW(groups, lr=1e-2)
+        return given, SplitMasterAdamW(groups, lr=1e-2)
     if kind == "8 bits":
         return given, StochasticAdamW(groups, lr=1e-2, seed=3)
     return given, torch.optim.AdamW(groups, lr=1e-2, fused=kind == "fused")

@@ -18,7 +18,7 @@ from tests.worker.runs import event_data, losses, read_events, read_result
 from tests.worker.trainer.auto.test_memory_plan import Device, chosen
 from tests.worker.trainer.checkpoints.interrupted import weights_hash
 from tunesmith_schema import EventKind
-from tunesmith_worker.engine.memory.choose import Room
+from tunesmith_worker.engine.memory.choose import FreeMemory
 from tunesmith_worker.engine.rollout import Completion, NativeEngine
 from tunesmith_worker.trainer import assemble_grpo as reinforcement
 from tunesmith_worker.trainer.run import main
@@ -93,8 +93,8 @@ def test_rollouts_that_do_not_fit_say_what_to_lower(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more")
 
     if when == "planned":
-        room = Room(free=1 << 10, host_free=0, on_gpu=False)
-        monkeypatch.setattr(reinforcement, "find_room", lambda *_: room)
+        room = FreeMemory(free=1 << 10, host_free=0, on_gpu=False)
+        monkeypatch.setattr(reinforcement, "read_free_memory", lambda *_: room)
     else:
         monkeypatch.setattr(NativeEngine, "generate", full)
     run = make(make_run, "run", {})

@@ -86,7 +86,7 @@ class InParts:
         self.policy = SimpleNamespace(parts=parts)
         self.came = 0
 
-    def comes(self, _: Untyped) -> None:
+    def observe(self, _: Untyped) -> None:
         self.came += 1
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -105,7 +105,7 @@ def compare(model: Untyped, tokenizer: Untyped, task: Task, folder: Path, **give
     expected = train(right)
     own = ours(model, tokenizer, task, folder, shared_prompt=shared, **given)
     if parts > 1:
-        own.memory = InParts(parts)  # type: ignore[assignment]  # a stand-in with what the trainer asks of a StepMemory
+        own.memory = InParts(parts)  # type: ignore[assignment]  # a stand-in with what the trainer asks of a StepRetry
     found = train(own)
     assert len(found) == len(expected) == steps
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)

@@ -121,12 +121,12 @@ def test_layers_that_recompute_give_the_bits_of_keeping_all(family: str) -> None
     patch(model)
     torch.manual_seed(5)
     _, expected = trained(model, rows, "shared")
-    modes = LayerModes(model, least_offloaded=1)
+    modes = LayerModes(model, min_offloaded_tokens=1)
     modes.set([mode] * len(modes.layers))
     torch.manual_seed(5)
     _, found = trained(model, rows, "shared")
     assert equal_bits(found, expected)
-    assert modes.surprises() == []
+    assert modes.deviations() == []
     assert [counts.recomputes for counts in modes.counts] == [1] * len(modes.layers)
     assert [counts.offloads for counts in modes.counts] == [mode == "offload"] * len(modes.layers)
 

@@ -18,7 +18,7 @@ from tests.worker.engine.patches.models import (
     scored_by_trl,
     with_lora,
 )
-from tunesmith_worker.engine.model.quantization import quantization_config, settle_layers
+from tunesmith_worker.engine.model.quantization import fix_nf4_layout, quantization_config
 from tunesmith_worker.engine.patches import patch
 
 from .group_rows import make_rows, trained
@@ -55,7 +55,7 @@ def test_a_base_in_nf4(tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=quantization_config("nf4", torch.float32)
     )
-    settle_layers(model)
+    fix_nf4_layout(model)
     model = scored_by_trl(with_lora(model))
     patch(model)
     _assert_shared_is_plain(model, "lora_A")

@@ -10,7 +10,7 @@ import torch
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_result
 from tunesmith_schema import EventKind
-from tunesmith_worker.engine.memory.choose import Room
+from tunesmith_worker.engine.memory.choose import FreeMemory
 from tunesmith_worker.trainer.auto import memory_plan
 from tunesmith_worker.trainer.run import main
 from tunesmith_worker.trainer.selfcheck import model_runs, numerics
@@ -32,14 +32,14 @@ def test_fp32_weights_take_their_share_of_what_the_weights_leave(
     seen = []
     right = model_runs.in_fp32
 
-    def find_room(device: torch.device, held: int) -> Room:
-        return Room(free=int(held * (1 + spare)), host_free=1 << 40, on_gpu=True)
+    def read_free_memory(device: torch.device, held: int) -> FreeMemory:
+        return FreeMemory(free=int(held * (1 + spare)), host_free=1 << 40, on_gpu=True)
 
     def watched(model: Untyped) -> Untyped:
         seen.append(model)
         return right(model)
 
-    monkeypatch.setattr(memory_plan, "find_room", find_room)
+    monkeypatch.setattr(memory_plan, "read_free_memory", read_free_memory)
     monkeypatch.setattr(numerics, "in_fp32", watched)
     run = make_run(QUESTIONS, recipe=RECIPE)
     assert main(run) == 0, read_result(run).error

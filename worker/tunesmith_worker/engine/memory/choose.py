@@ -13,14 +13,14 @@ from typing import Literal
 from .estimate import Correction, Policy, Prediction, predict
 from .shapes import Engine, MicroBatch, ModelShape, Tuning
 
-Given = bool | Literal["offload", "auto"]
+GradientCheckpointing = bool | Literal["offload", "auto"]
 """recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
 """Of free memory, by whether it is a GPU's. On a host the trial adds what glibc keeps beyond
 tensors and fell short by up to 23 % (docs/reference/performance.md), other programs grow, and the
 kernel kills a process that takes too much."""
-LEAST_OFFLOADED = 512
+MIN_OFFLOADED_TOKENS = 512
 """Tokens; below them a GPU waits for its host anyway (engine/memory/offload.py)."""
 _FIXED_TOKENS = {False: 32, True: 1024}
 """A pass costs as if it had that many tokens more. Not measured before a run; after it, see
@@ -38,7 +38,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class FreeMemory:
     """Bytes that a training step may take."""
 
     free: int
@@ -69,8 +69,8 @@ class Planner:
     batch: MicroBatch
     """The largest one before it is split."""
     engine: Engine
-    room: Room
-    given: Given = "auto"
+    memory: FreeMemory
+    checkpointing: GradientCheckpointing = "auto"
     may_split: bool = True
     """Whether parts may be preferred to recomputing; without it, only where nothing else fits."""
     speed: Speed | None = None
@@ -87,8 +87,8 @@ class Planner:
             policy=policy,
             prediction=prediction,
             cost=self.cost(policy),
-            fits=prediction.peak <= self.room.budget
-            and prediction.pinned_host <= self.room.host_free * SAFETY[False],
+            fits=prediction.peak <= self.memory.budget
+            and prediction.pinned_host <= self.memory.host_free * SAFETY[False],
         )
 
     def choose(self) -> Option:
@@ -111,7 +111,7 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """What to try next: more layers recomputed (half of those that keep), then offload, then
         smaller parts; None when there is nothing left. What the user has set stays, but parts."""
-        if self.given == "auto" and self.can_recompute:
+        if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
                 return replace(failed, keep=failed.keep // 2)
             most = self._most_offloaded(failed.parts)
@@ -123,7 +123,7 @@ class Planner:
     def cost(self, policy: Policy) -> float:
         whole = self._step_flops(self.batch)
         part = self.batch.part(policy.parts)
-        counts = [policy.of(layer, self.shape.layers) for layer in range(self.shape.layers)]
+        counts = [policy.mode_of(layer, self.shape.layers) for layer in range(self.shape.layers)]
         again = counts.count("recompute") + counts.count("offload")
         fixed = _FIXED_TOKENS[self.engine.on_gpu] / self.batch.tokens
         cost = (1 + fixed * policy.parts) / (1 + fixed)
@@ -139,18 +139,18 @@ class Planner:
     def offload_is_free(self, parts: int = 1) -> bool:
         """Whether copying a layer's input takes no longer than computing the layer."""
         part = self.batch.part(parts)
-        if self.speed is None or part.tokens < LEAST_OFFLOADED:
+        if self.speed is None or part.tokens < MIN_OFFLOADED_TOKENS:
             return False
         return self._copy_seconds(part) <= self._layer_flops(part) / self.speed.flops
 
     def _best(self, parts: int) -> Option:
         layers = self.shape.layers
-        if self.given is False or not self.can_recompute:
+        if self.checkpointing is False or not self.can_recompute:
             return self.option(Policy(keep=layers, parts=parts))
-        if self.given == "offload":
+        if self.checkpointing == "offload":
             offload = layers - 1 if self.engine.on_gpu else 0
             return self.option(Policy(keep=0, offload=offload, parts=parts))
-        if self.given is True:
+        if self.checkpointing is True:
             return self.option(Policy(keep=0, parts=parts))
         free = self.offload_is_free(parts)
 
@@ -168,10 +168,10 @@ class Planner:
     def _most_offloaded(self, parts: int) -> int:
         """All layers but the last, whose input is wanted at once, if the host has room."""
         size = self.batch.part(parts).tokens * self.shape.hidden * self.tuning.stream_bytes
-        return min(self.shape.layers - 1, int(self.room.host_free * SAFETY[False]) // size)
+        return min(self.shape.layers - 1, int(self.memory.host_free * SAFETY[False]) // size)
 
     def _can_offload(self, parts: int) -> bool:
-        return self.engine.on_gpu and self.batch.part(parts).tokens >= LEAST_OFFLOADED
+        return self.engine.on_gpu and self.batch.part(parts).tokens >= MIN_OFFLOADED_TOKENS
 
     def _parts(self) -> list[int]:
         """1, 2, 4, ... and one row each."""
@@ -214,7 +214,7 @@ def _least(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def most_tokens(planner: Planner, policy: Policy) -> int:
+def max_tokens(planner: Planner, policy: Policy) -> int:
     """The most tokens a micro-batch may have under `policy`, rows of the planner's longest; 0 when
     not even one token fits."""
     longest = planner.batch.longest
@@ -237,13 +237,13 @@ def most_tokens(planner: Planner, policy: Policy) -> int:
 
 
 def rows_and_passes(
-    rows: int, passes: int, *, tokens_of: Callable[[int], int], most_tokens: int
+    rows: int, passes: int, *, tokens_of: Callable[[int], int], max_tokens: int
 ) -> tuple[int, int]:
-    """The largest micro-batch of a step of `rows` x `passes` rows that has at most `most_tokens`
+    """The largest micro-batch of a step of `rows` x `passes` rows that has at most `max_tokens`
     (at least one row), and how many of them make up the step. `tokens_of(n)`: those of the n
     longest rows, as they would be computed."""
     batch = rows * passes
-    fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= most_tokens]
+    fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= max_tokens]
     return max(fitting), batch // max(fitting)
 
 

@@ -15,7 +15,7 @@ NAME = "memory_plan"
 """Of the choice. Its value is the policy, its figures are all else."""
 
 
-def as_choice(planner: Planner, option: Option, reason: str) -> Choice:
+def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
     """With the prediction item by item, and the alternatives."""
     policy = option.policy
     part = planner.batch.part(policy.parts)
@@ -27,8 +27,8 @@ def as_choice(planner: Planner, option: Option, reason: str) -> Choice:
         "by_layer": list(option.prediction.by_layer),
         "items": dict(option.prediction.items),
         "moment": option.prediction.moment,
-        "free_bytes": planner.room.free,
-        "budget_bytes": planner.room.budget,
+        "free_bytes": planner.memory.free,
+        "budget_bytes": planner.memory.budget,
         "corrections": {
             "kept": round(planner.correction.kept, 4),
             "workspace": round(planner.correction.workspace, 4),
@@ -44,27 +44,28 @@ def as_choice(planner: Planner, option: Option, reason: str) -> Choice:
     )
 
 
-def sentence(planner: Planner, option: Option) -> str:
+def summary(planner: Planner, option: Option) -> str:
     """What was chosen, why, and what else there was."""
     layers, policy = planner.shape.layers, option.policy
-    modes = [policy.of(layer, layers) for layer in range(layers)]
+    modes = [policy.mode_of(layer, layers) for layer in range(layers)]
     parts = [f"{modes.count(mode)} layers {mode}" for mode in dict.fromkeys(reversed(modes))]
     if policy.parts > 1:
         parts.append(f"micro-batches in {policy.parts} parts")
-    budget = planner.room.budget
-    why = f"predicted peak {size(option.prediction.peak)} of {size(budget)} that may be used"
-    if planner.given != "auto":
-        why += f", as recipe.gradient_checkpointing={planner.given!r} says"
+    budget = planner.memory.budget
+    peak = option.prediction.peak
+    why = f"predicted peak {format_bytes(peak)} of {format_bytes(budget)} that may be used"
+    if planner.checkpointing != "auto":
+        why += f", as recipe.gradient_checkpointing={planner.checkpointing!r} says"
     if not option.fits:
         why += "; it may not fit"
     others = ", ".join(
-        f"{one.name} {size(one.prediction.peak)} at {one.cost:.2f}x the time"
+        f"{one.name} {format_bytes(one.prediction.peak)} at {one.cost:.2f}x the time"
         for one in planner.alternatives()
     )
     return f"{', '.join(parts)}: {why} (all layers: {others})"
 
 
-def difference(failed: Policy, policy: Policy, rows: int) -> str:
+def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
     """What is done about a failure; `rows`: of an undivided micro-batch."""
     if policy.parts != failed.parts:
         return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
@@ -73,7 +74,7 @@ def difference(failed: Policy, policy: Policy, rows: int) -> str:
     return f"{policy.keep} layers keep their activations instead of {failed.keep}"
 
 
-def policy_of(choice: Choice | None, layers: int) -> Policy | None:
+def stored_policy(choice: Choice | None, layers: int) -> Policy | None:
     """What an earlier attempt has settled, if it is of this model."""
     value = None if choice is None else choice.value
     if not isinstance(value, dict):
@@ -88,7 +89,7 @@ def policy_json(policy: Policy) -> dict[str, JsonValue]:
     return {"keep": policy.keep, "offload": policy.offload, "parts": policy.parts}
 
 
-def size(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Of bytes."""
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 

@@ -45,7 +45,7 @@ class Policy:
     parts: int = 1
     """Into how many parts a batch's rows are split."""
 
-    def of(self, layer: int, layers: int) -> Mode:
+    def mode_of(self, layer: int, layers: int) -> Mode:
         if layer >= layers - self.keep:
             return "keep"
         return "offload" if layer < self.offload else "recompute"
@@ -105,7 +105,7 @@ def predict(
     batch = batch.part(policy.parts)
     full_layer = round(layer_kept(shape, tuning, batch, engine) * correction.kept)
     one_input = batch.tokens * shape.hidden * tuning.stream_bytes
-    modes = [policy.of(layer, shape.layers) for layer in range(shape.layers)]
+    modes = [policy.mode_of(layer, shape.layers) for layer in range(shape.layers)]
     stuck = _eight_bit_inputs(shape, tuning) * batch.tokens
     recomputed = {"keep": full_layer, "recompute": one_input + stuck, "offload": stuck}
     held = [recomputed[mode] for mode in modes]

@@ -9,18 +9,18 @@ from pathlib import Path
 import psutil
 import torch
 
-from .choose import Room, Speed
+from .choose import FreeMemory, Speed
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def find_room(device: torch.device, held: int) -> Room:
+def read_free_memory(device: torch.device, held: int) -> FreeMemory:
     """`held`: bytes of tensors that this process has on a CPU already; a GPU's are asked for."""
     host = host_free()
     if device.type != "cuda":
-        return Room(free=host + held, host_free=host, on_gpu=False)
+        return FreeMemory(free=host + held, host_free=host, on_gpu=False)
     free, _ = torch.cuda.mem_get_info(device)
-    return Room(
+    return FreeMemory(
         free=free + torch.cuda.memory_reserved(device),
         host_free=host,
         on_gpu=True,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-LEAST_TOKENS = 512
+MIN_OFFLOADED_TOKENS = 512
 """Below it a GPU waits for its host anyway, and a copy costs more than it saves."""
 
 

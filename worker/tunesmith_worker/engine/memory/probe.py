@@ -24,7 +24,7 @@ Untyped = Any  # Any: transformers is not typed
 
 
 @dataclass
-class Held:
+class Peak:
     """Bytes above what there was before; filled in when the measuring ends."""
 
     peak: int = 0
@@ -43,10 +43,10 @@ class Probe:
 
 
 @contextmanager
-def held_bytes(device: torch.device) -> Iterator[Held]:
+def measure_peak(device: torch.device) -> Iterator[Peak]:
     """Tensor bytes at the peak of what runs in here."""
     gc.collect()  # what it freed meanwhile would count as if what runs had given it back
-    held = Held()
+    held = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -111,7 +111,7 @@ def run_probe(
     model.train()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            with held_bytes(device) as held, kept_by_layer(layers, resident) as kept:
+            with measure_peak(device) as held, kept_by_layer(layers, resident) as kept:
                 loss_of().backward()
             if device.type == "cpu":
                 model.zero_grad(set_to_none=True)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tunesmith_schema import LayerMemory
+
 from .estimate import Mode
-from .offload import LEAST_TOKENS, InputOffload
+from .offload import MIN_OFFLOADED_TOKENS, InputOffload
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -37,11 +39,11 @@ class LayerCounts:
 class LayerModes:
     """Sets and counts the modes of one model's layers."""
 
-    def __init__(self, model: Untyped, *, least_offloaded: int = LEAST_TOKENS) -> None:
-        """`least_offloaded`: tokens below which an input stays on the device."""
+    def __init__(self, model: Untyped, *, min_offloaded_tokens: int = MIN_OFFLOADED_TOKENS) -> None:
+        """`min_offloaded_tokens`: tokens below which an input stays on the device."""
         self.layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self.counts: list[LayerCounts] = []
-        self._offload = InputOffload(least_offloaded)
+        self._offload = InputOffload(min_offloaded_tokens)
         self.set(["keep"] * len(self.layers))
 
     def set(self, modes: Sequence[Mode]) -> None:
@@ -61,7 +63,7 @@ class LayerModes:
             layer.__dict__.pop("_gradient_checkpointing_func", None)
         self.counts = []
 
-    def surprises(self) -> list[str]:
+    def deviations(self) -> list[str]:
         """Layers that have not done what their mode says; empty when all have."""
         found = []
         for number, counts in enumerate(self.counts):
@@ -74,6 +76,26 @@ class LayerModes:
                     f"layer {number} recomputed {counts.recomputes} of {counts.forwards} forwards"
                 )
         return found
+
+
+Counter = Callable[[], list[int]]
+"""A count for each layer, layer 0 first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCounters:
+    """What the plan says of each layer, and who counts what became of it."""
+
+    planned: list[Literal["keep", "recompute", "offload"]] | None = None
+    recomputes: Counter | None = None
+    offloads: Counter | None = None
+
+    def read(self) -> LayerMemory:
+        return LayerMemory(
+            planned=self.planned,
+            recomputes=self.recomputes and self.recomputes(),
+            offloads=self.offloads and self.offloads(),
+        )
 
 
 @contextmanager

@@ -33,7 +33,7 @@ Batch = Mapping[str, Any]  # Any: tensors, and numbers of TRL's padding-free col
 T = TypeVar("T")
 
 
-class StepMemory:
+class StepRetry:
     def __init__(
         self, trainer: Untyped, modes: LayerModes, policy: Policy, replan: Callable[[str], Policy]
     ) -> None:
@@ -51,7 +51,7 @@ class StepMemory:
     def apply(self, policy: Policy) -> None:
         self.policy = policy
         layers = len(self.modes.layers)
-        self.planned[:] = [policy.of(layer, layers) for layer in range(layers)]
+        self.planned[:] = [policy.mode_of(layer, layers) for layer in range(layers)]
         self.modes.set(self.planned)
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -72,7 +72,7 @@ class StepMemory:
     def recover(self, failure: str) -> None:
         """Drop what a failed pass has left, and plan anew."""
         self._trainer.model.zero_grad(set_to_none=True)
-        free_memory()
+        release_cached_memory()
         self.apply(self._replan(failure))
 
     def _make_optimizer_state(self) -> None:
@@ -85,7 +85,7 @@ class StepMemory:
                 return
             if last:
                 break
-            free_memory()
+            release_cached_memory()
         raise RunError(
             ErrorCode.OUT_OF_MEMORY,
             f"Out of memory for the optimiser's state, before the first update: {failure}",
@@ -111,7 +111,51 @@ class StepMemory:
             return first_line(error)
 
 
-def free_memory() -> None:
+class EvaluationRetry:
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.parts = 1
+        """Into how many an evaluation's batches are split."""
+
+    def run(self, evaluate: Callable[[int], T], *, rows: int, restore: Callable[[], None]) -> T:
+        """`evaluate` takes a batch of `rows` rows in so many parts; `restore` undoes what it has
+        counted before it failed. Raises RunError where one row at a time does not fit."""
+        while True:
+            found = self._tried(evaluate)
+            if not isinstance(found, _Failure):
+                return found
+            # The exception is gone, and with it all that its frames held.
+            release_cached_memory()
+            restore()
+            if self.parts >= rows:
+                raise RunError(
+                    ErrorCode.OUT_OF_MEMORY,
+                    f"Out of memory in an evaluation with one row at a time: {found.text}",
+                    category=ErrorCategory.OUT_OF_MEMORY,
+                    hint="Leave out the validation file's longest rows, or set a lower "
+                    "recipe.max_seq_length.",
+                )
+            self.parts = min(rows, 2 * self.parts)
+            self._tell(
+                f"Out of memory in an evaluation ({found.text}): its batches are taken in "
+                f"{self.parts} parts. Its loss stays that of the whole file."
+            )
+
+    def _tried(self, evaluate: Callable[[int], T]) -> T | _Failure:
+        try:
+            return evaluate(self.parts)
+        except Exception as error:  # out of memory comes as many types; others go on
+            if not is_out_of_memory(error):
+                raise
+            return _Failure(first_line(error))
+
+
+class _Failure:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def release_cached_memory() -> None:
     """Of what nothing refers to any more, and of what torch keeps for later."""
     gc.collect()
     if torch.cuda.is_available():
@@ -124,7 +168,7 @@ def first_line(error: Exception) -> str:
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
-def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
+def micro_batch_of(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
     """Counting labels waits for the device; without it every position counts as labelled."""
     rows, longest = (int(size) for size in batch["input_ids"].shape)
     tokens, padded = rows * longest, True

@@ -24,7 +24,6 @@ from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.paths import new_folder
 from tunesmith_worker.rundir.plan import Choices
 
-from .adapter_size import adapter_tensors
 from .embeddings import WholeMatrices, keep_in_fp32, whole_matrices
 
 Untyped = Any  # Any: transformers and peft are not typed
@@ -120,7 +119,7 @@ def _matches(name: str, target: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedAdapter:
     """What a saved adapter is beside the model in memory."""
 
     bytes: int
@@ -147,7 +146,7 @@ def save_trained(
     probe_ids: Sequence[int],
     dtype: torch.dtype,
     with_tokenizer: bool,
-) -> Saved | None:
+) -> SavedAdapter | None:
     """Write the adapter in `dtype` (or, with full tuning, the model as it is; then None) so that
     stock libraries load it. `with_tokenizer`: an adapter needs it, because tokens were added."""
     with new_folder(path) as folder:
@@ -163,7 +162,7 @@ def save_trained(
         _save_probe(folder, *probe)
         if with_tokenizer:
             _save_tokenizer(folder, tokenizer)
-        return Saved(bytes=size, rounding=float((probe[1] - trained).abs().max()))
+        return SavedAdapter(bytes=size, rounding=float((probe[1] - trained).abs().max()))
 
 
 @contextmanager
@@ -243,3 +242,37 @@ def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tens
 def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
     """Whoever loads the files can check that they are what was trained."""
     save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")
+
+
+def adapter_tensors(model: Untyped) -> dict[str, torch.Tensor]:
+    """What stock PEFT writes for `model`'s adapter, by the names of its file."""
+    # Asked for "auto", PEFT would look on the hub whether the vocabulary was resized.
+    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
+    """Size of adapter_model.safetensors; `model` may lie on the meta device.
+
+    8 bytes of length, a JSON header padded to 8, then the numbers:
+    https://huggingface.co/docs/safetensors#format.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in sorted(adapter_tensors(model).items()):
+        begin, end = end, end + tensor.numel() * dtype.itemsize
+        kind = {torch.bfloat16: "BF16", torch.float32: "F32"}[dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + -(-len(text) // 8) * 8 + end
+
+
+def resolve_adapter_bytes(model: Untyped, dtype: torch.dtype, choices: Choices) -> int:
+    """`predict_bytes`, written down."""
+    numbers = sum(tensor.numel() for tensor in adapter_tensors(model).values())
+    return choices.resolve(
+        "adapter_bytes",
+        "auto",
+        predict_bytes(model, dtype),
+        f"{numbers:,} numbers of {dtype.itemsize} bytes, and their names",
+    )

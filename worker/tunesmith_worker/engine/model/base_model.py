@@ -16,7 +16,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 from tunesmith_worker.rundir.errors import RunError, is_disk_full, is_out_of_memory
 from tunesmith_worker.rundir.plan import Device, LoadPlan
 
-from .quantization import quantization_config, settle_layers
+from .quantization import fix_nf4_layout, quantization_config
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 """There on a host with an NVIDIA card and a driver of any age."""
@@ -127,7 +127,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
             f"being {missing[0]}.",
             hint="Download the model again, or use one whose weights fit its config.json.",
         )
-    settle_layers(model)
+    fix_nf4_layout(model)
     return model
 
 

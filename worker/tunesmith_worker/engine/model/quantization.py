@@ -38,7 +38,7 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
     )
 
 
-def settle_layers(model: Untyped) -> None:
+def fix_nf4_layout(model: Untyped) -> None:
     """Hold bitsandbytes to one layout: on some CPUs it would repack NF4 weights for good, and round
     their scales to bf16, when a layer is first used for evaluation.
 

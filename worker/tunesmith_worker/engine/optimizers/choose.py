@@ -10,7 +10,7 @@ import torch
 from tunesmith_schema import Precision
 
 from .eight_bit import StochasticAdamW
-from .split_master import ErrorWordAdamW
+from .split_master import SplitMasterAdamW
 
 Untyped = Any  # Any: transformers is not typed
 OptimizerAndArguments = tuple[type[torch.optim.Optimizer], dict[str, Any]]  # Any: its arguments
@@ -32,11 +32,11 @@ def optimizer_for(
     if not full or precision in ("fp32", "bf16"):
         return None
     if precision == "bf16_split_master":
-        return ErrorWordAdamW, {"lr": learning_rate, **_BETAS_EPS}
+        return SplitMasterAdamW, {"lr": learning_rate, **_BETAS_EPS}
     return StochasticAdamW, {"lr": learning_rate, "seed": seed, **_BETAS_EPS}
 
 
-def described(precision: Precision) -> str:
+def describe_precision(precision: Precision) -> str:
     """One line for the user."""
     state, gradient = BYTES[precision]
     line = f"Full tuning in {precision}: weights and AdamW take {state} bytes a parameter, and "
@@ -53,6 +53,6 @@ def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
     """Within, the model's weights are what is to be saved: with error words, the fp32 masters
     rounded to bf16 as torch rounds."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
-    if isinstance(optimizer, ErrorWordAdamW):
+    if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()
     return nullcontext()

@@ -15,14 +15,14 @@ from tunesmith_kernels.adamw import AdamW
 from tunesmith_kernels.adamw_8bit import adamw_8bit_
 from tunesmith_kernels.moment_codes import Moments, num_blocks
 
-from .split_master import ErrorWordAdamW, State
+from .split_master import SplitMasterAdamW, State
 
 SMALL = 4096
 """Elements below which 8 bits save nothing worth having."""
 _MASK = (1 << 64) - 1
 
 
-class StochasticAdamW(ErrorWordAdamW):
+class StochasticAdamW(SplitMasterAdamW):
     def __init__(
         self,
         params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],  # Any: torch's groups
@@ -67,11 +67,11 @@ class StochasticAdamW(ErrorWordAdamW):
             v_code=state["v_code"],
             v_scale=state["v_scale"],
         )
-        seed = mixed(group["seed"], spec.step, index)
+        seed = mix_seed(group["seed"], spec.step, index)
         adamw_8bit_(weight, moments, grad, spec, seed, self.found_inf)
 
 
-def mixed(*numbers: int) -> int:
+def mix_seed(*numbers: int) -> int:
     """One seed of 62 bits for several numbers, by the finaliser of splitmix64
     (https://doi.org/10.1145/2660193.2660195)."""
     x = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .split_master import ErrorWordAdamW
+from .split_master import SplitMasterAdamW
 
 Untyped = Any  # Any: accelerate is not typed
 
@@ -26,7 +26,7 @@ def make_state(optimizer: Untyped) -> None:
                 if not parameter.requires_grad or optimizer.state.get(parameter):
                     continue
                 made.append(parameter)
-                if isinstance(optimizer, ErrorWordAdamW):
+                if isinstance(optimizer, SplitMasterAdamW):
                     optimizer.state[parameter] |= optimizer.fresh(parameter)
                 elif type(optimizer) is torch.optim.AdamW and not group["amsgrad"]:
                     optimizer.state[parameter] |= _adamw(parameter, group)

@@ -20,7 +20,7 @@ State = dict[str, Any]  # Any: tensors and plain numbers
 DTYPES = (torch.bfloat16, torch.float32)
 
 
-class ErrorWordAdamW(torch.optim.Optimizer):
+class SplitMasterAdamW(torch.optim.Optimizer):
     """Parameters in bf16; those that a model keeps in fp32 get plain AdamW.
 
     `found_inf` is what torch's fused optimisers know by that name: an fp32 scalar on the device;

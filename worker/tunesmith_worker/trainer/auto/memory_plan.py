@@ -16,24 +16,22 @@ import torch
 from pydantic import JsonValue
 
 from tunesmith_schema import ErrorCategory, ErrorCode, Precision
-from tunesmith_worker.engine.memory.choose import Given, Option, Planner
+from tunesmith_worker.engine.memory.choose import GradientCheckpointing, Option, Planner
 from tunesmith_worker.engine.memory.describe import (
     NAME,
-    as_choice,
-    difference,
+    describe_change,
+    format_bytes,
     policy_json,
-    policy_of,
-    sentence,
-    size,
+    stored_policy,
+    summary,
+    to_choice,
 )
 from tunesmith_worker.engine.memory.estimate import Correction, Policy, layer_kept, predict
-from tunesmith_worker.engine.memory.evaluation_retry import EvaluationMemory
-from tunesmith_worker.engine.memory.free_memory import HostPeak, find_room, measure_speed
-from tunesmith_worker.engine.memory.layer_counters import LayerCounters
+from tunesmith_worker.engine.memory.free_memory import HostPeak, measure_speed, read_free_memory
 from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
-from tunesmith_worker.engine.memory.recompute import LayerModes
-from tunesmith_worker.engine.memory.retry import StepMemory, first_line
+from tunesmith_worker.engine.memory.recompute import LayerCounters, LayerModes
+from tunesmith_worker.engine.memory.retry import EvaluationRetry, StepRetry, first_line
 from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch, shape_of
 from tunesmith_worker.engine.patches.report import PatchReport
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
@@ -61,7 +59,7 @@ class MemoryPlan:
         layouts: Layouts,
         patched: PatchReport | None,
         *,
-        given: Given,
+        checkpointing: GradientCheckpointing,
         may_split: bool,
         full: bool,
         precision: Precision,
@@ -69,8 +67,8 @@ class MemoryPlan:
         events: EventLog,
         write: Callable[[], None],
     ) -> None:
-        """`given`: recipe.gradient_checkpointing; `may_split`: the user has not said how many rows
-        a micro-batch has; `write` writes plan.json."""
+        """`checkpointing`: recipe.gradient_checkpointing; `may_split`: the user has not set the
+        rows of a micro-batch; `write` writes plan.json."""
         self._trainer, self._layouts, self._events = trainer, layouts, events
         self._choices, self._write = choices, write
         model = trainer.model
@@ -78,11 +76,11 @@ class MemoryPlan:
         self._device: torch.device = trainer.args.device
         shape = shape_of(model.config)
         can_recompute = len(self._modes.layers) == shape.layers
-        if given in (True, "offload") and not can_recompute:
+        if checkpointing in (True, "offload") and not can_recompute:
             raise RunError(
                 ErrorCode.RECIPE_INVALID,
-                f"recipe.gradient_checkpointing={given!r}: {type(model).__name__} has no layers "
-                "that can be recomputed.",
+                f"recipe.gradient_checkpointing={checkpointing!r}: {type(model).__name__} has no "
+                "layers that can be recomputed.",
                 hint="Leave it at 'auto'.",
                 param="recipe.gradient_checkpointing",
             )
@@ -96,23 +94,23 @@ class MemoryPlan:
             tuning=tuning,
             batch=batch,
             engine=engine,
-            room=find_room(self._device, tuning.weights + tuning.adapter),
-            given=given,
+            memory=read_free_memory(self._device, tuning.weights + tuning.adapter),
+            checkpointing=checkpointing,
             may_split=may_split,
             can_recompute=can_recompute,
             speed=measure_speed(self._device) if on_gpu else None,
         )
         self._host_peak: HostPeak | None = None
-        self.steps: StepMemory
+        self.steps: StepRetry
 
     def resolve(self) -> None:
         """The plan, tried on the longest micro-batch and in force."""
         earlier = self._choices.earlier(NAME)
-        policy = policy_of(earlier, self.planner.shape.layers)
+        policy = stored_policy(earlier, self.planner.shape.layers)
         first = policy or self.planner.choose().policy
-        self.steps = StepMemory(self._trainer, self._modes, first, self._replan)
+        self.steps = StepRetry(self._trainer, self._modes, first, self._replan)
         self._trainer.memory = self.steps
-        self._trainer.evaluation_memory = EvaluationMemory(
+        self._trainer.evaluation_memory = EvaluationRetry(
             partial(self._events.message, level="warn")
         )
         self.planner = replace(self.planner, correction=self._corrected(*self._probe()))
@@ -120,9 +118,9 @@ class MemoryPlan:
         if policy is None:
             option = self._choose_again(option)
         self.steps.apply(option.policy)
-        self._choices.add(as_choice(self.planner, option, sentence(self.planner, option)))
+        self._choices.add(to_choice(self.planner, option, summary(self.planner, option)))
         self._rule_out_layouts()
-        if self.planner.given == "offload" and not self.planner.engine.on_gpu:
+        if self.planner.checkpointing == "offload" and not self.planner.engine.on_gpu:
             self._events.message(
                 "gradient_checkpointing='offload' on a CPU: its memory is the host's, so layers "
                 "recompute and nothing is offloaded."
@@ -161,7 +159,7 @@ class MemoryPlan:
         found = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
         predicted = found.peak if planner.engine.on_gpu else self._growth(found.peak)
-        surprises = self._modes.surprises()
+        deviations = self._modes.deviations()
         data: dict[str, JsonValue] = {
             "predicted_peak_bytes": predicted,
             "real_peak_bytes": real,
@@ -169,14 +167,14 @@ class MemoryPlan:
             "largest_micro_batch_tokens": seen.tokens,
             "layers": [asdict(counts) for counts in self._modes.counts],
         }
-        text = f"Memory at the peak: {size(predicted)} predicted"
+        text = f"Memory at the peak: {format_bytes(predicted)} predicted"
         if real is not None:
-            text += f", {size(real)} {how}"
+            text += f", {format_bytes(real)} {how}"
             if predicted >= _TELLING:
                 text += f" ({real / predicted - 1:+.0%})"
         self._events.message(text, data=data)
-        for surprise in surprises:
-            self._events.message(f"Recomputation is not as planned: {surprise}.", level="warn")
+        for deviation in deviations:
+            self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
         """The longest micro-batch of the longest step, and who computes it."""
@@ -199,8 +197,10 @@ class MemoryPlan:
             one = replace(self.planner, batch=batch, engine=engine)
             option = one.option(replace(self.steps.policy, parts=1))
             if not option.fits:
-                peak, budget = option.prediction.peak, self.planner.room.budget
-                reason = f"would take {size(peak)} of {size(budget)} that may be used"
+                peak, budget = option.prediction.peak, self.planner.memory.budget
+                reason = (
+                    f"would take {format_bytes(peak)} of {format_bytes(budget)} that may be used"
+                )
                 self._layouts.rule_out(name, reason)
                 self._events.message(f"{name} micro-batches are not tried: they {reason}.")
 
@@ -274,12 +274,12 @@ class MemoryPlan:
                 hint="Set a lower recipe.max_seq_length, use a smaller model"
                 + (
                     ", or recipe.gradient_checkpointing='auto'."
-                    if self.planner.given is False
+                    if self.planner.checkpointing is False
                     else "."
                 ),
             )
         option = self.planner.option(policy)
-        done = difference(failed, policy, rows)
+        done = describe_change(failed, policy, rows)
         self._events.message(
             f"Out of memory ({failure}): {done}. The batch of a step stays as it was and so does "
             "the optimiser; the step begins again.",
@@ -287,7 +287,7 @@ class MemoryPlan:
             data={"from": policy_json(failed), "to": policy_json(policy), "failure": failure},
         )
         if any(choice.name == NAME for choice in self._choices.made):
-            self._choices.replace(as_choice(self.planner, option, f"out of memory: {done}"))
+            self._choices.replace(to_choice(self.planner, option, f"out of memory: {done}"))
             self._write()
         return policy
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from tunesmith_worker.rundir.paths import move_folder, new_folder
 
 if TYPE_CHECKING:  # it imports torch
-    from tunesmith_worker.engine.model.adapters import Saved
+    from tunesmith_worker.engine.model.adapters import SavedAdapter
 
-Save = Callable[[Path], "Saved | None"]
+Save = Callable[[Path], "SavedAdapter | None"]
 """Writes the weights that the model has now into a folder, whole or not at all."""
 
 _PREFIX = "best-step-"
@@ -33,7 +33,7 @@ class BestWeights:
     def folder(self, step: int) -> Path:
         return self._checkpoints / f"{_PREFIX}{step}"
 
-    def keep(self, step: int) -> Saved | None:
+    def keep(self, step: int) -> SavedAdapter | None:
         """Save the weights of `step`, then forget those kept before."""
         saved = self._save(self.folder(step))
         _forget(self._checkpoints, but=self.folder(step))

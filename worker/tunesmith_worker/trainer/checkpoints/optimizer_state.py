@@ -14,6 +14,9 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers and accelerate are not typed
 Json = dict[str, Any]  # Any: JSON
 
+_RENAMED_KINDS = {"ErrorWordAdamW": "SplitMasterAdamW"}
+"""Former class name of an optimiser, in resume points of earlier versions -> current name."""
+
 
 def inner(optimizer: Untyped) -> torch.optim.Optimizer:
     """What accelerate wraps."""
@@ -55,9 +58,10 @@ def restore_optimizer(
     tensors: dict[str, torch.Tensor],
 ) -> None:
     """Raises RunError when it is another optimiser, or one of other parameters."""
-    if kind_of(optimizer) != plain["kind"]:
+    saved_kind = _RENAMED_KINDS.get(plain["kind"], plain["kind"])
+    if kind_of(optimizer) != saved_kind:
         raise _misfit(
-            f"it was trained with {plain['kind']}, and recipe.precision now trains with "
+            f"it was trained with {saved_kind}, and recipe.precision now trains with "
             f"{kind_of(optimizer)}",
             "recipe.precision",
         )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from tunesmith_worker.engine.memory.retry import StepMemory
+from tunesmith_worker.engine.memory.retry import StepRetry
 from tunesmith_worker.engine.memory.shapes import MicroBatch
 from tunesmith_worker.engine.patches.attention_interface import reads_segments
 from tunesmith_worker.trainer.auto.layout_choice import Layout
@@ -47,7 +47,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         `least_parts`: forward passes of a step, whatever its memory allows."""
         self._least_parts = least_parts
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
-        self.memory: StepMemory | None = None
+        self.memory: StepRetry | None = None
         """Watches the memory of each step, where it has been planned."""
         self.figures = StepScores()
         """Of the last step."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tunesmith_worker.engine.optimizers.split_master import ErrorWordAdamW
+from tunesmith_worker.engine.optimizers.split_master import SplitMasterAdamW
 from tunesmith_worker.engine.random_state import RandomState
 from tunesmith_worker.rundir.errors import RunError
 
@@ -53,7 +53,7 @@ class NanGuard:
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises ValueError for an optimiser that does not know `found_inf`."""
         fused = all(group.get("fused") for group in optimizer.param_groups)
-        if not fused and not isinstance(optimizer, ErrorWordAdamW):
+        if not fused and not isinstance(optimizer, SplitMasterAdamW):
             raise ValueError(f"{type(optimizer).__name__} is not fused: it would take a NaN")
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # torch reads it so
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from tunesmith_worker.engine.model.embeddings import embedding_parameters, give_rate
+from tunesmith_worker.engine.model.embeddings import embedding_parameters, set_learning_rate
 from tunesmith_worker.trainer.checkpoints.state import Saved
 
 from .nan_guard import NanGuard
@@ -34,7 +34,7 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self._embedding_rate is not None:
-            give_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
+            set_learning_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
         self.guard.watch(optimizer)
         return optimizer
 

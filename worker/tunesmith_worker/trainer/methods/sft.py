@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import trl
 
-from tunesmith_worker.engine.memory.evaluation_retry import EvaluationMemory
-from tunesmith_worker.engine.memory.retry import StepMemory, describe
+from tunesmith_worker.engine.memory.retry import EvaluationRetry, StepRetry, micro_batch_of
 from tunesmith_worker.engine.memory.shapes import MicroBatch
 from tunesmith_worker.engine.patches.batch_layout import batch_layout
 from tunesmith_worker.engine.patches.trl_compat import metrics_so_far, restore_metrics
@@ -63,9 +62,9 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
-        self.memory: StepMemory | None = None
+        self.memory: StepRetry | None = None
         """Watches the memory of each step, where it has been planned."""
-        self.evaluation_memory = EvaluationMemory(lambda text: None)
+        self.evaluation_memory = EvaluationRetry(lambda text: None)
         self.step_loss = torch.zeros((), device=self.args.device)
         """Of the last step."""
         self.name_row: RowName | None = None
@@ -169,7 +168,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @staticmethod
     def describe(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
-        return describe(batch, count_labels=count_labels)
+        return micro_batch_of(batch, count_labels=count_labels)
 
     @staticmethod
     def probe_batch(batch: Batch) -> Batch:

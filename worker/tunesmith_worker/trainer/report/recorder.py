@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
 
 if TYPE_CHECKING:
-    from tunesmith_worker.engine.memory.layer_counters import LayerCounters
+    from tunesmith_worker.engine.memory.recompute import LayerCounters
     from tunesmith_worker.trainer.auto.layouts import Layouts
 
     from .rollouts import RoundFigures

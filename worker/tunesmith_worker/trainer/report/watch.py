@@ -16,7 +16,7 @@ from tunesmith_schema import (
     TrainingSettings,
     Utilization,
 )
-from tunesmith_worker.engine.memory.layer_counters import LayerCounters
+from tunesmith_worker.engine.memory.recompute import LayerCounters
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.trainer.auto.layouts import Layouts
 

@@ -18,9 +18,8 @@ from typing import Generic, TypeVar
 from pydantic import JsonValue
 
 from tunesmith_schema import ErrorCategory, PhaseName
-from tunesmith_worker.engine.memory.describe import size
-from tunesmith_worker.engine.model.adapter_size import predict_bytes
-from tunesmith_worker.engine.model.adapters import adapter_dtype
+from tunesmith_worker.engine.memory.describe import format_bytes
+from tunesmith_worker.engine.model.adapters import adapter_dtype, predict_bytes
 from tunesmith_worker.rundir.events import EventLog
 
 from .check_context import Subject, Tuned
@@ -132,13 +131,13 @@ def check_directory(subject: Tuned) -> Outcome:
         findings.append(
             Finding(
                 _DIRECTORY,
-                f"{size(free)} are free, and the result with {RESUME_POINTS} resume points takes "
-                f"{size(needed)} ({MARGIN - 1:.0%} to spare included).",
+                f"{format_bytes(free)} are free, and the result with {RESUME_POINTS} resume points "
+                f"takes {format_bytes(needed)} ({MARGIN - 1:.0%} to spare included).",
                 "Free space in the worker's data directory, then start the job again.",
                 category=ErrorCategory.INFRASTRUCTURE,
             )
         )
-    return judged(_DIRECTORY, findings, f"{size(needed)} needed, {size(free)} free")
+    return judged(_DIRECTORY, findings, f"{format_bytes(needed)} needed, {format_bytes(free)} free")
 
 
 def predicted_bytes(subject: Tuned) -> int:

@@ -162,7 +162,7 @@ class Numerics:
     def _layers(self) -> int:
         """How many layers to compare over; 0: all as they are, as fp32 cannot be had."""
         model, planner = self.subject.model, self.subject.memory.planner
-        free = planner.room.free - planner.tuning.weights - planner.tuning.adapter
+        free = planner.memory.free - planner.tuning.weights - planner.tuning.adapter
         layers = getattr(backbone_of(model), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):
             return 0
@@ -189,7 +189,7 @@ def _skipped(why: str) -> list[Outcome]:
 
 
 def has_whole_matrices(model: Untyped) -> bool:
-    """They compute in the base model's dtype (engine/model/embeddings/whole.py)."""
+    """They compute in the base model's dtype (engine/model/embeddings/whole_matrices.py)."""
     return any(isinstance(one, peft.utils.ModulesToSaveWrapper) for one in model.modules())
 
 

@@ -241,7 +241,7 @@ def _zero_rows(matrix: Matrix, used: list[int]) -> list[int]:
 
 
 def _head_has_bias(matrices: Matrices) -> bool:
-    """Such a head's rows are left alone, which has been told (engine/model/embeddings/rows.py)."""
+    """Return True if the head has a bias: its rows are not trained (embeddings/token_rows.py)."""
     return matrices.head is not None and getattr(matrices.head.module, "bias", None) is not None
 
 

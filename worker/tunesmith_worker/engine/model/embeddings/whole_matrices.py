@@ -1,7 +1,7 @@
 """The embedding and the head as whole matrices: by consent, with their price, in fp32.
 
 An adapter that holds them is about as large as the model they come from; a few tokens never need it
-(rows.py).
+(token_rows.py).
 """
 
 from __future__ import annotations

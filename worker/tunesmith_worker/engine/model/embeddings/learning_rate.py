@@ -20,7 +20,7 @@ from .matrices import Matrices
 Untyped = Any  # Any: transformers and peft are not typed
 
 
-def embedding_rate(
+def embedding_learning_rate(
     model: Untyped, recipe: Recipe, learning_rate: float, choices: Choices
 ) -> float | None:
     """None where there is no such parameter, or where it shares `learning_rate`."""
@@ -39,7 +39,7 @@ def embedding_parameters(model: Untyped) -> list[torch.nn.Parameter]:
     return list({id(p): p for p in every if p.requires_grad}.values())
 
 
-def give_rate(
+def set_learning_rate(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], rate: float
 ) -> None:
     """Move `parameters` into groups of their own with learning rate `rate`; everything else of

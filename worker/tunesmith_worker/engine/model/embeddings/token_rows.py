@@ -20,7 +20,7 @@ from tunesmith_worker.rundir.events import EventLog
 
 from .matrices import Matrices, Matrix, mean_row
 from .new_tokens import NewTokens
-from .untrained import find_untrained
+from .untrained_rows import find_untrained
 
 Untyped = Any  # Any: transformers, peft and datasets are not typed
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.worker.engine.patches.models import FAMILIES, make_model
-from tunesmith_worker.engine.model.embeddings.untrained import find_untrained
+from tunesmith_worker.engine.model.embeddings.untrained_rows import find_untrained
 
 
 def _found(weight: torch.Tensor) -> tuple[list[int], list[int]]:
