@@ -11,11 +11,11 @@ import pytest
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data
 from tunesmith_schema import ROLLOUT, TRAINING, ControlAction, ControlFile, EventKind, RunReport
+from tunesmith_worker.engine.memory.recompute import LayerCounters
 from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.paths import RunDirectory, write_json
 from tunesmith_worker.trainer.report import recorder as recorders
 from tunesmith_worker.trainer.report import watch
-from tunesmith_worker.trainer.report.watch import LayerCounters
 from tunesmith_worker.trainer.run import main
 
 LIVE = {"step_seconds", "data_wait_share", "padding_share", "memory_rss"}

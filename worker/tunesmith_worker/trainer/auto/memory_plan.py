@@ -50,7 +50,7 @@ class MemoryPlan:
     """One run's: settle it, train, then report.
 
     The trainer says what its steps are: `longest_step`, its `micro_batches`, how each is
-    `described`, and how much of one there is `probe_batch` with what `probe_loss`.
+    `describe`d, and how much of one there is `probe_batch` with what `probe_loss`.
     """
 
     def __init__(

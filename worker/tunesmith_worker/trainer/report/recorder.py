@@ -47,7 +47,9 @@ class RunRecorder:
         layers: LayerCounters | None = None,
     ) -> None:
         """Time the training of `trainer`, which comes next."""
-        from .watch import LayerCounters, TrainingWatch
+        from tunesmith_worker.engine.memory.recompute import LayerCounters
+
+        from .watch import TrainingWatch
 
         self._watch = TrainingWatch(
             trainer,
