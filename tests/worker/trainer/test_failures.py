@@ -210,7 +210,7 @@ def test_a_bad_row_is_named(make_run: MakeRun) -> None:
     found = failure(make_run([*QUESTIONS, {"question": "a", "answer": ""}], recipe=FAST))
     assert (found.code, found.category) == (ErrorCode.DATASET_INVALID, ErrorCategory.DATA)
     assert found.message == "train.jsonl, row 17: answer is empty"
-    assert found.hint == "Mend the row and upload the file again."
+    assert found.hint == "Fix the row and upload the file again."
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in")

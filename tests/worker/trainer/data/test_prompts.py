@@ -78,7 +78,7 @@ def test_every_format_asks_and_keeps_all_fields(
         2 * len(ids),
         len(ids),
     )
-    assert counts.plain == (2 if format == PromptFormat.PROMPT else 0)
+    assert counts.without_template == (2 if format == PromptFormat.PROMPT else 0)
     found = validate_file(path, path.name)
     assert (found.prompt_format, "reinforcement" in found.usable_for) == (format, True)
 
@@ -96,7 +96,7 @@ def test_a_prompt_may_be_a_conversation_with_tools(tmp_path: Path) -> None:
     rows, counts = read(written(tmp_path / "rows.jsonl", row), tokenizer)
     assert rows[0].text == "add;[user]a[assistant]b[user]c[assistant]"
     assert rows[0].item["tools"] == tools
-    assert counts.plain == 0
+    assert counts.without_template == 0
 
 
 def test_there_is_one_bos_and_no_eos(tmp_path: Path) -> None:
@@ -110,10 +110,12 @@ def test_there_is_one_bos_and_no_eos(tmp_path: Path) -> None:
     )
     tokenizer.chat_template = templates.LLAMA3
     chat, _ = read(written(tmp_path / "chat.jsonl", ASKED), tokenizer)
-    plain, _ = read(written(tmp_path / "plain.jsonl", {"prompt": "Hi"}), tokenizer)
+    without_template, _ = read(
+        written(tmp_path / "without_template.jsonl", {"prompt": "Hi"}), tokenizer
+    )
     assert chat[0].text.startswith("<s>")
-    assert not plain[0].text.startswith("<s>")
-    for row in (chat[0], plain[0]):
+    assert not without_template[0].text.startswith("<s>")
+    for row in (chat[0], without_template[0]):
         assert (row.prompt_ids[0], row.prompt_ids.count(bos)) == (bos, 1)
         assert row.prompt_ids[-1] != eos
 
@@ -125,7 +127,7 @@ def test_without_a_template_questions_are_plain_text_and_conversations_are_refus
     tokenizer.chat_template = None
     rows, counts = read(written(tmp_path / "q.jsonl", GOOD[PromptFormat.QUESTION]), tokenizer)
     assert rows[0].text == "Hi\n"
-    assert counts.plain == 0, "there is no template that they could have missed"
+    assert counts.without_template == 0, "there is no template that they could have missed"
     rows, _ = read(written(tmp_path / "i.jsonl", GOOD[PromptFormat.INSTRUCTION]), tokenizer)
     assert rows[0].text.endswith("### Instruction:\nSay\n\n### Input:\nHi\n\n### Response:\n")
     with pytest.raises(RunError) as refused:
@@ -137,17 +139,17 @@ def test_what_a_template_refuses_is_a_bad_row(tmp_path: Path) -> None:
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = templates.GEMMA
     row = {"messages": [{"role": "system", "content": "s"}, *ASKED["messages"]]}
-    with pytest.raises(DataError, match="row 2: the model's chat template refuses it"):
+    with pytest.raises(DataError, match="row 2: the model's chat template rejects"):
         read(written(tmp_path / "rows.jsonl", ASKED, row), tokenizer)
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (ANSWERED, "messages ends in an assistant turn, which leaves nothing to generate"),
-        ({"prompt": ANSWERED["messages"]}, "prompt ends in an assistant turn"),
+        (ANSWERED, "messages ends with an assistant turn, so there is nothing to generate"),
+        ({"prompt": ANSWERED["messages"]}, "prompt ends with an assistant turn"),
         ({"messages": []}, "messages must be a list with at least one message"),
-        ({"messages": [{"role": "tool", "content": "4"}]}, "messages has a tool's answer before"),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "messages has a tool message before"),
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 3}, "prompt is a int, must be a string"),
         ({"prompt": None}, "prompt is null"),
@@ -271,7 +273,7 @@ def test_both_files_are_read_and_what_was_lost_is_told(tmp_path: Path) -> None:
         (
             "{{item.answr}}",
             {},
-            "which is not there: the row has question; so it is",
+            "which is not there: the row has question; the same",
         ),
         ("{{ item.a.b }}", {"a": {"c": 1}}, "reads {{item.a.b}}"),
         ("{{item.list[1]}}", {"list": [1]}, "reads {{item.list[1]}}"),
@@ -289,7 +291,7 @@ def test_a_grader_that_reads_what_a_row_has_not_is_found_before_training(
     assert (failure.category, failure.code) == (ErrorCategory.GRADER, ErrorCode.GRADER_INVALID)
     assert failure.message.startswith("train.jsonl, row 2: ")
     assert said in failure.message
-    assert failure.message.endswith("so it is with 1 of 2 rows.")
+    assert failure.message.endswith("the same in 1 of 2 rows.")
 
 
 def test_every_grader_of_a_multi_is_looked_at(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def test_only_the_completion_of_conversational_rows_is_trained(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ('{"messages": [}', "not valid JSON at column 15: Expecting value"),
+        (
+            '{"messages": [}',
+            """not valid JSON at column 15: '{"messages": [}'; a line must be one complete""",
+        ),
         ("[1]", "is a list, must be an object with named columns"),
         ({"foo": 1}, "has the columns 'foo': needs one of 'messages'; 'conversations'; "),
         ({"question": "a", "answer": None}, "answer is null"),
@@ -133,7 +136,7 @@ def test_only_the_completion_of_conversational_rows_is_trained(tmp_path: Path) -
         ),
         (
             messages(("user", [{"type": "image_url"}]), ("assistant", "b")),
-            "messages[0].content[0] is a 'image_url' part: only text can be trained",
+            "messages[0].content[0] is a 'image_url' part: only text is supported",
         ),
         ({"text": "Hi"}, "is a 'text' row, but the file started with 'messages' rows"),
         (
@@ -206,7 +209,7 @@ def test_broken_arrays_and_parquet_files_say_where(tmp_path: Path) -> None:
     path.write_text('[\n{"text": "a"},\n{"text" "b"}]')
     message = validate_file(path, "rows.json").problems[0].message
     assert message.startswith(
-        "the file is not a valid JSON array: Expecting ':' delimiter at line 3"
+        """the file is not a valid JSON array at line 3, column 9: '{"text" "b"}]'; an array is"""
     )
     path.write_bytes(b"PAR1 nonsense")
     message = validate_file(path, "rows.parquet").problems[0].message

@@ -72,7 +72,7 @@ def test_a_second_run_takes_what_the_first_one_made(host: Host, tmp_path: Path) 
     made = host.tokens(data_file(tmp_path))
     taken = host.tokens(data_file(tmp_path, "another-name.jsonl"))
     assert "tokenised by 1 process in" in host.told[0]
-    assert "another-name.jsonl: taken from the cache in" in host.told[1]
+    assert "another-name.jsonl: read from the cache in" in host.told[1]
     assert taken.dataset.to_list() == made.dataset.to_list()
     assert (taken.counts, taken.first) == (made.counts, made.first)
     assert host.warned == []
@@ -188,7 +188,7 @@ def test_a_damaged_entry_is_made_again_and_said(
     assert len(host.warned) == 1
     assert "are damaged" in host.warned[0]
     host.tokens(path)
-    assert ["taken" in told for told in host.told] == [False, False, True]
+    assert ["read from" in told for told in host.told] == [False, False, True]
 
 
 def test_what_was_used_least_recently_makes_room(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_was_used_least_recently_makes_room(tmp_path: Path) -> None:
     kept = small.tokens(paths[2])
     for path in (paths[2], paths[0], paths[1]):
         small.tokens(path)
-    assert ["taken" in told for told in small.told] == [False, True, True, False]
+    assert ["read from" in told for told in small.told] == [False, True, True, False]
     assert len(kept.dataset[0]["input_ids"]) > 0
 
     none = Host(tmp_path, most_bytes=0)
@@ -230,7 +230,7 @@ def test_what_is_no_entry_is_let_be(host: Host, tmp_path: Path) -> None:
     (host.folder / "notes.txt").write_text("a stray file")
     host.tokens(path)
     host.tokens(path)
-    assert ["taken" in told for told in host.told] == [False, True]
+    assert ["read from" in told for told in host.told] == [False, True]
     assert (host.folder / "notes.txt").read_text() == "a stray file"
 
 
@@ -249,7 +249,7 @@ def test_two_workers_that_make_the_same_tokens_do_not_meet(
     monkeypatch.setattr(TokenCache, "keep", overtaken)
     rows = first.tokens(path).dataset.to_list()
     assert rows == second.tokens(path).dataset.to_list()
-    assert ["taken" in told for told in first.told + second.told] == [False, False, True]
+    assert ["read from" in told for told in first.told + second.told] == [False, False, True]
     assert first.warned + second.warned == []
     assert len(first.entries()) == 1
     assert list(first.scratch.iterdir()) == []
@@ -278,7 +278,7 @@ def test_runs_share_the_cache_their_supervisor_names(
     ]
     assert [text.rpartition(" in ")[0] for text in said] == [
         "train.jsonl: tokenised by 1 process",
-        "train.jsonl: taken from the cache",
+        "train.jsonl: read from the cache",
     ]
     assert losses(runs[0]) == losses(runs[1])
     assert sorted(path.name for path in runs[0].iterdir()) == sorted(

@@ -225,7 +225,7 @@ def test_what_a_killed_helper_left_undone_is_done_by_the_trainer(tmp_path: Path)
     found, warnings = done_with_helpers(path, psutil.Process.kill)
     assert found == in_memory(work(), path)
     assert warnings == [
-        "train: a process that helped to tokenise ended with signal 9; the trainer does its part"
+        "train: a tokenising helper process ended with signal 9; the trainer does its work"
     ]
 
 
@@ -235,7 +235,7 @@ def test_a_helper_that_answers_nonsense_is_done_with(
     def nonsense(*_: object) -> None:
         raise ValueError("not JSON")
 
-    monkeypatch.setattr("tunesmith_worker.trainer.data.token_stream.ask", nonsense)
+    monkeypatch.setattr("tunesmith_worker.trainer.data.token_stream.request_tokens", nonsense)
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     counts, warnings = Counts(), list[str]()
     with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
@@ -263,14 +263,13 @@ def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
     monkeypatch.setattr(Work, "do", slow)
     monkeypatch.setattr(token_stream._Helper, "give_up", told)
     monkeypatch.setattr(token_stream, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(token_stream, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(token_stream, "_POLL_SECONDS", 0.1)
     path = written(tmp_path, "jsonl", [{"text": f"a {i}"} for i in range(60)])
     before = set(psutil.Process().children())
     found, warnings = done_with_helpers(path, psutil.Process.suspend)
     assert found == in_memory(work(), path)
     assert warnings == [
-        "train: a process that helped to tokenise gave no answer and was killed; "
-        "the trainer does its part"
+        "train: a tokenising helper process did not reply and was killed; the trainer does its work"
     ]
     assert [seconds >= 20 * 0.03 for seconds in silent] == [True]
     assert set(psutil.Process().children()) == before
@@ -289,7 +288,7 @@ def test_a_tokenizer_that_cannot_be_saved_is_used_by_the_trainer_alone(
         assert sum(batch.num_rows for batch, _ in stream.results(read_chunks(path))) == 20
         assert stream.processes == 1
     assert warnings == [
-        "train: tokenised by 1 processes only: NotImplementedError: no slow tokenizer"
+        "train: tokenised by only 1 process: NotImplementedError: no slow tokenizer"
     ]
 
 

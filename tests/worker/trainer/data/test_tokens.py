@@ -53,7 +53,7 @@ def test_the_answer_and_its_end_are_trained_and_nothing_else() -> None:
             ]
         )["input_ids"]
     )
-    assert data.counts.endless == 0
+    assert data.counts.without_end_token == 0
 
 
 def test_there_is_one_bos_although_template_and_tokenizer_both_add_it() -> None:
@@ -111,10 +111,10 @@ def test_long_rows_are_dropped_cut_or_refused_as_asked() -> None:
     long = {"question": "hi", "answer": "word " * 60}
     dropped = tokenized(tokenizer, QA, long, max_seq_length=60).counts
     assert (dropped.rows, dropped.kept, dropped.dropped_too_long) == (2, 1, 1)
-    assert "1 of 2 rows dropped, longer than max_seq_length=60" in next(dropped.losses("x", 60))
+    assert "1 of 2 rows dropped, longer than max_seq_length=60" in next(dropped.warnings("x", 60))
     cut = tokenized(tokenizer, QA, long, max_seq_length=60, overlong="truncate")
     assert (cut.counts.kept, cut.counts.truncated, cut.counts.longest) == (2, 1, 60)
-    assert cut.counts.endless == 1
+    assert cut.counts.without_end_token == 1
     with pytest.raises(RunError, match=r"row 2: \d+ tokens are more than max_seq_length=60"):
         tokenized(tokenizer, QA, long, max_seq_length=60, overlong="error")
 

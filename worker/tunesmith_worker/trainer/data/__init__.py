@@ -1,1 +1,1 @@
-"""From a file to token ids and labels. `rows` needs no torch; `chat`, `tokens` know a tokenizer."""
+"""Data files to token ids and labels. The checks in `rows` need neither torch nor a tokenizer."""

@@ -1,7 +1,6 @@
-"""Rows as text for one tokenizer, with the spans of characters that carry loss.
+"""Rows rendered as text for one tokenizer, with the character spans that carry loss.
 
-The spans come from the structure of the conversation, never from searching for marker strings.
-Does not tokenise.
+The spans follow from the structure of the conversation, not from a search for marker strings.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from .formats import Message, Row
 Span = tuple[int, int]
 Tokenizer = Any  # Any: transformers ships types too slow for mypy to read
 
-_REFUSALS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
-"""What a template raises, by `raise_exception` or by stumbling over what it did not expect."""
+_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
+"""Exceptions of a template: its own `raise_exception`, or an operation on an unexpected value."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -33,22 +32,22 @@ class Rendered:
 
     text: str
     spans: tuple[Span, ...]
-    """Characters that carry loss."""
+    """Character ranges that carry loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedRow:
     number: int
     examples: tuple[Rendered, ...]
-    """One, or more when the template rewrites earlier turns; none when no turn can be trained."""
+    """One example, several if the template rewrites earlier turns, or none."""
     is_chat: bool
-    """The template wrote all special tokens: add none."""
-    turns_left_out: int = 0
-    """Assistant turns that no example trains, because nothing proves where they stand."""
+    """True if the chat template wrote the text, special tokens included."""
+    skipped_turns: int = 0
+    """Number of assistant turns without training, because their span could not be determined."""
 
 
 def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedRow:
-    """The row as the model will read it, with the spans it is to learn."""
+    """Return the text of a row as the model reads it, with the spans that carry loss."""
     if row.messages is not None and tokenizer.chat_template is not None:
         template = _Template(tokenizer, row)
         return _render_turns(template, row) if assistant_only else _render_whole(template, row)
@@ -61,8 +60,8 @@ def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedR
 
 
 def render_prompt(tokenizer: Tokenizer, row: Row) -> tuple[str, bool]:
-    """What the row asks, up to where the model is to answer; whether the template wrote it, special
-    tokens included."""
+    """Return the text before the model's answer, and True if the chat template wrote that text
+    (special tokens included)."""
     if row.messages is not None and tokenizer.chat_template is not None:
         return _Template(tokenizer, row).whole(len(row.messages), prompt=True), True
     if row.text is None:
@@ -79,7 +78,7 @@ def _no_template(number: int) -> DataError:
 
 
 class _Template:
-    """The chat template applied to the first `count` messages of one row."""
+    """Chat template applied to the first `count` messages of one row."""
 
     def __init__(self, tokenizer: Tokenizer, row: Row) -> None:
         assert row.messages is not None
@@ -89,7 +88,7 @@ class _Template:
         self._tools = list(row.tools) if row.tools else None
 
     def text(self, count: int, *, prompt: bool = False) -> str:
-        """`prompt` adds what makes the model answer."""
+        """Return the rendered text. `prompt` appends the generation prompt."""
         rendered: str = self._tokenizer.apply_chat_template(
             self._messages[:count],
             tools=self._tools,
@@ -99,55 +98,53 @@ class _Template:
         return rendered
 
     def whole(self, count: int, *, prompt: bool = False) -> str:
-        """Like `text`; when the template refuses the messages, the row is a bad row."""
+        """Return the same as `text`. Raises DataError if the template rejects the messages."""
         try:
             return self.text(count, prompt=prompt)
-        except _REFUSALS as error:
+        except _TEMPLATE_ERRORS as error:
             roles = ", ".join(message["role"] for message in self._messages[:count][:8])
             raise DataError(
-                f"row {self._number}: the model's chat template refuses it (roles {roles}): "
-                f"{error}",
-                hint="Change the row to what the model's template allows: most want user and "
-                "assistant in turn, after at most one system message.",
+                f"row {self._number}: the model's chat template rejects the messages (roles "
+                f"{roles}): {error}",
+                hint="Change the row to fit the model's template. Most templates require "
+                "alternating user and assistant turns after at most one system message.",
             ) from error
 
     def turn(self, index: int, whole: str, count: int) -> Span | None:
-        """Where the turn at `index` stands in `whole`, the first `count` messages; None when that
-        cannot be proven.
+        """Return the span of turn `index` in `whole`, the first `count` messages, or None if the
+        span cannot be determined.
 
-        The turn is what follows render(messages[:index]) up to the end of
-        render(messages[:index + 1]), if both are prefixes of `whole`. Of that, what the
-        generation prompt gives is not the model's to say, nor is white space after the
-        end-of-turn token.
+        The turn extends from the end of render(messages[:index]) to the end of
+        render(messages[:index + 1]), if both are prefixes of `whole`. The generation prompt and
+        white space after the end-of-turn token are not part of the span.
         """
         try:
             prompt = self.text(index, prompt=True) if index else self._opening(whole)
-            if not whole.startswith(prompt):  # e.g. it opens a think block that history lacks
+            if not whole.startswith(prompt):  # for example a think block that history lacks
                 before = self.text(index)
                 if not whole.startswith(before):
                     return None
                 prompt = whole[: max(len(before), _common_length(prompt, whole))]
             upto = whole if index + 1 == count else self.text(index + 1)
-        except _REFUSALS:
-            return None  # it refuses a conversation that stops here
+        except _TEMPLATE_ERRORS:
+            return None  # the template rejects a conversation that ends here
         if not whole.startswith(upto) or len(upto) < len(prompt):
             return None
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
 
     def _opening(self, whole: str) -> str:
-        """What precedes a conversation's first turn when that is the assistant's. Templates refuse
-        to render no message at all, so what asks for an answer is taken from where it shows: after
-        the first message."""
-        one, asked = self.text(1), self.text(1, prompt=True)
-        ask = asked[len(one) :] if asked.startswith(one) else ""
-        start = whole.find(ask) + len(ask)
+        """Return the text before a first turn of the assistant. Templates do not render an empty
+        conversation, so the generation prompt is taken from behind the first message."""
+        first, prompted = self.text(1), self.text(1, prompt=True)
+        prompt = prompted[len(first) :] if prompted.startswith(first) else ""
+        start = whole.find(prompt) + len(prompt)
         content = str(self._messages[0].get("content") or "").strip()
-        if not ask or ask not in whole or not whole[start:].lstrip().startswith(content):
-            raise ValueError("the first turn cannot be told from what precedes it")
+        if not prompt or prompt not in whole or not whole[start:].lstrip().startswith(content):
+            raise ValueError("the start of the first turn cannot be determined")
         return whole[:start]
 
     def marked_turns(self, count: int) -> list[Span]:
-        """The spans that the template itself marks with {% generation %}, in order."""
+        """Return the spans that the template marks with {% generation %}, in order."""
         if not _GENERATION.search(str(self._tokenizer.chat_template)):
             return []
         encoded = self._tokenizer.apply_chat_template(
@@ -171,8 +168,8 @@ class _Template:
         return spans
 
 
-def _common_length(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+def _common_length(left: str, right: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), len(left))
 
 
 def _render_whole(template: _Template, row: Row) -> RenderedRow:
@@ -182,35 +179,36 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 
 
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
-    """Train the assistant's turns.
+    """Return examples that train the assistant's turns.
 
-    Each pass renders up to the last turn not yet trained, just as the model will see it when it
-    answers there. Most templates only ever append: one pass trains every turn. Those that rewrite
-    history (Qwen3 drops earlier thinking) take a further pass for each turn that they rewrote.
+    Each pass renders up to the last pending turn, exactly as the model sees it when it answers
+    there. Most templates only append, so one pass covers every turn. A template that rewrites
+    history (Qwen3 drops earlier thinking) needs one more pass for each rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]
     examples: list[Rendered] = []
-    left_out = 0
+    skipped = 0
     while pending:
         last = pending[-1]
         whole = template.whole(last + 1)
-        found = {i: span for i in pending if (span := template.turn(i, whole, last + 1))}
-        if last not in found:
-            found |= _last_by_markers(template, messages[: last + 1])
-        if last not in found:
-            left_out += 1
-        if found:
-            spans = tuple(found[i] for i in sorted(found))
+        turn_spans = {i: span for i in pending if (span := template.turn(i, whole, last + 1))}
+        if last not in turn_spans:
+            turn_spans |= _last_by_markers(template, messages[: last + 1])
+        if last not in turn_spans:
+            skipped += 1
+        if turn_spans:
+            spans = tuple(turn_spans[i] for i in sorted(turn_spans))
             examples.append(Rendered(text=whole, spans=spans))
-        pending = [i for i in pending if i not in found and i != last]
+        pending = [i for i in pending if i not in turn_spans and i != last]
     return RenderedRow(
-        number=row.number, examples=tuple(examples), is_chat=True, turns_left_out=left_out
+        number=row.number, examples=tuple(examples), is_chat=True, skipped_turns=skipped
     )
 
 
 def _last_by_markers(template: _Template, messages: Sequence[Message]) -> dict[int, Span]:
-    """The last turn by the template's own markers, if those mark each assistant turn once."""
+    """Return the span of the last turn from the template's {% generation %} markers, if there is
+    one marked span per assistant turn."""
     spans = template.marked_turns(len(messages))
     if len(spans) != sum(m.role == "assistant" for m in messages):
         return {}

@@ -1,6 +1,6 @@
-"""A data file in chunks that another process can be sent, as bytes; and a chunk as rows.
+"""Chunks of a data file as bytes, which can be sent to another process, and the rows of a chunk.
 
-What a chunk holds depends on the file alone. Knows no tokenizer.
+The content of a chunk depends only on the file.
 """
 
 from __future__ import annotations
@@ -19,53 +19,54 @@ from .records import (
     TOO_DEEP,
     Record,
     Unreadable,
-    kind_of,
-    mistake_in,
+    file_kind,
     parse_lines,
     read_batches,
     read_records,
+    unsupported_kind,
 )
-from .rows import Checker, good_rows
+from .rows import RowChecker, good_rows
 
 MOST_ROWS = 500
 MOST_BYTES = 2**20
-"""One row may have more."""
+"""Maximum size of a chunk; a single row may be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     first: int
-    """Number of its first record."""
+    """Number of the first record."""
     content: bytes = b""
     kind: Literal["lines", "table"] = "lines"
     """JSON lines, or an Arrow stream."""
     share: float = 1.0
-    """Of the file that is read when the chunk ends, about."""
+    """Approximate share of the file that has been read at the end of this chunk."""
     problem: str | None = None
-    """Why the file cannot be read on at `first`; the chunk has no content then."""
+    """Reason why the file cannot be read from `first` on; the chunk has no content then."""
     format: RowFormat | None = None
-    """That of the file; None where its first row has none."""
+    """Format of the file; None if the first row has no known format."""
 
 
 def read_chunks(path: Path) -> Iterator[Chunk]:
-    """All of the file, in order; what cannot be read is a last chunk with a problem."""
-    format, begun = None, False
+    """Yield the chunks of the file in order. An unreadable part becomes a last chunk with a
+    problem."""
+    format, detected = None, False
     for chunk in _raw_chunks(path):
-        if not begun and (record := next(_records(chunk), None)) is not None:
-            format, begun = _format(record), True
+        if not detected and (record := next(_records(chunk), None)) is not None:
+            format, detected = _format(record), True
         yield replace(chunk, format=format)
 
 
 def chunk_rows(chunk: Chunk, name: str) -> list[Row]:
-    """`name` is the file's. Raises DataError at the first bad row."""
-    return list(good_rows(Checker(chunk.format), _records(chunk), name))
+    """Return the rows. `name`: file name for messages. Raises DataError at the first bad row."""
+    return list(good_rows(RowChecker(chunk.format), _records(chunk), name))
 
 
 def _raw_chunks(path: Path) -> Iterator[Chunk]:
-    kind = kind_of(path, path.suffix.lower())
-    if mistake_in(path) is None and kind == "parquet":
+    kind = file_kind(path, path.suffix.lower())
+    if unsupported_kind(path) is None and kind == "parquet":
         return _from_parquet(path)
-    if mistake_in(path) is None and kind == "jsonl":
+    if unsupported_kind(path) is None and kind == "jsonl":
         return _from_lines(path)
     return _from_records(path)
 
@@ -105,7 +106,7 @@ def _from_lines(path: Path) -> Iterator[Chunk]:
 
 
 def _from_records(path: Path) -> Iterator[Chunk]:
-    """CSV and JSON arrays, whose values JSON lines hold exactly."""
+    """Yield chunks of CSV files and JSON arrays, converted to JSON lines without loss."""
     size, read, first, length = max(1, path.stat().st_size), 0, 1, 0
     lines: list[bytes] = []
     problem = None
@@ -136,13 +137,14 @@ def _from_parquet(path: Path) -> Iterator[Chunk]:
             rows = max(1, min(MOST_ROWS, batch.num_rows * MOST_BYTES // max(1, batch.nbytes)))
             for start in range(0, batch.num_rows, rows):
                 part = batch.slice(start, rows)
-                yield Chunk(first=first, content=_stream(part), kind="table", share=share)
+                yield Chunk(first=first, content=arrow_stream(part), kind="table", share=share)
                 first += part.num_rows
     except Unreadable as error:
         yield Chunk(first=first, problem=str(error))
 
 
-def _stream(batch: Any) -> bytes:  # Any: pyarrow is untyped
+def arrow_stream(batch: Any) -> bytes:  # Any: pyarrow is untyped
+    """Return a record batch as an Arrow stream."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()

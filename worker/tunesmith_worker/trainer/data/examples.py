@@ -1,7 +1,6 @@
-"""Rows as token ids and labels: what is too long or has nothing to learn is counted.
+"""Rows as token ids and labels, with counts of dropped and cut rows.
 
-Labels are -100 where no loss is taken. Knows nothing of files, batches or data sets, and imports
-neither torch nor datasets: processes beside the trainer do this too.
+Imports neither torch nor datasets, because the tokenising helper processes use this module.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .chat import Rendered, RenderedRow, Span, Tokenizer, render
 from .formats import Row
 
 IGNORED = -100
-"""The label that carries no loss."""
+"""Label of a token without loss."""
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 
 Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
@@ -31,29 +30,31 @@ Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
 
 @dataclass(kw_only=True)
 class Counts:
+    """Number of rows, examples and tokens of a file, by what happened to them."""
+
     rows: int = 0
     kept: int = 0
     """Rows with at least one example."""
     dropped_too_long: int = 0
-    """Rows of which no example fits."""
+    """Rows without an example that fits into max_seq_length."""
     dropped_untrainable: int = 0
     """Rows without a token that carries loss."""
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     examples: int = 0
-    """More than `kept` when the chat template rewrites earlier turns."""
+    """Number of examples. Exceeds `kept` if the chat template rewrites earlier turns."""
     examples_too_long: int = 0
-    turns_left_out: int = 0
-    """Assistant turns whose place in the template's text cannot be proven."""
+    skipped_turns: int = 0
+    """Assistant turns without training, because their span could not be determined."""
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
-    """Tokens of the longest example that was kept."""
-    endless: int = 0
-    """Examples whose last trained token is not a special one: they do not teach to stop."""
+    """Tokens of the longest example."""
+    without_end_token: int = 0
+    """Examples whose last trained token is not special. They do not teach the model to stop."""
 
     def add(self, other: Counts) -> None:
-        """Take in the counts of further rows."""
+        """Add the counts of further rows."""
         longest = max(self.longest, other.longest)
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
@@ -64,12 +65,12 @@ class Counts:
 
     def summary(self, name: str) -> str:
         return (
-            f"{name}: {self.rows} rows gave {self.examples} examples with {self.tokens} tokens, "
-            f"{self.trained_tokens} of them trained; the longest has {self.longest}"
+            f"{name}: {self.examples} examples from {self.rows} rows, {self.tokens} tokens, "
+            f"{self.trained_tokens} of them with loss; longest example {self.longest} tokens"
         )
 
-    def losses(self, name: str, max_seq_length: int) -> Iterator[str]:
-        """A sentence for each thing that is not as the user may think."""
+    def warnings(self, name: str, max_seq_length: int) -> Iterator[str]:
+        """Yield a warning for each kind of dropped or changed data."""
         if self.dropped_too_long:
             yield (
                 f"{name}: {self.dropped_too_long} of {self.rows} rows dropped, longer than "
@@ -78,31 +79,31 @@ class Counts:
         if self.examples_too_long > self.dropped_too_long:
             yield (
                 f"{name}: {self.examples_too_long} examples dropped, longer than "
-                f"max_seq_length={max_seq_length}; some of their rows gave others that fit"
+                f"max_seq_length={max_seq_length}; other examples of some of these rows fit"
             )
         if self.truncated:
             yield f"{name}: {self.truncated} examples cut to max_seq_length={max_seq_length}"
         if self.dropped_untrainable:
             yield f"{name}: {self.dropped_untrainable} rows dropped, no token to train on"
-        if self.turns_left_out:
+        if self.skipped_turns:
             yield (
-                f"{name}: {self.turns_left_out} assistant turns not trained, as the chat template "
-                "does not show where they stand"
+                f"{name}: {self.skipped_turns} assistant turns not trained: their position in the "
+                "chat template's output is ambiguous"
             )
-        if self.endless:
+        if self.without_end_token:
             yield (
-                f"{name}: {self.endless} examples do not end in a special token: the model may "
-                "not learn to stop"
+                f"{name}: {self.without_end_token} examples do not end with a special token: the "
+                "model may not learn to stop"
             )
 
 
 def tokenize(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, *, name: str, vocabulary: int
 ) -> tuple[Batch, Counts]:
-    """The rows' examples, in order. What a row gives does not depend on the rows beside it.
+    """Return the examples of the rows in order. Each row's examples depend on that row only.
 
-    `name` is the file's, for messages; `vocabulary` the number of the model's embeddings. Raises
-    RunError."""
+    `name`: file name for messages. `vocabulary`: number of the model's embeddings. Raises RunError.
+    """
     counts = Counts(rows=len(rows))
     examples = list(_examples(rows, tokenizer, plan, name, counts))
     columns = [[ids for ids, _ in examples], [labels for _, labels in examples]]
@@ -119,7 +120,7 @@ def _examples(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
 ) -> Iterator[Example]:
     rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
-    # prompt/completion rows may be text here and messages there: each kind is encoded its own way.
+    # One file may mix plain text and messages (prompt/completion rows); each has its own encoding.
     encoded = {
         is_chat: _encode(
             [example for row in rendered if row.is_chat == is_chat for example in row.examples],
@@ -129,7 +130,7 @@ def _examples(
         for is_chat in (True, False)
     }
     for row in rendered:
-        counts.turns_left_out += row.turns_left_out
+        counts.skipped_turns += row.skipped_turns
         too_long = counts.examples_too_long
         own = [
             example
@@ -157,7 +158,7 @@ def _encode(
         add_special_tokens=not is_chat,
         return_offsets_mapping=True,
         return_attention_mask=False,
-        verbose=False,  # no word about the model's length: rows are measured below
+        verbose=False,  # no warning about the model's length: _fit checks it
     )
     eos = tokenizer.eos_token_id
     for example, ids, offsets in zip(
@@ -168,20 +169,20 @@ def _encode(
             if ids[-1:] != [eos]:
                 ids = [*ids, eos]
                 labels = [*labels, eos]
-            labels[-1] = eos  # a tokenizer that adds eos itself gives it no characters
+            labels[-1] = eos  # an eos from the tokenizer has no characters, so no label yet
         yield ids, labels
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Label the tokens that overlap a span. One across a span's start is the model's to say, as in
-    TRL: the prompt alone would be tokenised without it."""
+    """Return labels for the tokens that overlap a span. A token across the start of a span carries
+    loss, as in TRL: the prompt alone would be tokenised without that token."""
     labels = [IGNORED] * len(ids)
     for start, end in spans:
         first = bisect_right(offsets, start, key=itemgetter(1))
         after = bisect_left(offsets, end, key=itemgetter(0))
         labels[first:after] = ids[first:after]
     if labels:
-        labels[0] = IGNORED  # nothing precedes it, so nothing predicts it
+        labels[0] = IGNORED  # no token precedes the first token to predict it
     return labels
 
 
@@ -217,22 +218,22 @@ def _count(ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Coun
     counts.tokens += len(ids)
     counts.trained_tokens += len(trained)
     counts.longest = max(counts.longest, len(ids))
-    counts.endless += trained[-1] not in tokenizer.added_tokens_decoder
+    counts.without_end_token += trained[-1] not in tokenizer.added_tokens_decoder
 
 
 def check_vocabulary(examples: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """Raises RunError where a token has no embedding."""
+    """Raise RunError if a token has no embedding."""
     highest = max((max(ids) for ids in examples), default=0)
     if highest >= vocabulary:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
-            f"The tokenizer gives token id {highest}, but the model has only {vocabulary} "
+            f"The tokenizer produces token id {highest}, but the model has only {vocabulary} "
             "embeddings: model and tokenizer do not belong together.",
             hint="Use the tokenizer that came with the model.",
         )
 
 
-def nothing_left(counts: Counts, plan: DataPlan, name: str) -> DataError:
+def no_examples_error(counts: Counts, plan: DataPlan, name: str) -> DataError:
     if counts.dropped_too_long >= counts.rows:
         return DataError(
             f"{name}: all {counts.rows} rows are longer than max_seq_length="
@@ -242,8 +243,8 @@ def nothing_left(counts: Counts, plan: DataPlan, name: str) -> DataError:
         )
     return DataError(
         f"{name}: none of the {counts.rows} rows has a token to train on "
-        f"({counts.dropped_too_long} too long, {counts.dropped_untrainable} without one; "
-        f"{counts.turns_left_out} assistant turns could not be found in the template's text).",
+        f"({counts.dropped_too_long} too long, {counts.dropped_untrainable} without such a token; "
+        f"{counts.skipped_turns} assistant turns could not be found in the template's output).",
         code=ErrorCode.NO_TRAINABLE_TOKENS,
         hint="Check that rows have assistant turns or completions; "
         "recipe.assistant_only_loss=false trains every token.",

@@ -1,13 +1,10 @@
-"""The row formats: which columns each has, what makes a row bad, and the one form all become.
-
-Knows neither files nor tokenizers.
-"""
+"""Row formats of training data: their columns, their checks, and the common form `Row`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,24 +24,32 @@ COLUMNS: Mapping[RowFormat, tuple[str, ...]] = MappingProxyType(
         RowFormat.TEXT: ("text",),
     }
 )
-"""What a row of each format must have, in the order in which they are tried."""
+"""Required columns of each format. `detect` tries the formats in this order."""
 COLUMN_SETS = "; ".join("'" + "' + '".join(columns) + "'" for columns in COLUMNS.values())
-"""The same in words."""
+"""COLUMNS as text for messages."""
 
 _ALPACA = "Below is an instruction that describes a task{more}. Write a response that "
 _ALPACA += "appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
 _ALPACA_INPUT = ", paired with an input that provides further context"
 
-
-MOST_WORDS = 500
-"""Characters of a complaint: it quotes the row, and a row may be huge."""
+MAX_MESSAGE_CHARS = 500
+"""Maximum length of a BadRow message, which may quote a huge row."""
 
 
 class BadRow(ValueError):
-    """What is wrong with one row, without its number."""
+    """Error in one row. The message does not contain the row's number."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what if len(what) <= MOST_WORDS else what[: MOST_WORDS - 3] + "...")
+    def __init__(self, message: str) -> None:
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = message[: MAX_MESSAGE_CHARS - 3] + "..."
+        super().__init__(message)
+
+
+def json_excerpt(error: json.JSONDecodeError) -> str:
+    """Return the part of the line around a JSON error, quoted."""
+    line, place = error.doc.split("\n")[error.lineno - 1], error.colno - 1
+    start, end = max(0, place - 40), place + 40
+    return repr(f"{'...' * (start > 0)}{line[start:end]}{'...' * (end < len(line))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +57,25 @@ class Message:
     role: str
     content: str | None
     trained: bool = True
-    """False: no loss on this turn though it is the assistant's (OpenAI's `weight: 0`; a prompt)."""
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # Any: tool calls, handed to the template
+    """False for an assistant turn without loss (OpenAI's `weight: 0`, or a turn in a prompt)."""
+    # Any: tool calls, passed to the template
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def for_template(self) -> dict[str, Any]:  # Any: what a Jinja template reads
+    def for_template(self) -> dict[str, Any]:  # Any: input of a Jinja template
         return {"role": self.role, "content": self.content, **self.extra}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Chat (`messages`), plain text with a prompt (`prompt` + `text`), or text. Question/answer
-    and Alpaca rows have both of the first two: the tokenizer decides which is used."""
+    """One row: chat (`messages`), plain text with a prompt (`prompt` + `text`), or text.
+    Question/answer and Alpaca rows have the first two; the tokenizer determines which is used."""
 
     number: int
     messages: tuple[Message, ...] | None = None
     prompt: str = ""
     text: str | None = None
-    """What is trained."""
-    tools: tuple[Any, ...] | None = None  # Any: JSON schemas, handed to the template
+    """Text that carries loss."""
+    tools: tuple[Any, ...] | None = None  # Any: JSON schemas, passed to the template
 
 
 def detect(value: Any) -> RowFormat:  # Any: one record of a file
@@ -120,12 +124,10 @@ def _prompt_completion(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
         )
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRow("prompt and completion must both be strings or both be lists of messages")
-    asked, answered = read_messages("prompt", prompt), read_messages("completion", completion)
-    _needs_assistant("completion", answered)
-    asked = tuple(
-        Message(role=m.role, content=m.content, trained=False, extra=m.extra) for m in asked
-    )
-    return Row(number=number, messages=asked + answered, tools=read_tools(value))
+    untrained = tuple(replace(m, trained=False) for m in read_messages("prompt", prompt))
+    trained = read_messages("completion", completion)
+    _needs_assistant("completion", trained)
+    return Row(number=number, messages=untrained + trained, tools=read_tools(value))
 
 
 def _alpaca(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
@@ -134,7 +136,7 @@ def _alpaca(number: int, value: dict[str, Any]) -> Row:  # Any: JSON
 
 
 def read_instruction(value: dict[str, Any]) -> tuple[str, str]:  # Any: JSON
-    """What an Alpaca row asks: as a user's message, and as plain text."""
+    """Return the prompt of an Alpaca row as a user message and as plain text."""
     instruction = read_text(value, "instruction")
     context = read_text(value, "input", may_be_empty=True) if value.get("input") is not None else ""
     prompt = _ALPACA.format(more=_ALPACA_INPUT if context else "", instruction=instruction)
@@ -144,7 +146,7 @@ def read_instruction(value: dict[str, Any]) -> tuple[str, str]:  # Any: JSON
 
 
 def read_question(value: dict[str, Any]) -> tuple[str, str]:  # Any: JSON
-    """As a user's message, and as plain text."""
+    """Return the question as a user message and as plain text."""
     question = read_text(value, "question")
     return question, f"{question}\n"
 
@@ -167,12 +169,12 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
     if not isinstance(item, dict):
         raise BadRow(f"{where} is a {type(item).__name__}, must be an object with role and content")
     role = item.get("role")
-    if role == "developer":  # OpenAI's newer word; templates know the older one
+    if role == "developer":  # OpenAI's newer name; templates know "system"
         role = "system"
     if role not in ROLES:
         raise BadRow(f"{where}.role is {role!r}: must be one of {', '.join(ROLES)}")
     content = _content(where, item.get("content"))
-    # Parquet fills columns that other rows have with nulls: they mean nothing.
+    # Parquet fills missing columns with nulls.
     known = ("role", "content", "weight")
     extra = {k: v for k, v in item.items() if k not in known and v is not None}
     if "tool_calls" in extra:
@@ -188,8 +190,8 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
 
 
 def _tool_calls(where: str, calls: Any) -> list[Any]:  # Any: JSON
-    """OpenAI writes a call's arguments as JSON text; templates want the object, and would encode
-    the text a second time."""
+    """Return the calls with their arguments as objects. OpenAI stores arguments as JSON text, which
+    templates would encode a second time."""
     if not isinstance(calls, list):
         raise BadRow(f"{where} is a {type(calls).__name__}, must be a list")
     parsed = []
@@ -201,8 +203,16 @@ def _tool_calls(where: str, calls: Any) -> list[Any]:  # Any: JSON
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments or "{}")
-            except ValueError as error:
-                raise BadRow(f"{where}[{i}].function.arguments is not JSON: {error}") from None
+            except json.JSONDecodeError as error:
+                raise BadRow(
+                    f"{where}[{i}].function.arguments is not valid JSON at character "
+                    f"{error.pos + 1}: {json_excerpt(error)}. Write a JSON object such as "
+                    '{"city": "Paris"}'
+                ) from None
+            except ValueError:  # Python does not convert numbers with more than 4,300 digits
+                raise BadRow(
+                    f"{where}[{i}].function.arguments has a number with more than 4,300 digits"
+                ) from None
             call = {**call, "function": {**function, "arguments": arguments}}
         parsed.append(call)
     return parsed
@@ -215,9 +225,9 @@ def _content(where: str, value: Any) -> str | None:  # Any: JSON
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
-                raise BadRow(f"{where}.content[{i}] is a {kind!r} part: only text can be trained")
+                raise BadRow(f"{where}.content[{i}] is a {kind!r} part: only text is supported")
         value = "".join(part["text"] for part in value)
-    return sound(f"{where}.content", value)
+    return valid_text(f"{where}.content", value)
 
 
 def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
@@ -232,7 +242,7 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
         if role is None:
             names = ", ".join(_SHAREGPT_ROLES)
             raise BadRow(f"{where}.from is {item.get('from')!r}: must be one of {names}")
-        content = sound(f"{where}.value", item.get("value"))
+        content = valid_text(f"{where}.value", item.get("value"))
         if role == "assistant" and not content:
             raise BadRow(f"{where}.value is empty: an assistant turn needs text")
         messages.append(Message(role=role, content=content))
@@ -240,10 +250,11 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
 
 
 def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
-    """Otherwise the order of the roles is the model's chat template to judge."""
+    """Raise BadRow without a trainable assistant turn. The model's chat template checks the order
+    of the roles."""
     first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
     if first == "tool":
-        raise BadRow(f"{name} has a tool's answer before any assistant turn that could have asked")
+        raise BadRow(f"{name} has a tool message before the first assistant message")
     if not any(m.role == "assistant" and m.trained for m in messages):
         raise BadRow(f"{name} has no assistant turn to train on")
 
@@ -260,13 +271,13 @@ def read_tools(value: dict[str, Any]) -> tuple[Any, ...] | None:  # Any: JSON
 def read_text(
     value: dict[str, Any], column: str, *, may_be_empty: bool = False
 ) -> str:  # Any: JSON
-    text = sound(column, value[column])
+    text = valid_text(column, value[column])
     if not text and not may_be_empty:
         raise BadRow(f"{column} is empty")
     return text
 
 
-def sound(where: str, value: Any) -> str:  # Any: JSON
+def valid_text(where: str, value: Any) -> str:  # Any: JSON
     if not isinstance(value, str):
         raise BadRow(f"{where} is a {type(value).__name__}, must be a string")
     if not value.isascii():

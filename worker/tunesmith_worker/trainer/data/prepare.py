@@ -1,4 +1,4 @@
-"""From the files that a spec names to what a trainer is fed with; what was lost is told."""
+"""Tokenised data sets of a run, events about dropped rows, and lookup of an example's row."""
 
 from __future__ import annotations
 
@@ -22,41 +22,46 @@ from .token_cache import TokenCache
 from .token_stream import Work, usable_processes
 from .tokens import TokenizedRows, pack, tokenize_file
 
-MOST = 3
-"""Rows of the same tokens that are looked up."""
+_MAX_ROWS_NAMED = 3
+"""Maximum number of rows with the same tokens that a message names."""
 
 
 class RowNumbers:
+    """Lookup of the row in the data file that an example came from.
+
+    Runs only when a message must name a row, so that batches carry no row numbers.
+    """
+
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
-        """`dataset`: what `path` gave, in its order. Any: datasets.Dataset, untyped."""
+        """Store the file and its examples in order. Any: datasets.Dataset, untyped."""
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """`ids`, `labels`: of one example. Reads the file up to it, and tokenises it again."""
+        """Describe the rows of an example. Reads and tokenises the file up to that example."""
         examples = list(self._examples(ids, labels))
         if not examples:
-            return f"a row of {len(ids)} tokens that {self._work.name} does not give"
-        numbers = sorted({self._number(example) for example in examples[:MOST]})
+            return f"a row of {len(ids)} tokens that is not in {self._work.name}"
+        numbers = sorted({self._number(example) for example in examples[:_MAX_ROWS_NAMED]})
         rows = f"row{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
-        more = " and further ones" if len(examples) > MOST else ""
-        same = " (all of the same tokens)" if len(numbers) > 1 or more else ""
+        more = " and more rows" if len(examples) > _MAX_ROWS_NAMED else ""
+        same = " (all with the same tokens)" if len(numbers) > 1 or more else ""
         return f"{rows}{more} of {self._work.name}{same}"
 
     def _examples(self, ids: Sequence[int], labels: Sequence[int]) -> Iterator[int]:
-        """Places of the examples with these tokens. The first label of a row is none."""
+        """Yield the indices of the examples with these tokens. The first label is never used."""
         wanted = [*ids], [*labels][1:]
         start = 0
         for batch in self._dataset.data.to_batches():
             column = batch.column("input_ids")
             for at in pc.indices_nonzero(pc.equal(pc.list_value_length(column), len(ids))):
                 place = at.as_py()
-                found = column[place].as_py(), batch.column("labels")[place].as_py()[1:]
-                if found == wanted:
+                example = column[place].as_py(), batch.column("labels")[place].as_py()[1:]
+                if example == wanted:
                     yield start + place
             start += batch.num_rows
 
     def _number(self, example: int) -> int:
-        """Of the row that gave the `example`-th example."""
+        """Return the number of the row with the `example`-th example."""
         work, seen = self._work, 0
         for chunk in read_chunks(self._path):
             rows = chunk_rows(chunk, work.name)
@@ -75,7 +80,7 @@ class RowNumbers:
                 seen += counts.examples
                 if seen > example:
                     return row.number
-        raise ValueError(f"{work.name} has changed: it gives no example {example + 1}")
+        raise ValueError(f"{work.name} has changed: there is no example {example + 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +88,16 @@ class Prepared:
     training: TokenizedRows
     validation: TokenizedRows | None
     row_numbers: RowNumbers
-    """Of the training file."""
+    """Row lookup for the training file."""
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
-        """What is trained on and what is evaluated, packed if the plan says so; None: nothing.
-        Any: datasets.Dataset, untyped."""
+        """Return the training and the validation set (None: no validation), packed if the plan says
+        so. Any: datasets.Dataset, untyped."""
         train = self.training.dataset
         valid = self.validation.dataset if self.validation else None
         if not plan.packing:
             return train, valid
-        packed = [one and pack(one, plan.max_seq_length, seed) for one in (train, valid)]
+        packed = [data and pack(data, plan.max_seq_length, seed) for data in (train, valid)]
         return packed[0], packed[1]
 
 
@@ -116,13 +121,13 @@ def prepare(
 def _read(
     run: RunDirectory, path: Path, name: str, base: Base, plan: DataPlan, events: EventLog
 ) -> TokenizedRows:
-    kept = SpawnSettings.from_environment().token_cache
+    cache = SpawnSettings.from_environment().token_cache
     tokenized = tokenize_file(
         path,
         base.tokenizer,
         plan,
         vocabulary=base.vocabulary,
-        cache=TokenCache(Path(kept)) if kept else None,
+        cache=TokenCache(Path(cache)) if cache else None,
         scratch=run.root,
         processes=usable_processes(),
         name=name,
@@ -131,6 +136,6 @@ def _read(
     )
     counts = tokenized.counts
     events.message(counts.summary(name), data=counts.as_data())
-    for loss in counts.losses(name, plan.max_seq_length):
-        events.message(loss, level="warn", data=counts.as_data())
+    for warning in counts.warnings(name, plan.max_seq_length):
+        events.message(warning, level="warn", data=counts.as_data())
     return tokenized

@@ -1,7 +1,4 @@
-"""The row formats of prompts: what is asked, and every field of the row, for graders.
-
-Knows neither files nor tokenizers.
-"""
+"""Row formats of prompts: the prompt, and all fields of the row for graders."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from .formats import (
     read_question,
     read_text,
     read_tools,
-    sound,
+    valid_text,
 )
 
 PROMPT_COLUMNS: Mapping[PromptFormat, str] = MappingProxyType(
@@ -37,16 +34,16 @@ PROMPT_COLUMNS: Mapping[PromptFormat, str] = MappingProxyType(
         PromptFormat.QUESTION: "question",
     }
 )
-"""What a row of each format must have, in the order in which they are tried."""
+"""Required column of each format. `detect_prompt` tries the formats in this order."""
 _COLUMN_NAMES = ", ".join(f"'{name}'" for name in PROMPT_COLUMNS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ParsedPrompt:
     """One row of prompts."""
 
     row: Row
-    """What is asked: its `text` is empty, or None where there is only a conversation."""
+    """The prompt. Its `text` is empty, or None for a conversation."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 
@@ -69,8 +66,8 @@ def parse_prompt(
     number: int,
     value: dict[str, Any],  # Any: JSON
     format: PromptFormat,
-) -> Asked:
-    return Asked(row=_row(number, value, format), item=_item(value))
+) -> ParsedPrompt:
+    return ParsedPrompt(row=_row(number, value, format), item=_item(value))
 
 
 def _row(number: int, value: dict[str, Any], format: PromptFormat) -> Row:  # Any: JSON
@@ -91,14 +88,12 @@ def _conversation(number: int, column: str, value: dict[str, Any]) -> Row:  # An
     messages = read_messages(column, value[column])
     if messages[-1].role == "assistant":
         raise BadRow(
-            f"{column} ends in an assistant turn, which leaves nothing to generate: end it before "
-            "the answer, and put the answer into a field of its own, for the grader"
+            f"{column} ends with an assistant turn, so there is nothing to generate: end it before "
+            "the answer, and put the answer into another column for the grader"
         )
-    asked = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
-    if asked == "tool":
-        raise BadRow(
-            f"{column} has a tool's answer before any assistant turn that could have asked"
-        )
+    first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
+    if first == "tool":
+        raise BadRow(f"{column} has a tool message before the first assistant message")
     return Row(number=number, messages=messages, tools=read_tools(value))
 
 
@@ -107,25 +102,25 @@ def _single_turn(number: int, question: str, prompt: str) -> Row:
     return Row(number=number, messages=messages, prompt=prompt, text="")
 
 
-def _item(value: dict[str, Any]) -> dict[str, JsonValue]:  # Any: JSON, or what Parquet holds
+def _item(value: dict[str, Any]) -> dict[str, JsonValue]:  # Any: JSON or Parquet values
     return {
-        sound("the name of a column", name): _json(name, field)
+        valid_text("the name of a column", name): _json(name, field)
         for name, field in value.items()
-        if not isinstance(field, bytes)  # pictures and the like: no grader reads them
+        if not isinstance(field, bytes)  # such as images: graders do not read them
     }
 
 
-def _json(where: str, value: Any) -> JsonValue:  # Any: JSON, or what Parquet holds
+def _json(where: str, value: Any) -> JsonValue:  # Any: JSON or Parquet values
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return sound(where, value)
+        return valid_text(where, value)
     if isinstance(value, list):
-        return [_json(f"{where}[{i}]", one) for i, one in enumerate(value)]
+        return [_json(f"{where}[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {sound(where, str(k)): _json(f"{where}.{k}", one) for k, one in value.items()}
+        return {valid_text(where, str(k)): _json(f"{where}.{k}", item) for k, item in value.items()}
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -1,6 +1,6 @@
-"""The prompts of a reinforcement run: token ids, the fields of each row, and what was lost.
+"""Prompts of a reinforcement run: token ids, the fields of each row, and counts of dropped prompts.
 
-A prompt is never cut: a model that is asked half a question learns from the answers to it.
+A prompt is never cut, because answers to half a question teach the wrong thing.
 """
 
 from __future__ import annotations
@@ -21,57 +21,59 @@ from tunesmith_worker.trainer.rewards import missing_fields
 from .chat import Tokenizer, render_prompt
 from .examples import check_vocabulary
 from .prompt_rows import PromptRow, read_prompt_rows
-from .rows import no_rows
+from .rows import empty_file_error
 
 _RAISE = "raise recipe.max_seq_length"
-_AT_ONCE = 1000
-"""Prompts that are tokenised together."""
+_BATCH_PROMPTS = 1000
+"""Number of prompts in one tokenizer call."""
 
 
 @dataclass(kw_only=True)
 class PromptCounts:
+    """Number of prompts and tokens of a file."""
+
     rows: int = 0
     kept: int = 0
     dropped_too_long: int = 0
     tokens: int = 0
     longest: int = 0
-    """Tokens of the longest prompt that was kept."""
-    plain: int = 0
-    """Prompts that no chat template wrote, though the model has one."""
+    """Tokens of the longest prompt."""
+    without_template: int = 0
+    """Plain-text prompts for a model with a chat template."""
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON; all are integers
         return asdict(self)
 
     def summary(self, name: str) -> str:
         return (
-            f"{name}: {self.rows} rows gave {self.kept} prompts with {self.tokens} tokens; the "
-            f"longest has {self.longest}"
+            f"{name}: {self.kept} prompts from {self.rows} rows, {self.tokens} tokens; longest "
+            f"prompt {self.longest} tokens"
         )
 
-    def losses(self, name: str, limit: int | None) -> Iterator[str]:
-        """A sentence for each thing that is not as the user may think."""
+    def warnings(self, name: str, limit: int | None) -> Iterator[str]:
+        """Yield a warning for each kind of dropped or unusual prompts."""
         if self.dropped_too_long:
             yield (
                 f"{name}: {self.dropped_too_long} of {self.rows} prompts dropped, longer than the "
-                f"{limit} tokens that are left beside a completion"
+                f"{limit} tokens that a completion leaves for the prompt"
             )
-        if self.plain:
+        if self.without_template:
             yield (
-                f"{name}: {self.plain} prompts are plain text, and go to the model without its "
-                "chat template: 'messages' or 'question' rows would go through it"
+                f"{name}: {self.without_template} prompts are plain text and skip the model's chat "
+                "template; use 'messages' or 'question' rows to apply the template"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     rows: Sequence[PromptRow]
-    """Of the training file, in its order."""
+    """Prompts of the training file, in its order."""
     validation: Sequence[PromptRow] | None
-    """Of the validation file, if there is one."""
+    """Prompts of the validation file, if there is one."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt of both files."""
+        """Tokens of the longest prompt in both files."""
         return max(len(row.prompt_ids) for row in (*self.rows, *(self.validation or ())))
 
 
@@ -83,11 +85,11 @@ def read_prompts(
     *,
     max_prompt_tokens: int | None,
 ) -> Prompts:
-    """What the spec's files ask. Longer prompts are dropped and counted, or refused, as
-    `recipe.overlong` says.
+    """Return the prompts of the spec's files. Depending on `recipe.overlong`, prompts over the
+    limit are dropped or raise an error.
 
-    Raises DataError for a row or a file that cannot be used, RunError for a tokenizer that is not
-    the model's and for a grader that reads a field which a row has not."""
+    Raises DataError for an unusable row or file, RunError for a tokenizer that does not fit the
+    model and for a grader that reads a field which a row lacks."""
 
     def read(file: str) -> tuple[PromptRow, ...]:
         path, name = run.root / file, spec.display_name(file)
@@ -96,15 +98,15 @@ def read_prompts(
             base.tokenizer,
             limit=max_prompt_tokens,
             refuse=spec.recipe.overlong == "error",
-            more_room="take a model with a longer context"
+            remedy="use a model with a longer context"
             if spec.recipe.max_seq_length == "auto"
             else _RAISE,
             vocabulary=base.vocabulary,
             name=name,
         )
         events.message(counts.summary(name), data=counts.as_data())
-        for loss in counts.losses(name, max_prompt_tokens):
-            events.message(loss, level="warn", data=counts.as_data())
+        for warning in counts.warnings(name, max_prompt_tokens):
+            events.message(warning, level="warn", data=counts.as_data())
         if spec.grader is not None:
             _check_fields(spec.grader, rows, name)
         return rows
@@ -122,12 +124,14 @@ def prompt_rows(
     limit: int | None,
     refuse: bool,
     vocabulary: int,
-    more_room: str = _RAISE,
+    remedy: str = _RAISE,
     name: str | None = None,
 ) -> tuple[tuple[PromptRow, ...], PromptCounts]:
-    """The file's prompts in order. `limit`: tokens a prompt may have; `refuse`: a longer one ends
-    the run; `more_room`: what would move the limit, for an error's hint. `vocabulary`: number of
-    the model's embeddings."""
+    """Return the file's prompts in order.
+
+    `limit`: maximum tokens of a prompt. `refuse`: raise DataError for a longer prompt instead of
+    dropping it. `remedy`: way to raise the limit, for hints. `vocabulary`: number of the model's
+    embeddings. `name`: file name for messages."""
     name = name or path.name
     counts = PromptCounts()
     kept = []
@@ -135,39 +139,39 @@ def prompt_rows(
         counts.rows += 1
         tokens = len(row.prompt_ids)
         if tokens == 0:
-            raise DataError(f"{name}, row {row.number}: the tokenizer gives it no token.")
+            raise DataError(f"{name}, row {row.number}: the tokenizer returns no tokens.")
         if limit is not None and tokens > limit:
             if refuse:
-                raise _too_long(name, row, limit, more_room)
+                raise _too_long(name, row, limit, remedy)
             counts.dropped_too_long += 1
             continue
         counts.kept += 1
         counts.tokens += tokens
         counts.longest = max(counts.longest, tokens)
-        counts.plain += tokenizer.chat_template is not None and not by_template
+        counts.without_template += tokenizer.chat_template is not None and not by_template
         kept.append(row)
     if counts.rows == 0:
-        raise no_rows(name)
+        raise empty_file_error(name)
     if not kept:
-        raise _nothing_left(name, counts, limit, more_room)
+        raise _nothing_left(name, counts, limit, remedy)
     check_vocabulary([row.prompt_ids for row in kept], vocabulary)
     return tuple(kept), counts
 
 
 def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[PromptRow, bool]]:
-    """Each prompt, and whether the chat template wrote it."""
+    """Yield each prompt, and True if the chat template wrote it."""
     rows = read_prompt_rows(path, name)
-    while some := list(islice(rows, _AT_ONCE)):
-        rendered = [render_prompt(tokenizer, asked.row) for asked in some]
+    while batch := list(islice(rows, _BATCH_PROMPTS)):
+        rendered = [render_prompt(tokenizer, prompt.row) for prompt in batch]
         encoded = _encode(rendered, tokenizer)
-        for asked, (text, by_template), ids in zip(some, rendered, encoded, strict=True):
-            number, ids = asked.row.number, tuple(ids)
-            yield PromptRow(number=number, prompt_ids=ids, item=asked.item, text=text), by_template
+        for prompt, (text, by_template), ids in zip(batch, rendered, encoded, strict=True):
+            number, ids = prompt.row.number, tuple(ids)
+            yield PromptRow(number=number, prompt_ids=ids, item=prompt.item, text=text), by_template
 
 
 def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """What a template wrote has its special tokens already; plain text gets the tokenizer's, but
-    not one that ends it."""
+    """Return the token ids. Text from a template contains its special tokens already; plain text
+    gets the tokenizer's, except an end token."""
     encoded: list[Sequence[int]] = [()] * len(rendered)
     for is_chat in (True, False):
         places = [i for i, (_, by_template) in enumerate(rendered) if by_template == is_chat]
@@ -177,44 +181,44 @@ def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[
             [rendered[i][0] for i in places],
             add_special_tokens=not is_chat,
             return_attention_mask=False,
-            verbose=False,  # no word about the model's length: prompts are measured by the caller
+            verbose=False,  # no warning about the model's length: the caller checks it
         )["input_ids"]
-        for place, of_prompt in zip(places, ids, strict=True):
-            ends = not is_chat and of_prompt[-1:] == [tokenizer.eos_token_id]
-            encoded[place] = of_prompt[:-1] if ends and len(of_prompt) > 1 else of_prompt
+        for place, prompt_ids in zip(places, ids, strict=True):
+            ends = not is_chat and prompt_ids[-1:] == [tokenizer.eos_token_id]
+            encoded[place] = prompt_ids[:-1] if ends and len(prompt_ids) > 1 else prompt_ids
     return encoded
 
 
-def _too_long(name: str, row: PromptRow, limit: int, more_room: str) -> DataError:
+def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
     return DataError(
-        f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the {limit} that "
-        "are left beside a completion.",
+        f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the {limit} that a "
+        "completion leaves for the prompt.",
         code=ErrorCode.ROW_TOO_LONG,
-        hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {more_room}, or set "
+        hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {remedy}, or set "
         "recipe.overlong to 'drop'.",
     )
 
 
-def _nothing_left(name: str, counts: PromptCounts, limit: int | None, more_room: str) -> DataError:
+def _nothing_left(name: str, counts: PromptCounts, limit: int | None, remedy: str) -> DataError:
     return DataError(
-        f"{name}: all {counts.rows} prompts are longer than the {limit} tokens that are left "
-        "beside a completion, and were dropped.",
+        f"{name}: all {counts.rows} prompts are longer than the {limit} tokens that a completion "
+        "leaves for the prompt, and were dropped.",
         code=ErrorCode.ROW_TOO_LONG,
-        hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {more_room}.",
+        hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {remedy}.",
     )
 
 
 def _check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
-    """`rows`: of the file `name`. Raises RunError at the first field that one lacks."""
+    """Raise RunError if the grader's templates read a field that a row lacks. `name`: file name."""
     missing = missing_fields(grader, (row.item for row in rows))
     if not missing:
         return
     first = missing[0]
     raise RunError(
         ErrorCode.GRADER_INVALID,
-        f"{name}, row {rows[first.first].number}: {first}; so it is with {first.rows} of "
+        f"{name}, row {rows[first.first].number}: {first}; the same in {first.rows} of "
         f"{len(rows)} rows.",
         category=ErrorCategory.GRADER,
-        hint="Mend the rows, or the name in the grader's template.",
+        hint="Fix the rows, or the field name in the grader's template.",
         param="method.reinforcement.grader",
     )

@@ -1,7 +1,7 @@
-"""A data file as numbered records: JSONL, JSON array, Parquet, CSV. Format by name, then content.
+"""Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
-Of row formats it knows the columns' names, to tell a CSV header from data. All but a JSON array
-is streamed.
+The file name's extension determines the kind, then the content. All kinds except a JSON array are
+streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is limited.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .formats import COLUMN_SETS, COLUMNS
+from .formats import COLUMN_SETS, COLUMNS, json_excerpt
 
 Value = Any  # Any: whatever JSON, Parquet or CSV holds
 
@@ -25,18 +25,19 @@ _NOT_TEXT = {
     b"PK\x03\x04": "is a zip archive (or a spreadsheet): unpack it, or export it as CSV",
     b"\x28\xb5\x2f\xfd": "is compressed (zstd): unpack it first",
 }
-"""How files begin that are often sent by mistake."""
+"""First bytes of files that users often upload by mistake."""
 
 TOO_DEEP = "not readable JSON: nested too deeply"
-_TOO_LONG_A_NUMBER = "not readable JSON: a number with more than 4,300 digits"
+_NUMBER_TOO_LONG = "not readable JSON: a number with more than 4,300 digits"
 
 MOST_EXPANDED = 8 * 2**30
-"""Bytes of decoded columns, however large the file."""
+"""Maximum bytes of decoded columns for any file."""
 ALWAYS_ALLOWED = 256 * 2**20
+"""Bytes that any file may expand to."""
 RATIO = 100
-"""Text that compresses further than this is one text repeated."""
+"""Maximum expansion of larger files. Only repeated text compresses further."""
 _BYTES_PER_VALUE = 64
-"""What a value costs in Python, even an empty one that takes no byte of the file."""
+"""Memory of a Python value, including an empty value that takes no space in the file."""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 
@@ -44,17 +45,17 @@ _BATCH_ROWS = 1000
 @dataclass(frozen=True)
 class Record:
     number: int
-    """From 1: the line in JSONL, else the record."""
+    """Line number in JSONL, record number in other kinds; starts at 1."""
     value: Value = None
     problem: str | None = None
-    """Why it could not be read; `value` is None then."""
+    """Reason why the record could not be read; `value` is None then."""
 
 
 def read_records(path: Path, filename: str) -> Iterator[Record]:
-    """All records of `path`. `filename` is the name the user gave it, for its extension."""
-    kind = kind_of(path, Path(filename).suffix.lower())
-    if mistake := mistake_in(path):
-        yield Record(1, problem=f"the file {mistake}")
+    """Yield all records of `path`. The extension of `filename`, the user's name, counts."""
+    kind = file_kind(path, Path(filename).suffix.lower())
+    if problem := unsupported_kind(path):
+        yield Record(1, problem=f"the file {problem}")
     elif kind == "parquet":
         yield from _parquet(path)
     elif kind in ("csv", "tsv"):
@@ -65,8 +66,8 @@ def read_records(path: Path, filename: str) -> Iterator[Record]:
         yield from _jsonl(path)
 
 
-def kind_of(path: Path, extension: str) -> str:
-    """`parquet`, `csv`, `tsv`, `array` or `jsonl`."""
+def file_kind(path: Path, extension: str) -> str:
+    """Return `parquet`, `csv`, `tsv`, `array` or `jsonl`."""
     if extension == ".parquet":
         return "parquet"
     if extension in (".csv", ".tsv"):
@@ -75,15 +76,15 @@ def kind_of(path: Path, extension: str) -> str:
         start = file.read(4096).removeprefix(_BOM).lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
-    if start.startswith(b"["):  # one may call an array .jsonl, and lines .json
+    if start.startswith(b"["):  # also in a file called .jsonl
         return "array"
     if start.startswith(b"{") or extension in (".json", ".jsonl", ".ndjson") or not start:
         return "jsonl"
     return "csv" if b"," in start.split(b"\n")[0] else "jsonl"
 
 
-def mistake_in(path: Path) -> str | None:
-    """What was sent by mistake instead of a data file, if it was."""
+def unsupported_kind(path: Path) -> str | None:
+    """Return the problem and the remedy if the file is no data file, for example an archive."""
     with path.open("rb") as file:
         start = file.read(4)
     return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
@@ -95,7 +96,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 
 def parse_lines(lines: Iterable[bytes], *, first: int) -> Iterator[Record]:
-    """JSONL, the first line being number `first` of its file. Blank lines give nothing."""
+    """Yield the records of JSON lines. `first`: line number of the first. Skips blank lines."""
     for number, raw in enumerate(lines, start=first):
         line = raw.removeprefix(_BOM) if number == 1 else raw
         if not line.strip():
@@ -105,11 +106,18 @@ def parse_lines(lines: Iterable[bytes], *, first: int) -> Iterator[Record]:
         except UnicodeDecodeError as error:
             yield Record(number, problem=f"not valid UTF-8 at byte {error.start + 1}")
         except json.JSONDecodeError as error:
-            yield Record(number, problem=f"not valid JSON at column {error.colno}: {error.msg}")
+            yield Record(number, problem=_invalid_line(error))
         except RecursionError:
             yield Record(number, problem=TOO_DEEP)
-        except ValueError:  # Python refuses to turn thousands of digits into a number
-            yield Record(number, problem=_TOO_LONG_A_NUMBER)
+        except ValueError:  # Python does not convert numbers with thousands of digits
+            yield Record(number, problem=_NUMBER_TOO_LONG)
+
+
+def _invalid_line(error: json.JSONDecodeError) -> str:
+    remedy = 'a line must be one complete JSON object, for example {"question": "", "answer": ""}'
+    if not error.doc.lstrip().startswith("{"):
+        remedy = f"{remedy}; a CSV file needs the extension .csv"
+    return f"not valid JSON at column {error.colno}: {json_excerpt(error)}; {remedy}"
 
 
 def _json_array(path: Path) -> Iterator[Record]:
@@ -119,14 +127,15 @@ def _json_array(path: Path) -> Iterator[Record]:
         yield Record(1, problem=f"not valid UTF-8 at byte {error.start + 1} of the file")
         return
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        yield Record(1, problem=f"the file is not a valid JSON array: {error.msg} at {where}")
+        where = f"line {error.lineno}, column {error.colno}: {json_excerpt(error)}"
+        remedy = "an array is [{...}, {...}]; or send JSONL, one object per line without brackets"
+        yield Record(1, problem=f"the file is not a valid JSON array at {where}; {remedy}")
         return
     except RecursionError:
         yield Record(1, problem=TOO_DEEP)
         return
     except ValueError:
-        yield Record(1, problem=_TOO_LONG_A_NUMBER)
+        yield Record(1, problem=_NUMBER_TOO_LONG)
         return
     for number, value in enumerate(values, start=1):
         yield Record(number, value)
@@ -142,7 +151,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # the default refuses texts above 131,072 characters
+    csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -165,31 +174,31 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
 
 
 def _no_header(header: list[str]) -> str | None:
-    """Why a first line cannot be the names of columns that a row format has."""
+    """Return the problem of a first line that is not a header with a row format's columns."""
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         return f"the first line names the column {twice!r} twice"
     if any(name in columns for name in header for columns in COLUMNS.values()):
         return None
     return (
-        f"the first line must name the columns, found "
+        f"the first line must name the columns, got "
         f"{', '.join(repr(name[:40]) for name in header[:8])}: needs one of {COLUMN_SETS}"
     )
 
 
 class Unreadable(ValueError):
-    """Why the file cannot be read on."""
+    """Error that prevents reading the rest of a file."""
 
 
-def read_parquet(path: Path) -> Iterator[Any]:  # Any: whatever the columns hold
-    """The rows, one by one. Raises Unreadable, also in the middle."""
+def read_parquet(path: Path) -> Iterator[Any]:  # Any: values of the columns
+    """Yield the rows. Raises Unreadable, also after some rows."""
     for batch, _ in read_batches(path):
         yield from batch.to_pylist()
 
 
 def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is untyped
-    """The rows as record batches, each with the share of the file's rows that is read by then.
-    Raises Unreadable, also in the middle."""
+    """Yield record batches, each with the share of the file's rows read so far. Raises Unreadable,
+    also after some batches."""
     # Imported here: only Parquet files need it, and it takes 0.1 s.
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -198,8 +207,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)
-            # A dictionary may hold one huge value that every row repeats: a row group's size bounds
-            # that value, so it also bounds what so many rows can expand to.
+            # A dictionary may hold one huge value that every row repeats. The size of a row group
+            # bounds that value, and therefore the size of this many rows.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
             expanded = read = 0
             for batch in file.iter_batches(batch_size=rows, use_threads=False):
@@ -215,7 +224,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
 
 
 def _check_announced(metadata: Any, limit: int) -> int:  # Any: pyarrow is untyped
-    """Refuse a file that says itself that it is too much; gives its largest row group's bytes."""
+    """Return the bytes of the largest row group. Raises Unreadable if the metadata announces more
+    than `limit` bytes."""
     largest = total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -1,6 +1,6 @@
-"""Training rows: reads a data file, finds its row format, checks every row, makes them uniform.
+"""Training rows of a data file: format detection, checks, and conversion to `Row`.
 
-No torch and no tokenizer here: a light worker validates uploads with it (validate.py).
+Imports no torch and no tokenizer, because light workers validate uploads (validate.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .records import Record, read_records
 Good = TypeVar("Good", covariant=True)
 
 
-class Checks(Protocol[Good]):
-    """What tells good records from bad ones."""
+class Checker(Protocol[Good]):
+    """Check of one record: returns the parsed row or the problem."""
 
     def check(self, record: Record) -> Good | RowProblem: ...
 
@@ -32,33 +32,33 @@ class RowFile:
 
 
 def read_rows(path: Path) -> RowFile:
-    """All rows for training; the first bad one ends the run, naming itself."""
-    checker = Checker()
+    """Return all rows. Raises DataError at the first bad row."""
+    checker = RowChecker()
     rows = list(good_rows(checker, read_records(path, path.name), path.name))
     if checker.format is None:
-        raise no_rows(path.name)
+        raise empty_file_error(path.name)
     return RowFile(checker.format, rows)
 
 
-def good_rows(checker: Checks[Good], records: Iterable[Record], name: str) -> Iterator[Good]:
-    """Raises DataError at the first bad row, naming it and the file."""
+def good_rows(checker: Checker[Good], records: Iterable[Record], name: str) -> Iterator[Good]:
+    """Yield the parsed rows. `name`: file name for messages. Raises DataError at a bad row."""
     for record in records:
         outcome = checker.check(record)
         if isinstance(outcome, RowProblem):
             raise DataError(
                 f"{name}, row {outcome.row}: {outcome.message}",
-                hint="Mend the row and upload the file again.",
+                hint="Fix the row and upload the file again.",
             )
         yield outcome
 
 
-def no_rows(name: str) -> DataError:
+def empty_file_error(name: str) -> DataError:
     return DataError(f"{name} has no rows.", hint="Upload a file with at least one row.")
 
 
-class Checker:
-    """Checks records one by one; the first recognisable one sets the file's format, unless it is
-    known already."""
+class RowChecker:
+    """Check of training rows. The first row with a known format sets the format of the file, unless
+    the format is given."""
 
     def __init__(self, format: RowFormat | None = None) -> None:
         self.format = format
@@ -72,12 +72,12 @@ class Checker:
     def _parse(self, record: Record) -> Row:
         if record.problem is not None:
             raise BadRow(record.problem)
-        found = detect(record.value)
+        format = detect(record.value)
         if self.format is None:
-            self.format = found
-        # A row may have the columns of several formats: what the file started with decides.
-        if found != self.format and not _fits(record.value, self.format):
-            raise BadRow(f"is a '{found}' row, but the file started with '{self.format}' rows")
+            self.format = format
+        # A row may have the columns of several formats. The format of the file wins.
+        if format != self.format and not _fits(record.value, self.format):
+            raise BadRow(f"is a '{format}' row, but the file started with '{self.format}' rows")
         return parse(record.number, record.value, self.format)
 
 

@@ -1,7 +1,8 @@
-"""Tokenised files kept for the next run: a folder each, named after what its content depends on.
+"""Cache of tokenised files, shared by the workers of one host.
 
-Workers of one host share it. An entry appears whole or not at all, is verified before it is used,
-and goes when it was not used for long or when others need its place.
+Each entry is a folder named after a hash of everything that determines its content; no path is part
+of the hash. An entry appears atomically and is verified before use. Old entries are removed when
+they have not been used for long or when newer entries need the space.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .examples import SCHEMA, Batch, Counts
 
 MOST_BYTES = 32 * 2**30
 MOST_OF_DISK = 0.1
-"""Share of the file system, should that be less."""
+"""Maximum share of the file system. The smaller limit applies."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped
@@ -37,20 +38,22 @@ Warn = Callable[[str], None]
 
 
 class _Entry(BaseModel):
+    """entry.json."""
+
     sha256: str
-    """Of tokens.arrow."""
+    """Hash of tokens.arrow."""
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     table: Table
-    """Of examples.SCHEMA, memory-mapped."""
+    """Memory-mapped table with examples.SCHEMA."""
     counts: Counts
 
 
 class TokensWriter:
-    """Writes `folder` as an entry, batch by batch; nothing of it stays in memory."""
+    """Writer of an entry into `folder`, batch by batch; keeps nothing in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +77,7 @@ class TokensWriter:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    # What Arrow asks of a file:
+    # The file interface that Arrow requires:
     closed = False
 
     def write(self, data: Any) -> int:  # Any: bytes or an Arrow buffer
@@ -92,43 +95,43 @@ class TokenCache:
         self._most_bytes = min(MOST_BYTES, share) if most_bytes is None else most_bytes
 
     def get(self, key: str, warn: Warn) -> Tokens | None:
-        """None where there is none, or none that is whole: such a one is removed, and `warn` is
-        told."""
+        """Return an entry, or None if it is missing or damaged. A damaged entry is removed, and
+        `warn` receives the reason."""
         folder = self._folder / key
         try:
             entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
             with (folder / _TOKENS).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
-                    raise ValueError("its content is not what was written")
-            os.utime(folder)  # it was used: it stays
+                    raise ValueError(f"the hash of {_TOKENS} is different")
+            os.utime(folder)  # the time of the last use
             return Tokens(table=_mapped(folder), counts=Counts(**entry.counts))
         except FileNotFoundError:
             if not folder.is_dir():
                 return None
-            damage = "a file of it is missing"
+            damage = "a file is missing"
         except ValidationError:
-            damage = f"its {_ENTRY} cannot be read"
+            damage = f"{_ENTRY} is unreadable"
         except (ValueError, TypeError, OSError) as error:
             damage = str(error)
-        warn(f"the cached tokens {key[:12]} are damaged ({damage}): made again")
+        warn(f"the cached tokens {key[:12]} are damaged ({damage}): the file is tokenised again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
     def keep(self, key: str, folder: Path, warn: Warn) -> None:
-        """Take over a folder that a TokensWriter finished; who mapped it may go on reading."""
+        """Move a finished folder of a TokensWriter into the cache; existing mappings stay valid."""
         try:
             folder.rename(self._folder / key)
         except OSError as error:
             if not (self._folder / key).is_dir():  # else another worker was faster
-                warn(f"the tokens could not be kept for the next run: {error}")
+                warn(f"could not cache the tokens for the next run: {error}")
         remove_unused(self._folder, KEEP_SECONDS)
         self._make_room()
 
     def _make_room(self) -> None:
-        """Remove what was used least recently until the rest is small enough."""
+        """Remove the least recently used entries until the rest is within the limit."""
         entries = []
         for folder in self._folder.iterdir():
-            # Another worker removes it, or it is no entry: a file, somebody else's folder.
+            # Another worker may be removing the entry, or the path is no entry.
             with contextlib.suppress(OSError):
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 entries.append((folder.stat().st_mtime, size, folder))
@@ -146,28 +149,28 @@ def _mapped(folder: Path) -> Table:
 
 _LIBRARIES = ("jinja2", "pyarrow", "tokenizers", "transformers")
 _CLOCK = "strftime_now"
-"""By which a template asks for the date: Llama 3's writes it into every conversation."""
+"""Template function for the date. Llama 3's template writes the date into every conversation."""
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Of all that decides what the tokenizer makes of a row: vocabulary, merges, normaliser, added
-    and special tokens, chat templates."""
+    """Return a hash of everything that determines the tokens of a row: vocabulary, merges,
+    normaliser, added and special tokens, chat templates."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("padding", "truncation"):  # left there by the last call; each call sets its own
+    for name in ("padding", "truncation"):  # state of the last call; each call sets its own
         backend.pop(name, None)
-    what = {
+    content = {
         "backend": backend,
         "chat_template": tokenizer.chat_template,
         "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items()},
         "split_special_tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
     }
-    return _hash(what)
+    return _hash(content)
 
 
 def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: int) -> str:
-    """Of everything that decides what `path` gives when it is tokenised. Reads the whole file."""
+    """Return a hash of everything that determines the tokens of a file. Reads the whole file."""
     dated = _CLOCK in json.dumps(tokenizer.chat_template)
-    what = {
+    content = {
         "code": _code_hash(),
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
         "data": file_hash(path),
@@ -179,14 +182,14 @@ def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: 
         "vocabulary": vocabulary,
         "date": time.strftime("%Y-%m-%d") if dated else None,
     }
-    return _hash(what)
+    return _hash(content)
 
 
 def _code_hash() -> str:
-    """Of the modules beside this one: a version number would be forgotten some day."""
+    """Return a hash of the modules in this folder, which is safer than a manual version number."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return _hash({source.name: file_hash(source) for source in sources})
 
 
-def _hash(what: dict[str, object]) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+def _hash(content: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""A tokenising process beside the trainer: `-m tunesmith_worker.trainer.data.token_helper DIR`.
+"""Helper process of tokenisation: `python -m tunesmith_worker.trainer.data.token_helper DIR`.
 
-DIR holds the tokenizer and job.json. Chunks come in by stdin; batches go out by stdout, as Arrow.
-What goes wrong with a chunk is not told: the trainer does that chunk itself and meets it there.
+DIR holds the tokenizer and job.json. The helper reads chunks from stdin and writes Arrow batches to
+stdout. It reports no errors: the trainer tokenises a failed chunk itself and raises the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.plan import DataPlan
 from tunesmith_worker.rundir.process import die_with_supervisor
 
 from .chat import Tokenizer
-from .chunks import Chunk, chunk_rows
+from .chunks import Chunk, arrow_stream, chunk_rows
 from .examples import Batch, Counts, tokenize
 from .token_cache import tokenizer_hash
 
@@ -30,17 +30,17 @@ class HelperJob(BaseModel):
     """job.json."""
 
     name: str
-    """The data file's."""
+    """Name of the data file, for messages."""
     vocabulary: int
     max_seq_length: int
     overlong: Literal["drop", "truncate", "error"]
     assistant_only_loss: bool
     tokenizer: str
-    """Its hash: a tokenizer that is not the same after it was saved and loaded is not used."""
+    """Hash of the tokenizer. The helper exits if the loaded tokenizer has another hash."""
 
 
-class _Asked(BaseModel):
-    """What precedes a chunk's content, on a line of its own."""
+class _RequestHeader(BaseModel):
+    """Line before the content of a chunk."""
 
     first: int
     size: int
@@ -48,71 +48,66 @@ class _Asked(BaseModel):
     format: RowFormat | None
 
 
-class _Answered(BaseModel):
-    """What precedes a batch. No counts: the helper could not do it."""
+class _ReplyHeader(BaseModel):
+    """Line before a batch. `counts` is None if the helper could not tokenise the chunk."""
 
     size: int = 0
     counts: dict[str, int] | None = None
 
 
-def ask(to: IO[bytes], answers: IO[bytes], chunk: Chunk) -> tuple[Batch, Counts] | None:
-    """The trainer's side. None: the helper could not do it. Raises OSError or ValueError when it
-    has ended."""
-    asked = _Asked(first=chunk.first, size=len(chunk.content), kind=chunk.kind, format=chunk.format)
-    to.write(asked.model_dump_json().encode() + b"\n")
+def request_tokens(to: IO[bytes], replies: IO[bytes], chunk: Chunk) -> tuple[Batch, Counts] | None:
+    """Send a chunk to a helper and return its result; None if the helper could not tokenise it.
+    Raises OSError, EOFError or ValueError if the helper has ended."""
+    header = _RequestHeader(
+        first=chunk.first, size=len(chunk.content), kind=chunk.kind, format=chunk.format
+    )
+    to.write(header.model_dump_json().encode() + b"\n")
     to.write(chunk.content)
     to.flush()
-    answered = _Answered.model_validate_json(answers.readline())
-    content = answers.read(answered.size)
-    if len(content) != answered.size:
-        raise EOFError("the helper ended in the middle of an answer")
-    if answered.counts is None:
+    reply = _ReplyHeader.model_validate_json(replies.readline())
+    content = replies.read(reply.size)
+    if len(content) != reply.size:
+        raise EOFError("the helper ended before the end of its reply")
+    if reply.counts is None:
         return None
     (batch,) = pa.ipc.open_stream(content)
-    return batch, Counts(**answered.counts)
+    return batch, Counts(**reply.counts)
 
 
-def _serve(job: HelperJob, tokenizer: Tokenizer, asked: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: IO[bytes]) -> None:
     plan = DataPlan(
         max_seq_length=job.max_seq_length,
         overlong=job.overlong,
         assistant_only_loss=job.assistant_only_loss,
-        packing=False,  # the trainer's to do
+        packing=False,  # done by the trainer
     )
-    for chunk in _chunks(asked):
-        answered, content = _Answered(), b""
+    for chunk in _chunks(requests):
+        reply, content = _ReplyHeader(), b""
         try:
             rows = chunk_rows(chunk, job.name)
             batch, counts = tokenize(
                 rows, tokenizer, plan, name=job.name, vocabulary=job.vocabulary
             )
-            content = _stream(batch)
-            answered = _Answered(size=len(content), counts=counts.as_data())
-        except Exception:  # the trainer will meet it too, and say what it is
+            content = arrow_stream(batch)
+            reply = _ReplyHeader(size=len(content), counts=counts.as_data())
+        except Exception:  # the trainer meets the same error and reports it
             content = b""
-        answers.write(answered.model_dump_json().encode() + b"\n")
-        answers.write(content)
-        answers.flush()
+        replies.write(reply.model_dump_json().encode() + b"\n")
+        replies.write(content)
+        replies.flush()
 
 
-def _chunks(asked: IO[bytes]) -> Iterator[Chunk]:
-    while line := asked.readline():
-        head = _Asked.model_validate_json(line)
-        content = asked.read(head.size)
+def _chunks(requests: IO[bytes]) -> Iterator[Chunk]:
+    while line := requests.readline():
+        head = _RequestHeader.model_validate_json(line)
+        content = requests.read(head.size)
         yield Chunk(first=head.first, content=content, kind=head.kind, format=head.format)
 
 
-def _stream(batch: Batch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
-
-
 def main(folder: Path) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends this one
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C and ends this process
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of libraries must not mix with replies
     # Importing transformers' tokenizers takes 1.1 s without torch and 2.5 s with it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # typeshed forbids None
     import transformers
@@ -120,9 +115,9 @@ def main(folder: Path) -> int:
     job = HelperJob.model_validate_json((folder / "job.json").read_bytes())
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer_hash(tokenizer) != job.tokenizer:
-        sys.stderr.write("the tokenizer is another one after it was saved and loaded\n")
+        sys.stderr.write("the saved and loaded tokenizer differs from the original\n")
         return 1
-    _serve(job, tokenizer, sys.stdin.buffer, answers)
+    _serve(job, tokenizer, sys.stdin.buffer, replies)
     return 0
 
 

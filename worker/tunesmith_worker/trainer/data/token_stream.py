@@ -1,7 +1,7 @@
-"""Chunks in, batches out, in the file's order: by the trainer itself and by helpers beside it.
+"""Tokenisation of chunks in the file's order, by the trainer and by helper processes.
 
-What comes out does not depend on how many they are: a chunk gives the same wherever it is
-tokenised, and one that a helper could not do, for whatever reason, is done here.
+The result does not depend on the number of processes. The trainer tokenises every chunk that a
+helper could not.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .chat import Tokenizer
 from .chunks import Chunk, chunk_rows
 from .examples import Batch, Counts, tokenize
 from .token_cache import tokenizer_hash
-from .token_helper import HelperJob, ask
+from .token_helper import HelperJob, request_tokens
 
 PAYS_SECONDS = 5.0
-"""Work that must be left before helpers are started: each takes 1.2 s of a core to start."""
+"""Minimum remaining seconds of work to start helpers. A helper takes 1.2 s of a core to start."""
 MOST_PROCESSES = 16
-"""A helper takes 150 MB."""
-_AHEAD = 3
-"""Chunks that a helper has before it, so that it need not wait while the trainer does its own."""
+"""Maximum number of processes. A helper takes 150 MB."""
+_MAX_PENDING = 3
+"""Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""A helper may take for a chunk so many times what the trainer's slowest took, and never less than
-the seconds above, in which it also starts."""
-_LOOK_SECONDS = 1.0
+"""A helper is killed after this many times the trainer's slowest chunk without a reply, but not
+before PATIENCE_SECONDS, which include its start."""
+_POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
 
 
 def usable_processes() -> int:
-    """Processes that may tokenise at once on this host, the trainer being one."""
+    """Return the number of processes that may tokenise on this host, including the trainer."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(MOST_PROCESSES, cores)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is the same for all chunks of a file."""
+    """Settings of the tokenisation, the same for all chunks of a file."""
 
     tokenizer: Tokenizer
     plan: DataPlan
@@ -74,7 +74,7 @@ class TokenStream:
 
     @property
     def processes(self) -> int:
-        """That took part, the trainer included."""
+        """Number of processes that took part, including the trainer."""
         return 1 + len(self._helpers)
 
     def __enter__(self) -> TokenStream:
@@ -87,11 +87,11 @@ class TokenStream:
             self._folder.cleanup()
 
     def results(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
-        """Raises what the first chunk raises that cannot be tokenised."""
+        """Yield the result of each chunk. Raises the error of the first failed chunk."""
         began = time.perf_counter()
         waiting: deque[tuple[Chunk, Future[Result | None]]] = deque()
         for chunk in chunks:
-            waiting.append((chunk, self._begin(chunk)))
+            waiting.append((chunk, self._submit(chunk)))
             while waiting and (waiting[0][1].done() or len(waiting) > self._most_waiting):
                 yield self._result(*waiting.popleft())
             if not self._helpers and self._most_helpers > 0:
@@ -103,25 +103,27 @@ class TokenStream:
 
     @property
     def _most_waiting(self) -> int:
-        return 2 * _AHEAD * len(self._helpers)
+        return 2 * _MAX_PENDING * len(self._helpers)
 
-    def _begin(self, chunk: Chunk) -> Future[Result | None]:
-        """Give it to the helper with the least to do, or do it now when all have enough."""
-        able = [helper for helper in self._helpers if helper.able and helper.ahead < _AHEAD]
-        if able and chunk.problem is None:
-            return min(able, key=lambda helper: helper.ahead).submit(chunk)
+    def _submit(self, chunk: Chunk) -> Future[Result | None]:
+        """Submit a chunk to the least busy helper, or tokenise it now if all are busy."""
+        free = [
+            helper for helper in self._helpers if helper.usable and helper.pending < _MAX_PENDING
+        ]
+        if free and chunk.problem is None:
+            return min(free, key=lambda helper: helper.pending).submit(chunk)
         done: Future[Result | None] = Future()
         try:
             done.set_result(self._do(chunk))
-        except Exception as error:  # raised when it is this chunk's turn
+        except Exception as error:  # raised when the results reach this chunk
             done.set_exception(error)
         return done
 
     def _result(self, chunk: Chunk, future: Future[Result | None]) -> Result:
-        while wait([future], _LOOK_SECONDS).not_done:
-            self._end_what_hangs()
+        while wait([future], _POLL_SECONDS).not_done:
+            self._kill_hung_helpers()
         result = future.result()
-        self._tell_of_losses()
+        self._report_lost_helpers()
         return self._do(chunk) if result is None else result
 
     def _do(self, chunk: Chunk) -> Result:
@@ -130,21 +132,22 @@ class TokenStream:
         self._slowest = max(self._slowest, time.perf_counter() - began)
         return result
 
-    def _end_what_hangs(self) -> None:
-        """Only looks are counted, not time: a trainer that was paused has paused its helpers."""
+    def _kill_hung_helpers(self) -> None:
+        """Kill helpers without a reply. Counts polls instead of time, because pausing the trainer
+        pauses its helpers too."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
-            helper.silent += _LOOK_SECONDS if helper.ahead else 0.0
-            if helper.able and helper.silent >= patience:
+            helper.silent += _POLL_SECONDS if helper.pending else 0.0
+            if helper.usable and helper.silent >= patience:
                 helper.give_up()
 
-    def _tell_of_losses(self) -> None:
+    def _report_lost_helpers(self) -> None:
         for helper in self._helpers:
-            if not helper.able and not helper.told:
-                helper.told = True
+            if not helper.usable and not helper.reported:
+                helper.reported = True
                 self._warn(
-                    f"{self._work.name}: a process that helped to tokenise {helper.loss()}; "
-                    "the trainer does its part"
+                    f"{self._work.name}: a tokenising helper process {helper.loss()}; "
+                    "the trainer does its work"
                 )
 
     def _start_helpers(self) -> None:
@@ -164,63 +167,68 @@ class TokenStream:
             write_json(folder / "job.json", job)
             for _ in range(count):
                 self._helpers.append(_Helper(folder))
-        except Exception as error:  # no space, no process, whatever: slower, not impossible
-            why = f"{type(error).__name__}: {error}"
-            self._warn(f"{work.name}: tokenised by {self.processes} processes only: {why}")
+        except Exception as error:  # no disk space, no process, ...: continue without helpers
+            reason = f"{type(error).__name__}: {error}"
+            count = f"{self.processes} process{'es' if self.processes > 1 else ''}"
+            self._warn(f"{work.name}: tokenised by only {count}: {reason}")
 
 
 class _Helper:
-    """One process, and the thread that waits for it."""
+    """Helper process, and the thread that waits for its replies."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tunesmith_worker.trainer.data.token_helper", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In the trainer's group: what pauses, stops or kills the trainer does so with this.
+            # In the trainer's process group, so that signals reach both.
             env={
                 **without_secrets(os.environ),
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
-                "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # it would miss torch aloud
+                "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # no warning about missing torch
                 **SpawnSettings(supervisor_pid=os.getpid()).as_environment(),
             },
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens")
-        self.ahead = 0
-        self.able = True
-        self.told = False
+        self.pending = 0
+        self.usable = True
+        self.reported = False
         self.silent = 0.0
-        """Seconds that the trainer has waited since it gave an answer."""
+        """Seconds that the trainer has waited since the last reply."""
         self._hung = False
 
     def submit(self, chunk: Chunk) -> Future[Result | None]:
-        self.ahead += 1
-        return self._thread.submit(self._ask, chunk)
+        self.pending += 1
+        return self._thread.submit(self._request, chunk)
 
-    def _ask(self, chunk: Chunk) -> Result | None:
+    def _request(self, chunk: Chunk) -> Result | None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            return ask(self._process.stdin, self._process.stdout, chunk) if self.able else None
+            return (
+                request_tokens(self._process.stdin, self._process.stdout, chunk)
+                if self.usable
+                else None
+            )
         except (OSError, EOFError, ValueError):
-            self.able = False
+            self.usable = False
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-            self._process.kill()  # what answers nonsense has not ended by itself
+            self._process.kill()  # it may still be running after an invalid reply
             return None
         finally:
-            self.ahead -= 1
+            self.pending -= 1
             self.silent = 0.0
 
     def give_up(self) -> None:
-        """End it; its thread then finds that no answer comes."""
-        self.able, self._hung = False, True
+        """Kill the process; its thread then gets an end of file."""
+        self.usable, self._hung = False, True
         self._process.kill()
 
     def loss(self) -> str:
         if self._hung:
-            return "gave no answer and was killed"
+            return "did not reply and was killed"
         status = self._process.wait()
         return f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
 
@@ -230,5 +238,5 @@ class _Helper:
         self._thread.shutdown()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was written last was not read
+                with contextlib.suppress(BrokenPipeError):  # the last write was not read
                     pipe.close()

@@ -1,6 +1,6 @@
-"""What an uploaded file can be used for: every row is looked at as each method would read it.
+"""Validation of an uploaded file: checks every row for each training method.
 
-No torch and no tokenizer here: a light worker runs it.
+Imports no torch and no tokenizer, because light workers run it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ from pathlib import Path
 from tunesmith_schema import BadRows, FileValidation, MethodName, RowProblem
 
 from .formats import Row
-from .prompt_formats import Asked
+from .prompt_formats import ParsedPrompt
 from .prompt_rows import PromptChecker
 from .records import Record, read_records
-from .rows import Checker, Checks
+from .rows import Checker, RowChecker
 
 MAX_PROBLEMS = 20
 
 
 def validate_file(path: Path, filename: str) -> FileValidation:
-    """`filename` is what the user called it. The first 20 bad rows are named."""
-    rows, prompts = Checker(), PromptChecker()
-    supervised, reinforcement = _Reading(rows), _Reading(prompts)
-    readings: dict[MethodName, _Reading] = {
+    """Return the methods that can use the file, and the first 20 bad rows. `filename`: the user's
+    name of the file."""
+    rows, prompts = RowChecker(), PromptChecker()
+    supervised, reinforcement = _MethodCheck(rows), _MethodCheck(prompts)
+    checks: dict[MethodName, _MethodCheck] = {
         "supervised": supervised,
         "reinforcement": reinforcement,
     }
     total = 0
     for record in read_records(path, filename):
         total += 1
-        for reading in readings.values():
-            reading.take(record)
+        for check in checks.values():
+            check.add(record)
     if total == 0:
-        for reading in readings.values():
-            reading.refuse(RowProblem(row=1, message="the file has no rows"))
-    usable = [method for method, reading in readings.items() if reading.bad == 0]
-    meant = reinforcement if supervised.good == 0 < reinforcement.good else supervised
-    shown = BadRows(problems=[], num_problems=0) if usable else meant.problems()
+        for check in checks.values():
+            check.add_problem(RowProblem(row=1, message="the file has no rows"))
+    usable = [method for method, check in checks.items() if check.bad == 0]
+    closest = reinforcement if supervised.good == 0 < reinforcement.good else supervised
+    shown = BadRows(problems=[], num_problems=0) if usable else closest.problems()
     return FileValidation(
         ok=bool(usable),
         usable_for=[*usable],
-        refused={method: r.problems() for method, r in readings.items() if r.bad},
+        refused={method: c.problems() for method, c in checks.items() if c.bad},
         format=rows.format,
         prompt_format=prompts.format,
         rows=total,
@@ -49,22 +50,22 @@ def validate_file(path: Path, filename: str) -> FileValidation:
     )
 
 
-class _Reading:
-    """The records as one method reads them."""
+class _MethodCheck:
+    """Number of good and bad rows for one method, with the first problems."""
 
-    def __init__(self, checker: Checks[Row] | Checks[Asked]) -> None:
+    def __init__(self, checker: Checker[Row] | Checker[ParsedPrompt]) -> None:
         self._checker = checker
         self._first: list[RowProblem] = []
         self.good = self.bad = 0
 
-    def take(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         outcome = self._checker.check(record)
         if isinstance(outcome, RowProblem):
-            self.refuse(outcome)
+            self.add_problem(outcome)
         else:
             self.good += 1
 
-    def refuse(self, problem: RowProblem) -> None:
+    def add_problem(self, problem: RowProblem) -> None:
         self.bad += 1
         if len(self._first) < MAX_PROBLEMS:
             self._first.append(problem)
