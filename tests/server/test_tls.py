@@ -152,7 +152,7 @@ def test_a_certificate_that_clients_would_refuse_is_refused(
     if said is None:
         check_certificate(made.cert, made.key, host)
         return
-    with pytest.raises(ValueError, match=f"TUNESMITH_TLS_CERT .* would be refused: {said}"):
+    with pytest.raises(ValueError, match=f"would refuse TUNESMITH_TLS_CERT .*: {said}"):
         check_certificate(made.cert, made.key, host)
 
 
@@ -163,11 +163,11 @@ def test_files_that_are_no_certificate_and_key_are_refused(tmp_path: Path) -> No
     garbage.write_text("-----BEGIN NOTHING-----\n")
     garbage.chmod(0o600)
     for cert, key, said in (
-        (one.cert, two.key, "cannot be used as a certificate and its key in PEM .*MISMATCH"),
-        (garbage, one.key, "cannot be used as a certificate and its key in PEM"),
-        (one.cert, garbage, "cannot be used as a certificate and its key in PEM"),
+        (one.cert, two.key, "are not a certificate and its key in PEM .*MISMATCH"),
+        (garbage, one.key, "are not a certificate and its key in PEM"),
+        (one.cert, garbage, "are not a certificate and its key in PEM"),
         (locked.cert, locked.key, "TUNESMITH_TLS_KEY needs a passphrase"),
-        (one.cert, tmp_path / "none", "TUNESMITH_TLS_KEY: there is no file"),
+        (one.cert, tmp_path / "none", "TUNESMITH_TLS_KEY: file not found"),
     ):
         with pytest.raises(ValueError, match=said):
             check_certificate(cert, key, "127.0.0.1")
