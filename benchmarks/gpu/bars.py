@@ -207,11 +207,14 @@ def _memory_bars() -> Iterator[Bar]:
         figure=_memory("pinned_", max),
     )
     yield Bar(name="memory: time that offloading costs", most=0.02, figure=_offload)
-    for name, bound in (("bf16_error_word", 12.0), ("bf16_sr8", 6.0)):
+    for name, key, bound in (
+        ("bf16_split_master", "bf16_error_word", 12.0),
+        ("bf16_sr8", "bf16_sr8", 6.0),
+    ):
         yield Bar(
             name=f"precision: bytes a parameter in {name}",
             most=bound,
-            figure=_precision("bytes", name),
+            figure=_precision("bytes", key),
         )
     yield Bar(
         name="precision: a step with error words, on plain bf16's",

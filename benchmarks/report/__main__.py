@@ -14,10 +14,8 @@ from .cpu import name_of, newest, service, training
 from .engine import (
     layouts,
     memory_plan,
-    nan_guard,
     precisions,
     resume_points,
-    run_report,
     self_check,
 )
 from .gpu import SIDES, gpus, slug
@@ -53,10 +51,8 @@ def page(results: Path) -> str:
         layouts(recorded(results / "layouts.json")),
         memory_plan(recorded(results / "plan.json")),
         precisions(recorded(results / "precision.json") or []),
-        run_report(recorded(results / "report_overhead.json")),
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),
-        nan_guard(recorded(results / "nan_guard.json")),
         grpo(recorded(results / "grpo.json") or []),
         learning(recorded(results / "grpo_learns.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
@@ -115,8 +111,11 @@ def load(path: Path) -> list[Result]:
 
 
 def recorded(path: Path) -> Any:  # Any: JSON
-    """None where there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else None
+    """Content of a results file, or None if the file does not exist."""
+    if not path.exists():
+        return None
+    # The JSON lines keep the old name of the precision as their key.
+    return json.loads(path.read_text().replace("bf16_error_word", "bf16_split_master"))
 
 
 if __name__ == "__main__":

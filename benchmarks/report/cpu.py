@@ -66,14 +66,6 @@ def training(results: list[Result]) -> str:
             f"Rows that say `before {commit}` were measured before that commit ({what}), and not "
             "since.\n"
         )
-    for one in results:
-        if one["benchmark"] == "pack_lengths":
-            speeds = ", ".join(f"{int(n):,}: {s:,.0f}" for n, s in one["tokens_per_second"].items())
-            parts.append(
-                f"Speed by length of the pack (tokens: tokens/CPU-s): {speeds}. Fastest over "
-                f"slowest {one['worst_over_best']:.2f} (bar {one['bar']:g}).\n"
-            )
-            break
     return "\n".join(parts)
 
 

@@ -113,7 +113,7 @@ def precisions(results: list[Result]) -> str:
                 + verdict(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
                 f"{one['times_fp32'][name]:.1f}x",
                 _bound(one["extra_share_of_step"][name], one["extra_share_bar"])
-                if name == "bf16_error_word"  # the default: the bar is for it alone
+                if name == "bf16_split_master"  # the default: the bar is for it alone
                 else f"{one['extra_share_of_step'][name]:.1%}",
             )
             for name, bytes_ in one["bytes_per_parameter"].items()
@@ -122,22 +122,6 @@ def precisions(results: list[Result]) -> str:
                 "more of a whole step")  # fmt: skip
         parts.append(table(head, rows_of_cost))
     return "\n".join(parts)
-
-
-def run_report(result: Result | None) -> str:
-    words = (
-        "## The run report\n\n"
-        "What its clock, counters and live metrics add to a step's CPU time, in blocks of one "
-        "training with and without them (`python -m benchmarks.report_overhead RUN_DIR`; "
-        "`report_overhead.json`).\n"
-    )
-    if result is None:
-        return words + _open("report_overhead")
-    return (
-        f"{words}\n{result['overhead']:.2%} ± {result['overhead_error']:.2%} of a step of "
-        f"{result['step_cpu_ms']:.0f} ms, {result['pairs']} pairs. "
-        f"{_setup(result | {'versions': {'transformers': result['transformers']}})}\n"
-    )
 
 
 def resume_points(result: Result | None) -> str:
@@ -191,27 +175,6 @@ def self_check(result: Result | None) -> str:
     versions = {name: result[name] for name in ("torch", "transformers")}
     head = ("run", "self-check", "a step", "of 200 steps")
     return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
-
-
-def nan_guard(result: Result | None) -> str:
-    words = (
-        "## The guard against NaN, and the tripwires\n\n"
-        "CPU time that the guard adds to a step, and that the looks at steps 1, 10 and 50 take in "
-        "all (`python -m benchmarks.nan_guard`; `nan_guard.json`). Bar: 0.5 % of a step.\n"
-    )
-    if result is None:
-        return words + _open("nan_guard")
-    rows = (
-        (
-            name,
-            f"{one['step_ms']:.0f} ms",
-            f"{one['guard_percent']:.3f} %" + verdict(one["guard_percent"] <= 0.5, "0.5 %"),
-            f"{one['look_ms_in_all']:.0f} ms",
-        )
-        for name, one in result["recipes"].items()
-    )
-    head = ("run", "a step", "guard, of a step", "looks, in all")
-    return f"{words}\n{_setup(result)}\n\n{table(head, rows)}"
 
 
 def _bound(value: float, bar: float) -> str:

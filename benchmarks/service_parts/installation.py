@@ -104,13 +104,13 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
     env |= {f"TUNESMITH_{name}": value for name, value in given.items()}
     children: list[Child] = []
 
-    def start(name: str, command: list[str], *, leaves_first: bool = False) -> Child:
+    def start(name: str, command: list[str], *, stops_first: bool = False) -> Child:
         child = Child(
             name=name,
             command=command,
             env=env,
             log_file=logs / f"{name}.log",
-            leaves_first=leaves_first,
+            stops_first=stops_first,
         )
         children.append(child)
         child.start()
@@ -129,7 +129,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
         if workers:
             for queue in ("train", "light"):
                 command = [sys.executable, "-m", worker, "worker", "--queue", queue]
-                start(queue, command, leaves_first=True)
+                start(queue, command, stops_first=True)
             _until(lambda: _answers(f"{address}/readyz"), logs)
         yield Installation(
             data_dir=data_dir,
