@@ -35,7 +35,7 @@ from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollouts import RolloutRunner, rollout_failures
-from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementContext
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
 
 from .assemble import (
@@ -144,7 +144,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
     tuning = memory.planner.tuning
     self_check(
-        ReinforcementSubject(
+        ReinforcementContext(
             trainer=trainer,
             base=base,
             patched=patched,

@@ -27,7 +27,7 @@ from .assemble import (
 from .context import RunContext
 from .load import LoadedModel, train_rows
 from .resume import check_steps_left
-from .selfcheck import Subject, self_check, supervised_checks
+from .selfcheck import SupervisedContext, self_check, supervised_checks
 
 
 def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
@@ -89,7 +89,7 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     patched = patch_model(context, loaded)
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
     self_check(
-        Subject(
+        SupervisedContext(
             trainer=trainer,
             base=base,
             patched=patched,

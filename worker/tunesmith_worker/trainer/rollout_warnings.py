@@ -10,7 +10,7 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import Precision
 from tunesmith_worker.rundir.events import EventLog
-from tunesmith_worker.trainer.selfcheck.tripwires import RolloutTripwires, StepFigures
+from tunesmith_worker.trainer.selfcheck.tripwires import RolloutFigures, RolloutTripwires
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -53,7 +53,7 @@ class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: i
         if "loss" not in logs:
             return
         names = ("frac_reward_zero_std", "truncated_share", "entropy", "kl", "clip_ratio")
-        figures = StepFigures(
+        figures = RolloutFigures(
             step=state.global_step,
             rollout_gap=logs.get("rollout_gap"),
             **{name: logs.get(name) for name in names},

@@ -15,14 +15,14 @@ def test_a_bf16_weight_that_went_and_came_back_did_move() -> None:
     optimizer = torch.optim.AdamW([weight], lr=1e-5)
     weight.grad = torch.ones_like(weight)
     movement = Movement([Unit(name="layer", parameters={"layer.weight": weight})], optimizer)
-    movement.steps_with()
+    movement.record_rates()
     optimizer.step()
     assert not torch.equal(weight, before)
-    assert not list(movement.judged(fresh=True))
+    assert not list(movement.check(fresh=True))
     with torch.no_grad():
         weight.copy_(before)
-    movement.steps_with()
-    assert not list(movement.judged(fresh=False))
+    movement.record_rates()
+    assert not list(movement.check(fresh=False))
 
 
 def test_a_weight_that_never_moves_is_named() -> None:
@@ -31,6 +31,6 @@ def test_a_weight_that_never_moves_is_named() -> None:
     weight.grad = torch.ones_like(weight)
     movement = Movement([Unit(name="layer", parameters={"layer.weight": weight})], optimizer)
     for fresh in (True, False):
-        movement.steps_with()
-        (finding,) = movement.judged(fresh=fresh)
+        movement.record_rates()
+        (finding,) = movement.check(fresh=fresh)
         assert "layer did not move" in finding.message

@@ -99,7 +99,7 @@ def test_looks_are_at_steps_1_10_and_50_and_change_no_bit(
         assert list(findings) == []
         looked.append(step)
 
-    monkeypatch.setattr(tripwires, "settle", settle)
+    monkeypatch.setattr(tripwires, "report_findings", settle)
     curves = []
     for name in ("with", "without"):
         recipe = {**TEN, "max_steps": 51, "logging_steps": 17, "self_check": name == "with"}
@@ -115,7 +115,9 @@ def test_a_resumed_run_is_not_looked_at_twice_and_remembers(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int | None] = []
-    monkeypatch.setattr(tripwires, "settle", lambda findings, events, step: looked.append(step))
+    monkeypatch.setattr(
+        tripwires, "report_findings", lambda findings, events, step: looked.append(step)
+    )
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     trainer = SimpleNamespace(model=model)
     wires = Tripwires(trainer, EventLog(make_run(QUESTIONS) / "events.jsonl"))

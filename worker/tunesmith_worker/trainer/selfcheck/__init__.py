@@ -1,20 +1,19 @@
-"""Proof before the first step, and along the way, that a run learns what it should.
+"""Checks before the first step, and tripwires at steps 1, 10 and 50, that a run learns.
 
-`self_check` is the main path; one file for each group of checks. What only reinforcement runs need
-lies in rollouts/.
+Start reading at `checks.self_check`; every other file holds one group of checks.
 """
 
-from .check_context import Subject
+from .check_context import SupervisedContext
 from .checks import Checks, self_check, supervised_checks
-from .findings import Finding, settle
+from .findings import Finding, report_findings
 from .tripwires import Tripwires
 
 __all__ = [
     "Checks",
     "Finding",
-    "Subject",
+    "SupervisedContext",
     "Tripwires",
+    "report_findings",
     "self_check",
-    "settle",
     "supervised_checks",
 ]

@@ -1,4 +1,4 @@
-"""What a self-check looks at, and what one check says about it."""
+"""The objects of a run that its checks read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tunesmith_worker.trainer.data.tokens import TokenizedRows
 Untyped = Any  # Any: transformers and TRL are not typed
 
 
-class Tuned(Protocol):
-    """What every run has that trains weights, whatever it learns from."""
+class CheckContext(Protocol):
+    """Attributes that every training run has."""
 
     @property
     def trainer(self) -> Untyped: ...
     @property
     def model(self) -> Untyped:
-        """With its adapter, if it has one."""
+        """The model, with its adapter if any."""
 
     @property
     def base(self) -> Base: ...
@@ -43,27 +43,27 @@ class Tuned(Protocol):
 
     @property
     def full(self) -> bool:
-        """Every weight trains, not an adapter."""
+        """True if all weights train instead of an adapter."""
 
     @property
     def used_tokens(self) -> list[int]:
-        """Ids that occur in the data, ascending."""
+        """Token ids that occur in the data, ascending."""
 
     @property
     def optimizer_bytes(self) -> int:
-        """Of what the optimiser keeps for all that trains."""
+        """Size of the optimizer's state for all trained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A supervised run that is ready for its first step."""
+class SupervisedContext:
+    """A supervised run before its first step."""
 
     trainer: Untyped
     base: Base
     patched: Patched | None
     layouts: Layouts
     memory: MemoryPlan
-    """Settled."""
+    """The final memory plan."""
     recipe: Recipe
     load_plan: LoadPlan
     data_plan: DataPlan
@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def model(self) -> Untyped:
-        """With its adapter, if it has one."""
         return self.trainer.model
 
     @property
@@ -93,11 +92,11 @@ class Subject:
 
 
 PROMPTS = 4
-"""That are run, of the lengths there are: batches of unequal rows are what goes wrong."""
+"""Number of prompts to run; their lengths differ, since most faults need unequal rows."""
 
 TokenIds = tuple[int, ...]
-Row = tuple[TokenIds, TokenIds]
-"""A prompt, and a completion of it of at least one token."""
+PromptAndCompletion = tuple[TokenIds, TokenIds]
+"""Token ids of a prompt and of a completion with at least one token."""
 
 
 class Prompt(Protocol):
@@ -105,23 +104,25 @@ class Prompt(Protocol):
     def prompt_ids(self) -> TokenIds: ...
     @property
     def text(self) -> str:
-        """What `prompt_ids` say, the template's own words included."""
+        """The text of `prompt_ids`, with the chat template's markup."""
 
 
 class Score(Protocol):
     """The training forward."""
 
     def __call__(
-        self, rows: Sequence[Row], temperature: float
+        self, rows: Sequence[PromptAndCompletion], temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """log p of every completion token under softmax(logits / temperature), and the entropy
-        there in nats, if it is computed: fp32 [B, C], C the longest completion's tokens, anything
-        beyond a row's end. Differentiable."""
+        """Return log-probabilities under softmax(logits / temperature), and entropies in nats.
+
+        Both fp32 [B, C], C the tokens of the longest completion; undefined beyond a row's end.
+        Differentiable. Entropies may be None.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcementSubject:
-    """A reinforcement run that is ready for its first step."""
+class ReinforcementContext:
+    """A reinforcement run before its first step."""
 
     trainer: Untyped
     base: Base
@@ -129,22 +130,21 @@ class ReinforcementSubject:
     engine: RolloutEngine
     score: Score
     requests: Callable[[Sequence[TokenIds]], Sequence[Request]]
-    """What the trainer asks its engine for, one request for each of these prompts."""
+    """Make the trainer's request to the engine for each of the prompts."""
     prompts: Sequence[Prompt]
     recipe: Recipe
     load_plan: LoadPlan
     train_plan: TrainPlan
     free: int
-    """Bytes on the model's device beside the weights: for the same weights in fp32, where they are
-    16-bit."""
+    """Free bytes on the model's device; 16-bit weights may be converted to fp32 there."""
     optimizer_bytes: int
-    """Of what the optimiser keeps for all that trains."""
+    """Size of the optimizer's state for all trained weights."""
     folder: Path
     """The run directory."""
 
     @property
     def model(self) -> Untyped:
-        """With its adapter, if it has one."""
+        """The model, with its adapter if any."""
         return self.trainer.model
 
     @property
@@ -158,11 +158,11 @@ class ReinforcementSubject:
 
     @property
     def used_tokens(self) -> list[int]:
-        return sorted({one for prompt in self.prompts for one in prompt.prompt_ids})
+        return sorted({token for prompt in self.prompts for token in prompt.prompt_ids})
 
     @property
     def sampling(self) -> SamplingParams:
-        """As the recipe has it."""
+        """Sampling parameters of the recipe."""
         grpo = self.recipe.grpo or GRPORecipe()
         return SamplingParams(
             temperature=grpo.temperature,
@@ -171,14 +171,16 @@ class ReinforcementSubject:
             min_p=grpo.min_p or 0.0,
         )
 
-    def picked(self, room: int) -> list[TokenIds]:
-        """Distinct prompts, evenly spaced by length from the shortest to the longest, to which
-        `room` tokens can be added without a change of the model's law
-        (engine/rollout/rope_tables.py)."""
+    def select_prompts(self, room: int) -> list[TokenIds]:
+        """Return distinct prompts, evenly spaced by length from the shortest to the longest.
+
+        Prompts plus `room` tokens stay below the length at which the model's position encoding
+        changes (engine/rollout/rope_tables.py).
+        """
         stable = getattr(self.engine, "stable_length", None)
-        ids = {one.prompt_ids for one in self.prompts}
-        fitting = [one for one in ids if stable is None or len(one) + room <= stable]
-        ordered = sorted(fitting, key=lambda one: (len(one), one))
+        ids = {prompt.prompt_ids for prompt in self.prompts}
+        fitting = [prompt for prompt in ids if stable is None or len(prompt) + room <= stable]
+        ordered = sorted(fitting, key=lambda prompt: (len(prompt), prompt))
         last = len(ordered) - 1
         places = sorted({last * i // (PROMPTS - 1) for i in range(PROMPTS)}) if ordered else []
         return [ordered[place] for place in places]

@@ -1,8 +1,7 @@
-"""The self-check, top to bottom: what is cheap to see first, then passes of a piece of real data
-through the model. What it looks at is afterwards what it was, bit for bit.
+"""The self-check before the first step: cheap checks, then model runs on a sample of the data.
 
-Which checks a run needs goes by what it learns from: `supervised_checks` here, those of
-reinforcement in rollouts/.
+The model and the trainer are unchanged afterwards, bit for bit. `supervised_checks` lists the
+checks of a supervised run, `rollout_checks.reinforcement_checks` those of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -22,25 +21,30 @@ from tunesmith_worker.engine.memory.describe import format_bytes
 from tunesmith_worker.engine.model.adapters import adapter_dtype, predict_bytes
 from tunesmith_worker.rundir.events import EventLog
 
-from .check_context import Subject, Tuned
-from .findings import Finding, Outcome, judged, passed, settle
+from .check_context import CheckContext, SupervisedContext
+from .findings import Finding, Outcome, make_outcome, passed, report_findings
 from .labels import check_answers, check_end_token, check_labels
 from .numerics import check_numerics
 from .parameters import check_embeddings, check_optimizer, check_trained_parameters, check_weights
 
-AnySubject = TypeVar("AnySubject", bound=Tuned)
+AnyContext = TypeVar("AnyContext", bound=CheckContext)
+PROBE_BYTES = 4096
+RESUME_POINTS = 2
+"""Resume points that can exist at once: the last one, and the one that is being written."""
+MARGIN = 1.1
+"""Factor on the predicted bytes, for the file system's own use."""
+_DIRECTORY = "checkpoint_directory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks(Generic[AnySubject]):
-    cheap: Sequence[Callable[[AnySubject], Outcome]]
-    """What can be seen without running the model: all are judged, then the run ends if one
-    failed."""
-    numeric: Callable[[AnySubject], list[Outcome]]
-    """Those that run it."""
+class Checks(Generic[AnyContext]):
+    cheap: Sequence[Callable[[AnyContext], Outcome]]
+    """Checks that do not run the model. All run; then the job fails if any failed."""
+    numeric: Callable[[AnyContext], list[Outcome]]
+    """The checks that run the model."""
 
 
-def supervised_checks() -> Checks[Subject]:
+def supervised_checks() -> Checks[SupervisedContext]:
     return Checks(
         cheap=(
             check_labels,
@@ -57,62 +61,29 @@ def supervised_checks() -> Checks[Subject]:
     )
 
 
-def self_check(subject: AnySubject, events: EventLog, checks: Checks[AnySubject]) -> None:
-    """Raises RunError when the run would not learn what it should."""
-    if not subject.recipe.self_check:
+def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]) -> None:
+    """Run all checks. Raise RunError if any fails."""
+    if not context.recipe.self_check:
         return
     began = time.perf_counter()
     with events.phase(PhaseName.SELF_CHECK):
-        outcomes = [check(subject) for check in checks.cheap]
-        _settle(outcomes, events)
-        numeric = checks.numeric(subject)
-        _settle(numeric, events)
+        outcomes = [check(context) for check in checks.cheap]
+        _report(outcomes, events)
+        numeric = checks.numeric(context)
+        _report(numeric, events)
         outcomes += numeric
-    _tell(outcomes, events, time.perf_counter() - began)
+    _write_summary(outcomes, events, time.perf_counter() - began)
 
 
-def check_longest_batch(subject: Subject) -> Outcome:
-    """`longest_batch`: has run already, forward and backward, in the memory plan's trial pass."""
-    batch = subject.memory.planner.batch.part(subject.memory.steps.policy.parts)
+def check_longest_batch(context: SupervisedContext) -> Outcome:
+    """Check `longest_batch`: the memory plan's trial pass already ran it forward and backward."""
+    batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
 
 
-def _settle(outcomes: list[Outcome], events: EventLog) -> None:
-    settle((finding for one in outcomes for finding in one.findings), events, None)
-
-
-def _tell(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:
-    by_state = {
-        state: [one for one in outcomes if one.state == state]
-        for state in ("passed", "not_applicable", "skipped")
-    }
-    text = f"self-check: {len(by_state['passed'])} checks passed in {seconds:.1f} s"
-    shown = ("patched_equals_stock", "rollout_equals_stock")
-    equal = [one.detail for one in by_state["passed"] if one.check in shown]
-    if equal:
-        text += f" ({'; '.join(equal)})"
-    for state, words in (("not_applicable", "do not apply"), ("skipped", "were skipped")):
-        if by_state[state]:
-            which = "; ".join(f"{one.check}: {one.detail}" for one in by_state[state])
-            text += f"; {len(by_state[state])} {words} ({which})"
-    data: dict[str, JsonValue] = {
-        "seconds": round(seconds, 3),
-        "checks": {one.check: {"state": one.state, "detail": one.detail} for one in outcomes},
-    }
-    events.message(text, data=data)
-
-
-PROBE_BYTES = 4096
-RESUME_POINTS = 2
-"""Full states that may lie there at once: the last, and the one that is being written."""
-MARGIN = 1.1
-"""Of the predicted bytes: file systems take their share."""
-_DIRECTORY = "checkpoint_directory"
-
-
-def check_directory(subject: Tuned) -> Outcome:
-    """`checkpoint_directory`: a file is written there, flushed to the disk and removed."""
-    folder = subject.folder / "checkpoints"
+def check_directory(context: CheckContext) -> Outcome:
+    """Check `checkpoint_directory`: files can be written there, and the disk has enough space."""
+    folder = context.folder / "checkpoints"
     probe = folder / ".self-check.part"
     try:
         folder.mkdir(exist_ok=True)
@@ -122,40 +93,71 @@ def check_directory(subject: Tuned) -> Outcome:
             os.fsync(file.fileno())
         probe.unlink()
     except OSError as error:
-        with contextlib.suppress(OSError):  # it may not even have been made
+        with contextlib.suppress(OSError):  # the file may not exist
             probe.unlink()
-        return judged(_DIRECTORY, [_not_writable(error)], "")
-    needed, free = int(MARGIN * predicted_bytes(subject)), shutil.disk_usage(folder).free
+        return make_outcome(_DIRECTORY, [_not_writable(error)], "")
+    needed, free = int(MARGIN * predicted_bytes(context)), shutil.disk_usage(folder).free
     findings = []
     if free < needed:
         findings.append(
             Finding(
                 _DIRECTORY,
-                f"{format_bytes(free)} are free, and the result with {RESUME_POINTS} resume points "
-                f"takes {format_bytes(needed)} ({MARGIN - 1:.0%} to spare included).",
+                f"the disk has {format_bytes(free)} free, but the result and {RESUME_POINTS} "
+                f"resume points need {format_bytes(needed)} (including a margin of "
+                f"{MARGIN - 1:.0%}).",
                 "Free space in the worker's data directory, then start the job again.",
                 category=ErrorCategory.INFRASTRUCTURE,
             )
         )
-    return judged(_DIRECTORY, findings, f"{format_bytes(needed)} needed, {format_bytes(free)} free")
+    return make_outcome(
+        _DIRECTORY, findings, f"{format_bytes(needed)} needed, {format_bytes(free)} free"
+    )
 
 
-def predicted_bytes(subject: Tuned) -> int:
-    """Of what is saved at the end, and of the states that the run could go on from: the weights
-    that train, and what the optimiser keeps for them."""
-    model = subject.model
+def predicted_bytes(context: CheckContext) -> int:
+    """Size of the result and of the resume points (trained weights and optimizer state)."""
+    model = context.model
     weights: int = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
-    state = weights + subject.optimizer_bytes
-    if subject.full:
+    state = weights + context.optimizer_bytes
+    if context.full:
         return weights + RESUME_POINTS * state
-    return predict_bytes(model, adapter_dtype(subject.recipe)) + RESUME_POINTS * state
+    return predict_bytes(model, adapter_dtype(context.recipe)) + RESUME_POINTS * state
 
 
 def _not_writable(error: OSError) -> Finding:
     return Finding(
         _DIRECTORY,
-        f"a file of {PROBE_BYTES} bytes cannot be written to the run's checkpoints: "
+        f"cannot write a file of {PROBE_BYTES} bytes to the run's checkpoints directory: "
         f"{error.strerror or error}.",
-        "Check the rights and the space of the worker's data directory.",
+        "Check the permissions and the free space of the worker's data directory.",
         category=ErrorCategory.INFRASTRUCTURE,
     )
+
+
+def _report(outcomes: list[Outcome], events: EventLog) -> None:
+    findings = (finding for outcome in outcomes for finding in outcome.findings)
+    report_findings(findings, events, None)
+
+
+def _write_summary(outcomes: list[Outcome], events: EventLog, seconds: float) -> None:
+    by_state = {
+        state: [outcome for outcome in outcomes if outcome.state == state]
+        for state in ("passed", "not_applicable", "skipped")
+    }
+    text = f"self-check: {len(by_state['passed'])} checks passed in {seconds:.1f} s"
+    shown = ("patched_equals_stock", "rollout_equals_stock")
+    details = [outcome.detail for outcome in by_state["passed"] if outcome.check in shown]
+    if details:
+        text += f" ({'; '.join(details)})"
+    for state, words in (("not_applicable", "do not apply"), ("skipped", "were skipped")):
+        if by_state[state]:
+            which = "; ".join(f"{outcome.check}: {outcome.detail}" for outcome in by_state[state])
+            text += f"; {len(by_state[state])} {words} ({which})"
+    data: dict[str, JsonValue] = {
+        "seconds": round(seconds, 3),
+        "checks": {
+            outcome.check: {"state": outcome.state, "detail": outcome.detail}
+            for outcome in outcomes
+        },
+    }
+    events.message(text, data=data)

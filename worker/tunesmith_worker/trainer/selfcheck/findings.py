@@ -1,5 +1,6 @@
-"""What a check or a tripwire has found wrong, and how that reaches the user: a warning is told, an
-error ends the run. Knows no check.
+"""The result of a check: its outcome and its findings, and how findings reach the user.
+
+A warning becomes an event; an error ends the run.
 """
 
 from __future__ import annotations
@@ -12,55 +13,64 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 
+REPORT_HINT = "No recipe setting causes this. Report it with the job's events."
+"""The hint of faults in our own code."""
+
 
 @dataclass(frozen=True)
 class Finding:
+    """A fault that a check or a tripwire detected."""
+
     check: str
-    """Stable name of the check, as docs/explanation/self-check.md has it."""
+    """Name of the check, as in docs/explanation/self-check.md."""
     message: str
-    """What is wrong, with the number and the tolerance."""
+    """The fault, with the measured value and the tolerance."""
     hint: str
-    """What to do."""
+    """The remedy."""
     level: Literal["error", "warn"] = "error"
     param: str | None = None
-    """The request's field it is about, dotted."""
+    """Dotted name of the request field that causes the fault."""
     category: ErrorCategory = ErrorCategory.USER
 
 
-def settle(findings: Iterable[Finding], events: EventLog, step: int | None) -> None:
-    """Tell the warnings as events; raise RunError for the first error, with all errors in its
-    message. `step`: optimiser steps done; None before the first."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one check."""
+
+    check: str
+    state: Literal["passed", "failed", "not_applicable", "skipped"]
+    detail: str
+    """The measured value, or the reason why the check did not run."""
+    findings: tuple[Finding, ...] = ()
+
+
+def report_findings(findings: Iterable[Finding], events: EventLog, step: int | None) -> None:
+    """Write each warning as an event; raise RunError with the messages of all errors.
+
+    `step`: number of finished optimizer steps; None before the first.
+    """
     findings = list(findings)
     when = "Self-check before the first step" if step is None else f"Step {step}"
-    for one in findings:
-        if one.level == "warn":
+    for finding in findings:
+        if finding.level == "warn":
             events.message(
-                f"{when}: {one.check}: {one.message} {one.hint}",
+                f"{when}: {finding.check}: {finding.message} {finding.hint}",
                 level="warn",
-                data={"check": one.check, "step": step},
+                data={"check": finding.check, "step": step},
             )
-    errors = [one for one in findings if one.level == "error"]
+    errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise RunError(
             ErrorCode.SELF_CHECK_FAILED,
-            f"{when}: " + " Also ".join(f"{one.check}: {one.message}" for one in errors),
+            f"{when}: " + " Also ".join(f"{error.check}: {error.message}" for error in errors),
             category=errors[0].category,
             hint=errors[0].hint,
             param=errors[0].param,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    check: str
-    state: Literal["passed", "failed", "not_applicable", "skipped"]
-    detail: str
-    """The figure that it passed with, or why it did not run."""
-    findings: tuple[Finding, ...] = ()
-
-
 def passed(check: str, detail: str, *findings: Finding) -> Outcome:
-    """`findings`: warnings."""
+    """Return a passed outcome; `findings` are warnings."""
     return Outcome(check=check, state="passed", detail=detail, findings=findings)
 
 
@@ -68,9 +78,9 @@ def not_applicable(check: str, why: str) -> Outcome:
     return Outcome(check=check, state="not_applicable", detail=why)
 
 
-def judged(check: str, findings: Sequence[Finding], detail: str) -> Outcome:
-    """Failed if any finding is an error."""
+def make_outcome(check: str, findings: Sequence[Finding], detail: str) -> Outcome:
+    """Return a failed outcome if any finding is an error, else a passed one."""
     state: Literal["passed", "failed"] = "passed"
-    if any(one.level == "error" for one in findings):
+    if any(finding.level == "error" for finding in findings):
         state = "failed"
     return Outcome(check=check, state=state, detail=detail, findings=tuple(findings))

@@ -1,7 +1,6 @@
-"""Whether the labels are there, are the assistant's words, and teach when to stop.
+"""Checks of labels: they exist, are the assistant's words, and include the end token.
 
-Reads tokens and labels as the trainer gets them, and the data file itself: what lies between is
-what is being checked.
+They compare the trainer's tokens and labels with the data file, independently of the code between.
 """
 
 from __future__ import annotations
@@ -17,39 +16,42 @@ from tunesmith_worker.trainer.data.chunks import chunk_rows, read_chunks
 from tunesmith_worker.trainer.data.formats import Row
 from tunesmith_worker.trainer.data.tokens import IGNORED
 
-from .check_context import Subject, Untyped
-from .findings import Finding, Outcome, judged, not_applicable
+from .check_context import SupervisedContext, Untyped
+from .findings import Finding, Outcome, make_outcome, not_applicable
 
 SAMPLE = 256
-"""Rows, evenly spaced over the data."""
+"""Rows to check, evenly spaced over the data."""
 TEXTS = 8
-"""Examples whose labels are read as text, from the start of the file."""
+"""Examples whose labels are compared as text, from the start of the file."""
 FILE_ROWS = 64
-"""Rows of the file among which an example's own is looked for, beside those that gave none."""
+"""Rows of the file to search for an example's row, plus the number of dropped rows."""
 MOST_ROWS = 1024
-"""That are read for it: half a second."""
+"""Maximum rows to read for this search; takes half a second."""
 ENOUGH = 0.7
-"""Share of the assistant's text that must be found again: templates trim and rewrite."""
+"""Least share of the assistant's text that labels must contain; templates trim and rewrite it."""
 WRAPPING = 40
 """Characters that a template may put around an answer, such as an empty think block."""
 
-_MEND = "Check the chat template and the rows; tunesmith reads labels by the template's own turns."
+_HINT = (
+    "The tokenizer's chat template does not fit the data. Check the chat template and the rows; "
+    "labels follow the template's turns."
+)
 
 
-def check_labels(subject: Subject) -> Outcome:
-    """`labels`: rows have some, equal to their tokens, and none is lost on the way to a batch."""
-    rows = _sample(subject)
+def check_labels(context: SupervisedContext) -> Outcome:
+    """Check `labels`: rows have labels, equal to their tokens, and batches keep all of them."""
+    rows = _sample(context)
     tokens = sum(len(ids) for ids, _ in rows)
-    counts = [_labelled(labels) for _, labels in rows]
+    counts = [_count_labels(labels) for _, labels in rows]
     findings = []
     empty = sum(not count for count in counts)
     if empty:
         findings.append(
-            _wrong(
+            _finding(
                 "labels",
-                f"{empty} of {len(rows)} sampled rows have no label: nothing is learned from them "
-                "(tolerance: 0).",
-                "Check that rows have assistant turns or completions; "
+                f"{empty} of {len(rows)} sampled rows have no label: the model learns nothing from "
+                "them (tolerance: 0).",
+                "Check that rows have assistant turns or completions. "
                 "recipe.assistant_only_loss=false trains every token.",
                 level="error" if empty == len(rows) else "warn",
                 param="recipe.assistant_only_loss",
@@ -62,102 +64,107 @@ def check_labels(subject: Subject) -> Outcome:
     )
     if moved:
         findings.append(
-            _wrong(
+            _finding(
                 "labels",
-                f"{moved} of {sum(counts)} labels are not the token at their place (tolerance: "
-                "0): the model would learn to say other words.",
-                "Clear the worker's token cache, then start the job again; report it if it stays.",
+                f"{moved} of {sum(counts)} labels differ from the token at their place (tolerance: "
+                "0): the model would learn wrong words.",
+                "Clear the worker's token cache and start the job again. If the fault remains, "
+                "report it.",
                 category=ErrorCategory.INFRASTRUCTURE,
             )
         )
-    expected, found = _batch_labels(subject)
-    if expected != found:
+    expected, actual = _count_batch_labels(context)
+    if expected != actual:
         findings.append(
-            _wrong(
+            _finding(
                 "labels",
-                f"the first batch carries {found} labels, its rows have {expected} (tolerance: 0).",
+                f"the first batch has {actual} labels, its rows have {expected} (tolerance: 0).",
                 "Set recipe.packing=false, and report this.",
                 category=ErrorCategory.INFRASTRUCTURE,
                 param="recipe.packing",
             )
         )
-    return judged("labels", findings, f"{sum(counts) / max(1, tokens):.0%} of tokens labelled")
+    return make_outcome(
+        "labels", findings, f"{sum(counts) / max(1, tokens):.0%} of tokens labelled"
+    )
 
 
-def check_answers(subject: Subject) -> Outcome:
-    """`answers`: labels read as text are what the assistant says in the data file."""
-    tokenizer, only = subject.base.tokenizer, subject.data_plan.assistant_only_loss
+def check_answers(context: SupervisedContext) -> Outcome:
+    """Check `answers`: labels, as text, are the assistant's words in the data file."""
+    tokenizer, only = context.base.tokenizer, context.data_plan.assistant_only_loss
     texts = [
         text
-        for labels in subject.training.dataset[:TEXTS]["labels"]
-        if _plain(text := tokenizer.decode(_kept(labels), skip_special_tokens=True))
+        for labels in context.training.dataset[:TEXTS]["labels"]
+        if _plain(text := tokenizer.decode(_without_ignored(labels), skip_special_tokens=True))
     ]
     if not texts:
         return not_applicable("answers", "the labels are special tokens only")
-    scores, any_said = [0.0] * len(texts), False
-    for number, row in enumerate(islice(_file_rows(subject), _rows_to_read(subject))):
+    scores, any_text = [0.0] * len(texts), False
+    for number, row in enumerate(islice(_file_rows(context), _rows_to_read(context))):
         if number >= FILE_ROWS and min(scores) >= ENOUGH:
             break
-        said = _said(row, has_template=tokenizer.chat_template is not None)
-        if said.parts:
-            any_said = True
+        answer = _answer_of(row, has_template=tokenizer.chat_template is not None)
+        if answer.parts:
+            any_text = True
             scores = [
-                max(score, _score(text, said, only))
+                max(score, _score(text, answer, only))
                 for score, text in zip(scores, texts, strict=True)
             ]
-    if not any_said:
+    if not any_text:
         return not_applicable("answers", "the assistant's turns have no text")
     foreign = [text for text, score in zip(texts, scores, strict=True) if score < ENOUGH]
     findings = []
     if 2 * len(foreign) > len(texts):
-        if _passed_over(subject) > MOST_ROWS - FILE_ROWS:
-            why = f"{_passed_over(subject):,} rows of the file gave no example"
-            return not_applicable("answers", f"{why}: which row is whose was not looked for")
+        if _dropped_rows(context) > MOST_ROWS - FILE_ROWS:
+            why = f"{_dropped_rows(context):,} rows of the file were dropped"
+            return not_applicable("answers", f"{why}: too many to find each example's row")
         findings.append(
-            _wrong(
+            _finding(
                 "answers",
-                f"the labels of {len(foreign)} of the first {len(texts)} rows are not what the "
-                f"assistant says there (at least {ENOUGH:.0%} of its text must be): the first is "
+                f"the labels of {len(foreign)} of the first {len(texts)} rows are not the "
+                f"assistant's words there (tolerance: {ENOUGH:.0%} of its text): the first is "
                 f"{foreign[0][:80]!r}.",
-                "The tokenizer's chat template does not fit the data. " + _MEND,
+                _HINT,
                 param="training_file",
             )
         )
     least = min(scores)
-    return judged("answers", findings, f"at least {least:.0%} of the assistant's text in labels")
+    return make_outcome(
+        "answers", findings, f"at least {least:.0%} of the assistant's text in labels"
+    )
 
 
-def check_end_token(subject: Subject) -> Outcome:
-    """`end_token`: where rows end in the token that ends generation, it is a label."""
-    ends = _end_tokens(subject)
+def check_end_token(context: SupervisedContext) -> Outcome:
+    """Check `end_token`: if rows end in the token that ends generation, it is a label."""
+    ends = _end_tokens(context)
     masked = learned = 0
-    for ids, labels in _sample(subject):
-        last = max((place for place, one in enumerate(labels) if one != IGNORED), default=None)
+    for ids, labels in _sample(context):
+        last = max((i for i, label in enumerate(labels) if label != IGNORED), default=None)
         if last is None:
             continue
-        if any(one in ends for one in labels):
+        if any(label in ends for label in labels):
             learned += 1
-        elif any(one in ends for one in ids[last + 1 :]):
+        elif any(id_ in ends for id_ in ids[last + 1 :]):
             masked += 1
     if not masked and not learned:
         return not_applicable("end_token", "no row ends in the model's end token")
     findings = []
     if masked and not learned:
-        names = ", ".join(repr(n) for n in subject.base.tokenizer.convert_ids_to_tokens([*ends]))
+        names = ", ".join(repr(n) for n in context.base.tokenizer.convert_ids_to_tokens([*ends]))
         findings.append(
-            _wrong(
+            _finding(
                 "end_token",
-                f"{masked} rows end in {names}, and in none of them is it a label (at least one "
-                "must be): the model would never stop.",
-                "Let the template's assistant turn include its end token (inside "
-                "{% generation %} where it has such marks), and pad with another token.",
+                f"{masked} rows end in {names}, but it is never a label (at least one must be): "
+                "the model would not learn to stop.",
+                "Include the end token in the template's assistant turn (inside {% generation %} "
+                "if the template uses it), and pad with another token.",
                 param="training_file",
             )
         )
-    return judged("end_token", findings, f"a label in {learned} of {learned + masked} rows")
+    return make_outcome("end_token", findings, f"a label in {learned} of {learned + masked} rows")
 
 
-def _wrong(
+def _finding(
     check: str,
     message: str,
     hint: str,
@@ -169,75 +176,75 @@ def _wrong(
     return Finding(check, message, hint, level=level, param=param, category=category)
 
 
-def _sample(subject: Subject) -> list[tuple[list[int], list[int]]]:
-    dataset = subject.training.dataset
+def _sample(context: SupervisedContext) -> list[tuple[list[int], list[int]]]:
+    dataset = context.training.dataset
     step = max(1, len(dataset) // SAMPLE)
     rows = dataset[list(range(0, len(dataset), step))[:SAMPLE]]
     return list(zip(rows["input_ids"], rows["labels"], strict=True))
 
 
-def _labelled(labels: list[int]) -> int:
-    """The first token has nothing that it could be predicted from."""
+def _count_labels(labels: list[int]) -> int:
+    """Count the labels after the first token, which nothing predicts."""
     return sum(label != IGNORED for label in labels[1:])
 
 
-def _batch_labels(subject: Subject) -> tuple[int, int]:
-    """Labels in the rows of one step, and in its micro-batches."""
-    trainer = subject.trainer
-    count = min(subject.train_plan.rows_per_step, len(trainer.train_dataset))
+def _count_batch_labels(context: SupervisedContext) -> tuple[int, int]:
+    """Count the labels in the rows of one step, and in its micro-batches."""
+    trainer = context.trainer
+    count = min(context.train_plan.rows_per_step, len(trainer.train_dataset))
     examples = [trainer.train_dataset[index] for index in range(count)]
     expected = 0
-    for one in examples:
+    for example in examples:
         start = 0
-        for length in one.get("seq_lengths") or [len(one["input_ids"])]:
-            expected += _labelled(one["labels"][start : start + length])
+        for length in example.get("seq_lengths") or [len(example["input_ids"])]:
+            expected += _count_labels(example["labels"][start : start + length])
             start += length
     step = trainer.data_collator(examples)
-    batches = trainer.micro_batches(step, subject.layouts.chosen)
+    batches = trainer.micro_batches(step, context.layouts.chosen)
     return expected, sum(int((b["labels"][:, 1:] != IGNORED).sum()) for b in batches)
 
 
-def _end_tokens(subject: Subject) -> set[int]:
-    config = getattr(subject.base.model, "generation_config", None)
-    given = getattr(config, "eos_token_id", None)
-    many = given if isinstance(given, list) else [given]
-    return {int(one) for one in (*many, subject.base.tokenizer.eos_token_id) if one is not None}
+def _end_tokens(context: SupervisedContext) -> set[int]:
+    config = getattr(context.base.model, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    ids = eos if isinstance(eos, list) else [eos]
+    return {int(id_) for id_ in (*ids, context.base.tokenizer.eos_token_id) if id_ is not None}
 
 
-def _file_rows(subject: Subject) -> Iterator[Row]:
-    file = subject.training_file
+def _file_rows(context: SupervisedContext) -> Iterator[Row]:
+    file = context.training_file
     for chunk in read_chunks(file):
         yield from chunk_rows(chunk, file.name)
 
 
-def _kept(labels: list[int]) -> list[int]:
-    return [one for one in labels if one != IGNORED]
+def _without_ignored(labels: list[int]) -> list[int]:
+    return [label for label in labels if label != IGNORED]
 
 
-def _passed_over(subject: Subject) -> int:
-    """Rows of the file that gave no example."""
-    return subject.training.counts.rows - subject.training.counts.kept
+def _dropped_rows(context: SupervisedContext) -> int:
+    """Number of rows of the file that gave no example."""
+    return context.training.counts.rows - context.training.counts.kept
 
 
-def _rows_to_read(subject: Subject) -> int:
-    """So many that the first examples' own are among them, whichever rows were dropped."""
-    return min(MOST_ROWS, FILE_ROWS + _passed_over(subject))
+def _rows_to_read(context: SupervisedContext) -> int:
+    """Number of rows that surely contain the first examples' rows."""
+    return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a row wants the model to say, without white space."""
+class _Answer:
+    """The assistant's text in a row, without white space."""
 
     parts: tuple[str, ...]
-    """Turn by turn; of a tool call the tool's name."""
-    alone: bool
-    """Whether that is all: tool calls and the like are put into the template's own words."""
+    """Texts of the turns; for a tool call the tool's name."""
+    is_complete: bool
+    """False if the template adds words, as for tool calls."""
 
 
-def _said(row: Row, *, has_template: bool) -> _Said:
+def _answer_of(row: Row, *, has_template: bool) -> _Answer:
     if row.messages is None or not has_template:
         text = _plain(row.text or "")
-        return _Said((text,) if text else (), alone=True)
+        return _Answer((text,) if text else (), is_complete=True)
     turns = [m for m in row.messages if m.role == "assistant" and m.trained]
     parts = [
         part
@@ -248,28 +255,31 @@ def _said(row: Row, *, has_template: bool) -> _Said:
         )
     ]
     plain = tuple(text for part in parts if (text := _plain(part)))
-    return _Said(plain, alone=not any(turn.extra for turn in turns))
+    return _Answer(plain, is_complete=not any(turn.extra for turn in turns))
 
 
 def _plain(text: str) -> str:
-    """Without white space, nor thoughts: templates drop them from earlier turns."""
+    """Remove white space and thoughts, which templates drop from earlier turns."""
     return "".join(re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).split())
 
 
-def _score(labels: str, said: _Said, assistant_only: bool) -> float:
-    """0..1: how much of some part is in the labels; and, when only answers carry loss, how much
-    of the labels is in the parts. By groups of three characters, in any language."""
+def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
+    """Return the largest share (0 to 1) of a part of the answer that is in the labels.
+
+    If only answers have loss, also limited by the share of the labels that is in the answer.
+    Compares groups of three characters, which works in any language.
+    """
     text = _plain(labels)
     groups = _groups(text)
-    found = max(_overlap(text, groups, part) for part in said.parts)
-    if not assistant_only or not said.alone:
-        return found
-    strange = groups.total() - (groups & _groups("".join(said.parts))).total()
-    return min(found, 1.0 - max(0, strange - WRAPPING) / groups.total())
+    overlap = max(_overlap(text, groups, part) for part in answer.parts)
+    if not assistant_only or not answer.is_complete:
+        return overlap
+    other = groups.total() - (groups & _groups("".join(answer.parts))).total()
+    return min(overlap, 1.0 - max(0, other - WRAPPING) / groups.total())
 
 
 def _overlap(text: str, groups: Counter[str], part: str) -> float:
-    if part in text or text in part:  # either may be shorter than a group
+    if part in text or text in part:  # a text may be shorter than a group
         return 1.0
     theirs = _groups(part)
     return (theirs & groups).total() / min(theirs.total(), groups.total())

@@ -1,6 +1,7 @@
-"""Passes of a small batch through the model that leave no trace, and what may differ meanwhile:
-the adapter moved or off, our kernels out, fewer layers, fp32 weights. All of it is undone exactly:
-weights by giving back the memory they had.
+"""Runs of the model on a small batch, and context managers that change the model meanwhile.
+
+The changes (adapter perturbed or disabled, stock modules, fewer layers, fp32 weights) are undone
+exactly, by restoring the original memory of each tensor.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
-MOVED = 0.02
-"""Standard deviation of what a moved adapter's B has: it then weighs a few per cent of W."""
+PERTURBATION = 0.02
+"""Standard deviation of the noise on LoRA's B. The adapter is then a few per cent of W."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class ModelRun:
+    """Results of one forward pass, and of its backward pass if any."""
+
     log_probs: torch.Tensor
-    """[N] fp32 on the host: of each label, rows in order."""
+    """[N] fp32 on the CPU: log-probability of each label, rows in order."""
     gradients: dict[str, torch.Tensor]
-    """Of what trains, by name, as the mean over labels gives them; empty without a backward."""
+    """Gradients of the mean loss over labels, by parameter name; empty without a backward."""
 
     @property
     def loss(self) -> float:
         return float(-self.log_probs.double().mean())
 
 
-def run_pass(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Pass:
+def run_batch(trainer: Untyped, batch: Batch, *, backward: bool = False) -> ModelRun:
     model = trainer.model
     inputs = batch_to_device(batch, trainer.args.device)
     with (
@@ -47,49 +50,51 @@ def run_pass(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Pass:
     ):
         outputs = model(**inputs, use_cache=False, fused_lm_head=True)
     labelled = (inputs["labels"][:, 1:] != IGNORED).flatten()
-    found = outputs.log_probs.flatten()
+    log_probs = outputs.log_probs.flatten()
     gradients = {}
     if backward:
-        (-found.sum() / labelled.sum()).backward()
-        gradients = take_gradients(model)
-    return Pass(log_probs=found.detach()[labelled].float().cpu(), gradients=gradients)
+        (-log_probs.sum() / labelled.sum()).backward()
+        gradients = pop_gradients(model)
+    return ModelRun(log_probs=log_probs.detach()[labelled].float().cpu(), gradients=gradients)
 
 
-def take_gradients(model: Untyped) -> dict[str, torch.Tensor]:
-    """By name; the model is left without."""
-    taken = {}
+def pop_gradients(model: Untyped) -> dict[str, torch.Tensor]:
+    """Remove the model's gradients and return them by parameter name."""
+    gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            taken[name] = parameter.grad
+            gradients[name] = parameter.grad
             parameter.grad = None
-    return taken
+    return gradients
 
 
-def run_alone(trainer: Untyped, batches: Sequence[Batch]) -> Pass:
-    """Batches of one row each, as one pass over all rows."""
+def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
+    """Run batches of one row each; combine the results as if all rows were one batch."""
     log_probs: list[torch.Tensor] = []
     gradients: dict[str, torch.Tensor] = {}
     for batch in batches:
-        one = run_pass(trainer, batch, backward=True)
-        log_probs.append(one.log_probs)
-        for name, gradient in one.gradients.items():  # each a mean over its own labels
-            whole = gradient.float() * len(one.log_probs)
+        run = run_batch(trainer, batch, backward=True)
+        log_probs.append(run.log_probs)
+        for name, gradient in run.gradients.items():  # each a mean over its own labels
+            whole = gradient.float() * len(run.log_probs)
             gradients[name] = gradients[name].add_(whole) if name in gradients else whole
     labels = sum(map(len, log_probs))
-    return Pass(
+    return ModelRun(
         log_probs=torch.cat(log_probs),
-        gradients={name: one.div_(labels) for name, one in gradients.items()},
+        gradients={name: gradient.div_(labels) for name, gradient in gradients.items()},
     )
 
 
 @contextmanager
-def undisturbed(model: Untyped, device: torch.device) -> Iterator[None]:
-    """Inside, the model has no dropout and recomputes nothing; afterwards its modes, buffers,
-    gradients and all random numbers are as if nothing had been."""
+def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
+    """Run the body without dropout and recompute, then restore the model's state.
+
+    Modes, buffers, gradients and random number generators are restored. Weights are not.
+    """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]
     trains = [(p, p.requires_grad) for p in model.parameters()]
-    buffers = [(one, one.clone()) for one in model.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         model.eval()
         for parameter, _ in gradients:
@@ -109,15 +114,19 @@ def undisturbed(model: Untyped, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_moved(model: Untyped, layer: str = "", size: float = MOVED) -> Iterator[None]:
-    """Inside, LoRA's B has random numbers added, so that A has a gradient and the output moves.
-    `layer`: of modules whose name has it. `size`: the numbers' standard deviation."""
-    draw = torch.Generator().manual_seed(0)
-    moving = [(name, p) for name, p in model.named_parameters() if ".lora_B." in name]
-    before = [(p, p.data) for name, p in moving if layer in name]
+def perturbed_adapter(
+    model: Untyped, layer: str = "", size: float = PERTURBATION
+) -> Iterator[None]:
+    """Add random numbers to LoRA's B in the body, so that A has a gradient and the output changes.
+
+    `layer`: part of the names of the modules to change. `size`: standard deviation of the numbers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    adapters = [(name, p) for name, p in model.named_parameters() if ".lora_B." in name]
+    before = [(p, p.data) for name, p in adapters if layer in name]
     try:
         for parameter, data in before:
-            noise = torch.randn(data.shape, generator=draw) * size
+            noise = torch.randn(data.shape, generator=generator) * size
             parameter.data = data + noise.to(data.device, data.dtype)
         yield
     finally:
@@ -126,8 +135,8 @@ def adapter_moved(model: Untyped, layer: str = "", size: float = MOVED) -> Itera
 
 
 @contextmanager
-def adapter_zeroed(model: Untyped) -> Iterator[None]:
-    """Inside, LoRA's B is zero: what it was before any step."""
+def zeroed_adapter(model: Untyped) -> Iterator[None]:
+    """Set LoRA's B to zero in the body, as before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:
@@ -139,18 +148,18 @@ def adapter_zeroed(model: Untyped) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_off(model: Untyped) -> Iterator[None]:
-    """Inside, the base model alone computes."""
+def disabled_adapter(model: Untyped) -> Iterator[None]:
+    """Disable the adapter in the body: the base model alone computes."""
     with warnings.catch_warnings():
-        # Biases that train along have not moved yet: the base model is what it was.
+        # PEFT warns of trained biases; before the first step they equal the base model's.
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
         with model.disable_adapter():
             yield
 
 
 @contextmanager
-def stock(patched: Patched | None) -> Iterator[None]:
-    """Inside, the model runs without our kernels."""
+def stock_modules(patched: Patched | None) -> Iterator[None]:
+    """Run the body without our kernels."""
     if patched is None:
         yield
         return
@@ -162,8 +171,8 @@ def stock(patched: Patched | None) -> Iterator[None]:
 
 
 @contextmanager
-def ours_again(patched: Patched) -> Iterator[None]:
-    """Within `stock`: our kernels, on what the model is there."""
+def patched_modules(patched: Patched) -> Iterator[None]:
+    """Inside `stock_modules`: run the body with our kernels, on the model as changed so far."""
     patched.redo()
     try:
         yield
@@ -172,9 +181,11 @@ def ours_again(patched: Patched) -> Iterator[None]:
 
 
 @contextmanager
-def first_layers(model: Untyped, count: int) -> Iterator[None]:
-    """Inside, the model has its first `count` layers only; their kinds come in an order, and masks
-    go by it."""
+def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
+    """Keep the first `count` layers in the body.
+
+    Always the first ones, since the kinds of layers and their masks depend on the layer's index.
+    """
     backbone = backbone_of(model)
     layers = backbone.layers
     backbone.layers = layers[:count]
@@ -186,17 +197,20 @@ def first_layers(model: Untyped, count: int) -> Iterator[None]:
 
 @contextmanager
 def in_fp32(model: Untyped) -> Iterator[None]:
-    """Inside, all of its 16-bit numbers are the same in fp32. Not for a patched model: its fused
-    weights would be held twice."""
+    """Convert all 16-bit tensors to fp32 in the body.
+
+    Not for a patched model: its fused weights would be in memory twice.
+    """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]
-    with ExitStack() as back:
+    with ExitStack() as stack:
         for tensor, data in before:
-            back.callback(setattr, tensor, "data", data)
+            stack.callback(setattr, tensor, "data", data)
             tensor.data = data.float()
         yield
 
 
 def backbone_of(model: Untyped) -> Untyped:
+    """Return the transformer without the language-model head."""
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     return causal.base_model

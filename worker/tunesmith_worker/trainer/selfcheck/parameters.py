@@ -1,5 +1,4 @@
-"""Whether what is to train does: adapters where they were asked for, every parameter in the
-optimiser once, and a learning rate that is not 0."""
+"""Checks of parameters: what trains, the optimizer and its rates, finite weights, embeddings."""
 
 from __future__ import annotations
 
@@ -13,41 +12,42 @@ from peft.tuners.lora import LoraLayer
 from tunesmith_schema import ErrorCategory
 from tunesmith_worker.engine.model.embeddings.matrices import Matrices, Matrix
 
-from .check_context import Tuned, Untyped
-from .findings import Finding, Outcome, judged
+from .check_context import CheckContext, Untyped
+from .findings import REPORT_HINT, Finding, Outcome, make_outcome
 
-_REPORT = "Nothing in a recipe does that: report it with the job's events."
 _SHOWN = 3
 _SCHEDULE_SAMPLE = 200
-"""Steps at which the schedule is asked for its rate, evenly spaced."""
+"""Steps at which the schedule's rate is read, evenly spaced."""
 
 
-def check_trained_parameters(subject: Tuned) -> Outcome:
-    """`trained_parameters`: every adapter is attached, active and trains; the base does not."""
-    model = subject.model
+def check_trained_parameters(context: CheckContext) -> Outcome:
+    """Check `trained_parameters`: adapters are attached, active and train; base weights do not."""
+    model = context.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    wrong = _frozen(model) if subject.full else _adapter_faults(model, trained)
-    findings = [_finding("trained_parameters", what, names) for what, names in wrong if names]
+    faults = _frozen(model) if context.full else _adapter_faults(model, trained)
+    findings = [_finding("trained_parameters", what, names) for what, names in faults if names]
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return judged("trained_parameters", findings, f"{numbers:,} numbers in {len(trained)} tensors")
+    return make_outcome(
+        "trained_parameters", findings, f"{numbers:,} numbers in {len(trained)} tensors"
+    )
 
 
-def check_optimizer(subject: Tuned) -> Outcome:
-    """`optimizer`: it has each of them once, and moves each at some step."""
-    optimizer, scheduler = _optimizer_and_scheduler(subject)
-    names = {id(p): name for name, p in subject.model.named_parameters()}
+def check_optimizer(context: CheckContext) -> Outcome:
+    """Check `optimizer`: it has each trained tensor once, each with a rate above 0 at some step."""
+    optimizer, scheduler = _optimizer_and_scheduler(context)
+    names = {id(p): name for name, p in context.model.named_parameters()}
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
-    trained = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    trained = {id(p) for p in context.model.parameters() if p.requires_grad}
     findings = [
-        _finding("optimizer", what, sorted(names.get(one, "a tensor of no model") for one in ids))
+        _finding("optimizer", what, sorted(names.get(id_, "a tensor of no model") for id_ in ids))
         for what, ids in (
-            ("tensors train but are not in the optimiser", trained - held.keys()),
-            ("tensors are in the optimiser but do not train", held.keys() - trained),
-            ("tensors are in the optimiser twice", {one for one, n in held.items() if n > 1}),
+            ("tensors train but are not in the optimizer", trained - held.keys()),
+            ("tensors are in the optimizer but do not train", held.keys() - trained),
+            ("tensors are in the optimizer twice", {id_ for id_, n in held.items() if n > 1}),
         )
         if ids
     ]
-    highest = _highest_rates(scheduler, subject.train_plan.total_steps)
+    highest = _highest_rates(scheduler, context.train_plan.total_steps)
     still = [
         index
         for index, (group, rate) in enumerate(zip(optimizer.param_groups, highest, strict=True))
@@ -59,13 +59,13 @@ def check_optimizer(subject: Tuned) -> Outcome:
             Finding(
                 "optimizer",
                 f"the learning rate of {parameters} of {len(trained)} tensors is "
-                f"{highest[still[0]]} at every one of {subject.train_plan.total_steps} steps (it "
-                "must be above 0 at one).",
-                "Raise recipe.learning_rate, or lower recipe.warmup_steps below the run's steps.",
+                f"{highest[still[0]]} at all of {context.train_plan.total_steps} steps (it must be "
+                "above 0 at one of them).",
+                "Raise recipe.learning_rate, or set recipe.warmup_steps below the number of steps.",
                 param="recipe.learning_rate",
             )
         )
-    return judged("optimizer", findings, f"learning rate up to {max(highest):.3g}")
+    return make_outcome("optimizer", findings, f"learning rate up to {max(highest):.3g}")
 
 
 def _finding(check: str, what: str, names: list[str]) -> Finding:
@@ -73,24 +73,24 @@ def _finding(check: str, what: str, names: list[str]) -> Finding:
         check,
         f"{len(names)} {what} (tolerance: 0): {', '.join(names[:_SHOWN])}"
         f"{', ...' if len(names) > _SHOWN else ''}.",
-        _REPORT,
+        REPORT_HINT,
         category=ErrorCategory.INFRASTRUCTURE,
     )
 
 
 def _frozen(model: Untyped) -> list[tuple[str, list[str]]]:
     names = [name for name, p in model.named_parameters() if not p.requires_grad]
-    return [("tensors are frozen though all weights are to train", names)]
+    return [("tensors are frozen although recipe.tuning is 'full'", names)]
 
 
 def _adapter_faults(model: Untyped, trained: set[str]) -> list[tuple[str, list[str]]]:
     config = model.peft_config["default"]
     layers = {n: m for n, m in model.named_modules() if isinstance(m, LoraLayer)}
     own = {
-        f"{name}.{one}"
+        f"{name}.{parameter}"
         for name, layer in layers.items()
-        for one, _ in layer.named_parameters()
-        if one.startswith("lora_")
+        for parameter, _ in layer.named_parameters()
+        if parameter.startswith("lora_")
     }
     inactive = [
         name
@@ -98,25 +98,25 @@ def _adapter_faults(model: Untyped, trained: set[str]) -> list[tuple[str, list[s
         if layer.disable_adapters or layer.merged or "default" not in layer.active_adapters
     ]
     return [
-        ("layers that recipe.lora.target_modules names have no adapter", _bare(model, config)),
+        ("layers in recipe.lora.target_modules have no adapter", _without_adapter(model, config)),
         ("adapters are switched off or merged", inactive),
         ("tensors of the adapter are frozen", sorted(own - trained)),
-        ("tensors of the base model train too", sorted(_strange(trained - own, config))),
+        ("tensors of the base model train", sorted(_unexpected(trained - own, config))),
     ]
 
 
-def _bare(model: Untyped, config: Untyped) -> list[str]:
-    """Target layers without LoRA; PEFT has replaced "all-linear" by names."""
+def _without_adapter(model: Untyped, config: Untyped) -> list[str]:
+    """List target layers without LoRA; PEFT has replaced "all-linear" by names."""
     targets = config.target_modules
     if isinstance(targets, str):
         return []
-    found = []
+    missing = []
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and not _inside_peft(name):
             path = name.removeprefix("base_model.model.")
-            if any(path == one or path.endswith(f".{one}") for one in targets):
-                found.append(name)
-    return found
+            if any(path == target or path.endswith(f".{target}") for target in targets):
+                missing.append(name)
+    return missing
 
 
 def _inside_peft(name: str) -> bool:
@@ -124,8 +124,8 @@ def _inside_peft(name: str) -> bool:
     return bool(parts & {"base_layer", "lora_A", "lora_B", "original_module", "modules_to_save"})
 
 
-def _strange(names: set[str], config: Untyped) -> list[str]:
-    """Not biases where they were asked for, nor token rows or matrices that train as a whole."""
+def _unexpected(names: set[str], config: Untyped) -> list[str]:
+    """Filter out what may train: biases if the recipe trains them, token rows, whole matrices."""
     biases = config.bias != "none"
     return [
         name
@@ -135,9 +135,11 @@ def _strange(names: set[str], config: Untyped) -> list[str]:
     ]
 
 
-def _optimizer_and_scheduler(subject: Tuned) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
-    """As training will make them; the trainer is left without, as it was."""
-    trainer, steps = subject.trainer, subject.train_plan.total_steps
+def _optimizer_and_scheduler(
+    context: CheckContext,
+) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
+    """Create both as training does; the trainer's own attributes stay unchanged."""
+    trainer, steps = context.trainer, context.train_plan.total_steps
     names = ("optimizer", "lr_scheduler", "_created_lr_scheduler")
     before = {name: getattr(trainer, name) for name in names}
     try:
@@ -149,7 +151,7 @@ def _optimizer_and_scheduler(subject: Tuned) -> tuple[Any, Any]:  # Any: the Tra
 
 
 def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
-    """Of each group, over the run."""
+    """Return the highest rate of each group over the run."""
     every = max(1, steps // _SCHEDULE_SAMPLE)
     return [
         base * max(shape(step) for step in range(0, steps, every))
@@ -157,49 +159,49 @@ def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
     ]
 
 
-_BLOCK = 8192  # rows read at a time
+_BLOCK = 8192
+"""Embedding rows to read at a time."""
 
 
-def check_weights(subject: Tuned) -> Outcome:
-    """`weights`: finite, by the sum of each tensor."""
-    named = {n: p.detach() for n, p in subject.model.named_parameters() if p.is_floating_point()}
-    sums = torch.stack([one.sum(dtype=torch.float32).cpu() for one in named.values()])
+def check_weights(context: CheckContext) -> Outcome:
+    """Check `weights`: the sum of each tensor is finite."""
+    named = {n: p.detach() for n, p in context.model.named_parameters() if p.is_floating_point()}
+    sums = torch.stack([weight.sum(dtype=torch.float32).cpu() for weight in named.values()])
     broken = [name for name, ok in zip(named, sums.isfinite().tolist(), strict=True) if not ok]
     findings = []
     if broken:
         findings.append(
             Finding(
                 "weights",
-                f"{len(broken)} of {len(named)} tensors hold NaN or infinity (tolerance: 0): "
+                f"{len(broken)} of {len(named)} tensors contain NaN or infinity (tolerance: 0): "
                 f"{', '.join(broken[:_SHOWN])}.",
-                "Download the base model again; if it is your own, it was saved from a run that "
-                "had diverged.",
+                "Download the base model again. If it is your own, the run that saved it had "
+                "diverged.",
                 param="model",
             )
         )
-    return judged("weights", findings, f"{len(named)} tensors finite")
+    return make_outcome("weights", findings, f"{len(named)} tensors finite")
 
 
-def check_embeddings(subject: Tuned) -> Outcome:
-    """`embeddings`: no row that the data uses is all zero; a head that is tied by the model's
-    config shares the embedding's memory."""
-    causal = _causal(subject.model)
+def check_embeddings(context: CheckContext) -> Outcome:
+    """Check `embeddings`: no row that the data uses is all zero; a tied head shares the memory."""
+    causal = _causal(context.model)
     matrices = Matrices.of(causal)
-    used = subject.used_tokens
+    used = context.used_tokens
     findings = []
     for matrix in matrices.distinct:
         zero = _zero_rows(matrix, used)
         if not zero:
             continue
-        names = subject.base.tokenizer.convert_ids_to_tokens(zero[:_SHOWN])
+        names = context.base.tokenizer.convert_ids_to_tokens(zero[:_SHOWN])
         learns = _weight(matrix.module).requires_grad or _head_has_bias(matrices)
         findings.append(
             Finding(
                 "embeddings",
                 f"{len(zero)} of {len(used)} rows of {matrix.name} that the data uses are all "
                 f"zero (tolerance: 0): {', '.join(map(repr, names))}.",
-                "The model cannot tell these tokens from one another: use a base model that has "
-                "them, or other tokens in the chat template.",
+                "The model cannot distinguish these tokens: use a base model that has them, or "
+                "other tokens in the chat template.",
                 level="warn" if learns else "error",
                 param="model",
             )
@@ -208,12 +210,12 @@ def check_embeddings(subject: Tuned) -> Outcome:
         findings.append(
             Finding(
                 "embeddings",
-                "config.json ties the head to the embedding, but they are two tensors.",
-                "Report this: what is saved would load as another model.",
+                "config.json ties the head to the embedding, but they are separate tensors.",
+                "Report this: the saved model would differ from the trained one.",
                 category=ErrorCategory.INFRASTRUCTURE,
             )
         )
-    return judged("embeddings", findings, f"{len(used)} tokens in use")
+    return make_outcome("embeddings", findings, f"{len(used)} tokens in use")
 
 
 def _causal(model: Untyped) -> Untyped:
@@ -221,7 +223,7 @@ def _causal(model: Untyped) -> Untyped:
 
 
 def _weight(module: Untyped) -> torch.Tensor:
-    """The base model's own, below what PEFT puts around it."""
+    """Return the base model's weight, inside PEFT's wrapper."""
     if isinstance(module, peft.utils.TrainableTokensWrapper):
         module = module.token_adapter.get_base_layer()
     if isinstance(module, peft.utils.ModulesToSaveWrapper):
@@ -235,8 +237,8 @@ def _zero_rows(matrix: Matrix, used: list[int]) -> list[int]:
     if not weight.is_floating_point():
         return []
     index = torch.tensor(used, device=weight.device)
-    found = [part[(weight.detach()[part] == 0).all(1)] for part in index.split(_BLOCK)]
-    rows: list[int] = torch.cat(found).tolist()
+    zero = [part[(weight.detach()[part] == 0).all(1)] for part in index.split(_BLOCK)]
+    rows: list[int] = torch.cat(zero).tolist()
     return rows
 
 
@@ -252,5 +254,5 @@ def _config_ties(causal: Untyped) -> bool:
 def _shares(matrices: Matrices) -> bool:
     if matrices.head is None:
         return True
-    one, other = (_weight(m.module) for m in (matrices.embedding, matrices.head))
-    return one.data_ptr() == other.data_ptr()
+    embedding, head = (_weight(m.module) for m in (matrices.embedding, matrices.head))
+    return embedding.data_ptr() == head.data_ptr()

@@ -1,7 +1,7 @@
-"""Completions that the engine drew for the self-check, and what others make of the same tokens:
-the training forward, and stock transformers on single rows without padding.
+"""Completions generated for the self-check, and their scores by trainer and stock transformers.
 
-Shapes: N drawn tokens of all rows, in order; V entries of the vocabulary.
+Stock transformers runs one row at a time, without padding.
+Shapes: N generated tokens of all rows, in order; C tokens of a completion; V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,145 +15,155 @@ import torch
 
 from tunesmith_worker.engine.rollout import Completion, Request, SamplingParams
 
-from .check_context import ReinforcementSubject, Row, TokenIds, Untyped
-from .model_runs import Pass, stock, take_gradients
+from .check_context import PromptAndCompletion, ReinforcementContext, TokenIds, Untyped
+from .model_runs import ModelRun, pop_gradients, stock_modules
 
-NEW = 16
-"""Tokens of a completion."""
+NEW_TOKENS = 16
+"""Tokens of each completion."""
 SEEDS = 4
-"""Completions that are drawn of the shortest prompt, a group."""
+"""Completions of the shortest prompt: a group."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class GeneratedRow:
     request: Request
     completion: Completion
 
     @property
-    def row(self) -> Row:
+    def row(self) -> PromptAndCompletion:
         return self.request.prompt_ids, tuple(self.completion.token_ids)
 
     @property
     def temperature(self) -> float:
-        """At which its policy log-probabilities are meant."""
+        """Temperature of the row's policy log-probabilities."""
         return self.request.sampling.temperature or 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
-    """Of one call, or of several that belong together."""
+class Generated:
+    """Rows from one call of the engine, or from several calls."""
 
-    rows: list[Drawn]
+    rows: list[GeneratedRow]
 
     @cached_property
     def policy(self) -> torch.Tensor:
-        """[N] fp64 on the host: as the engine says."""
-        return _flat([one.completion.policy_logprobs for one in self.rows])
+        """The engine's policy log-probabilities, [N] fp64 on the CPU."""
+        return _flat([row.completion.policy_logprobs for row in self.rows])
 
-    @cached_property
-    def sampling(self) -> torch.Tensor:
-        """[N]: under the law that was drawn from."""
-        return _flat([one.completion.sampling_logprobs for one in self.rows])
+    def log_probs_at(
+        self, logits: Sequence[torch.Tensor], temperature: float | None = None
+    ) -> torch.Tensor:
+        """Return the tokens' log-probabilities [N] under `logits`, [C, V] of each row.
 
-    def at(self, logits: Sequence[torch.Tensor], temperature: float | None = None) -> torch.Tensor:
-        """[N]: the tokens' log-probabilities by these logits ([C, V] of each row), at each row's
-        own temperature, or at this one where rows are sampled."""
+        `temperature`: for sampled rows; None: each row's own temperature.
+        """
         parts = []
-        for one, scores in zip(self.rows, logits, strict=True):
-            greedy = one.request.sampling.temperature == 0.0
-            divisor = one.temperature if temperature is None or greedy else temperature
-            parts.append(_log_probs(scores, one.row[1], divisor).cpu())
+        for row, scores in zip(self.rows, logits, strict=True):
+            greedy = row.request.sampling.temperature == 0.0
+            divisor = row.temperature if temperature is None or greedy else temperature
+            parts.append(_log_probs(scores, row.row[1], divisor).cpu())
         return torch.cat(parts).double()
 
 
-def requests_of(subject: ReinforcementSubject, prompts: Sequence[TokenIds]) -> list[Request]:
-    """Greedy and by the trainer's own law, a group of the first prompt; prompts in turn, so that
-    rows of one do not stand side by side."""
-    asked = [
-        replace(one, max_tokens=NEW, stop=(), stop_token_ids=frozenset())
-        for one in subject.requests(prompts)
+def make_requests(context: ReinforcementContext, prompts: Sequence[TokenIds]) -> list[Request]:
+    """Return greedy and sampled requests of each prompt, and a group of the first one.
+
+    Requests of one prompt are not adjacent.
+    """
+    sampled = [
+        replace(request, max_tokens=NEW_TOKENS, stop=(), stop_token_ids=frozenset())
+        for request in context.requests(prompts)
     ]
-    greedy = [replace(one, sampling=GREEDY) for one in asked]
-    group = [replace(asked[0], seed=(asked[0].seed + i) % (1 << 64)) for i in range(1, SEEDS)]
-    return [*greedy, *asked, *group]
+    greedy = [replace(request, sampling=GREEDY) for request in sampled]
+    first = sampled[0]
+    group = [replace(first, seed=(first.seed + i) % (1 << 64)) for i in range(1, SEEDS)]
+    return [*greedy, *sampled, *group]
 
 
-def draw(subject: ReinforcementSubject, requests: Sequence[Request]) -> Draws:
-    completions = subject.engine.generate(requests)
-    return Draws(
+def generate(context: ReinforcementContext, requests: Sequence[Request]) -> Generated:
+    completions = context.engine.generate(requests)
+    return Generated(
         [
-            Drawn(request=request, completion=one)
-            for request, one in zip(requests, completions, strict=True)
+            GeneratedRow(request=request, completion=completion)
+            for request, completion in zip(requests, completions, strict=True)
         ]
     )
 
 
-def draw_alone(subject: ReinforcementSubject, requests: Sequence[Request]) -> Draws:
-    """Each prompt in a call of its own; rows in the order of `requests`."""
-    found: dict[int, Drawn] = {}
+def generate_single_prompts(
+    context: ReinforcementContext, requests: Sequence[Request]
+) -> Generated:
+    """Generate for each prompt in a call of its own; return rows in the order of `requests`."""
+    rows: dict[int, GeneratedRow] = {}
     places = sorted(range(len(requests)), key=lambda i: requests[i].prompt_ids)
     for _, group in groupby(places, key=lambda i: requests[i].prompt_ids):
-        mine = list(group)
-        drawn = draw(subject, [requests[i] for i in mine])
-        found.update(zip(mine, drawn.rows, strict=True))
-    return Draws([found[i] for i in range(len(requests))])
+        same_prompt = list(group)
+        generated = generate(context, [requests[i] for i in same_prompt])
+        rows.update(zip(same_prompt, generated.rows, strict=True))
+    return Generated([rows[i] for i in range(len(requests))])
 
 
 @torch.no_grad()
-def trained(subject: ReinforcementSubject, draws: Draws) -> torch.Tensor:
-    """[N]: what training makes of these tokens."""
+def training_scores(context: ReinforcementContext, generated: Generated) -> torch.Tensor:
+    """Return the tokens' log-probabilities [N] by the trainer's forward pass."""
     parts: dict[int, torch.Tensor] = {}
-    temperatures = {one.temperature for one in draws.rows}
+    temperatures = {row.temperature for row in generated.rows}
     for temperature in sorted(temperatures):
-        places = [i for i, one in enumerate(draws.rows) if one.temperature == temperature]
-        rows = [draws.rows[i].row for i in places]
-        scores, _ = subject.score(rows, temperature)
-        for place, (_, tokens), found in zip(places, rows, scores, strict=True):
-            parts[place] = found[: len(tokens)].double().cpu()
-    return torch.cat([parts[place] for place in range(len(draws.rows))])
+        places = [i for i, row in enumerate(generated.rows) if row.temperature == temperature]
+        rows = [generated.rows[i].row for i in places]
+        scores, _ = context.score(rows, temperature)
+        for place, (_, tokens), row_scores in zip(places, rows, scores, strict=True):
+            parts[place] = row_scores[: len(tokens)].double().cpu()
+    return torch.cat([parts[place] for place in range(len(generated.rows))])
 
 
 @torch.no_grad()
-def stock_logits(subject: ReinforcementSubject, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """[C, V] fp32 of each row: by the model without our kernels, of one row at a time."""
-    with stock(subject.patched):
-        return [_logits(subject.model, row, subject.device) for row in rows]
+def stock_logits(
+    context: ReinforcementContext, rows: Sequence[PromptAndCompletion]
+) -> list[torch.Tensor]:
+    """Return stock logits of each row, [C, V] fp32, computed one row at a time."""
+    with stock_modules(context.patched):
+        return [_logits(context.model, row, context.device) for row in rows]
 
 
-def stock_scores(subject: ReinforcementSubject, draws: Draws) -> torch.Tensor:
-    """[N]"""
-    return draws.at(stock_logits(subject, [one.row for one in draws.rows]))
+def stock_scores(context: ReinforcementContext, generated: Generated) -> torch.Tensor:
+    """Return the tokens' log-probabilities [N] by stock transformers."""
+    return generated.log_probs_at(stock_logits(context, [row.row for row in generated.rows]))
 
 
-def trained_pass(subject: ReinforcementSubject, rows: Sequence[Row], *, backward: bool) -> Pass:
-    """By the training forward, all rows at once."""
+def training_run(
+    context: ReinforcementContext, rows: Sequence[PromptAndCompletion], *, backward: bool
+) -> ModelRun:
+    """Run the trainer's forward pass on all rows at once."""
     with torch.set_grad_enabled(backward):
-        scores, _ = subject.score(rows, 1.0)
-    found = torch.cat([one[: len(tokens)] for (_, tokens), one in zip(rows, scores, strict=True)])
+        scores, _ = context.score(rows, 1.0)
+    log_probs = torch.cat(
+        [row_scores[: len(tokens)] for (_, tokens), row_scores in zip(rows, scores, strict=True)]
+    )
     gradients = {}
     if backward:
-        (-found.mean()).backward()
-        gradients = take_gradients(subject.model)
-    return Pass(log_probs=found.detach().float().cpu(), gradients=gradients)
+        (-log_probs.mean()).backward()
+        gradients = pop_gradients(context.model)
+    return ModelRun(log_probs=log_probs.detach().float().cpu(), gradients=gradients)
 
 
-def stock_pass(subject: ReinforcementSubject, rows: Sequence[Row]) -> Pass:
-    """By stock transformers, row by row, forward and backward."""
+def stock_run(context: ReinforcementContext, rows: Sequence[PromptAndCompletion]) -> ModelRun:
+    """Run stock transformers row by row, forward and backward."""
     tokens = sum(len(completion) for _, completion in rows)
-    found = []
-    with stock(subject.patched), torch.enable_grad():
+    log_probs = []
+    with stock_modules(context.patched), torch.enable_grad():
         for row in rows:
-            scores = _log_probs(_logits(subject.model, row, subject.device), row[1], 1.0)
+            scores = _log_probs(_logits(context.model, row, context.device), row[1], 1.0)
             (-scores.sum() / tokens).backward()
-            found.append(scores.detach().float().cpu())
-        return Pass(log_probs=torch.cat(found), gradients=take_gradients(subject.model))
+            log_probs.append(scores.detach().float().cpu())
+        return ModelRun(log_probs=torch.cat(log_probs), gradients=pop_gradients(context.model))
 
 
-def _logits(model: Untyped, row: Row, device: torch.device) -> torch.Tensor:
+def _logits(model: Untyped, row: PromptAndCompletion, device: torch.device) -> torch.Tensor:
     prompt, completion = row
     ids = torch.tensor([[*prompt, *completion]], device=device)
-    kept = len(completion) + 1  # a vocabulary's width for a whole prompt may be gigabytes
+    kept = len(completion) + 1  # logits of a whole prompt may take gigabytes
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits
     return logits[0, -kept:-1].float()
 
@@ -163,5 +173,5 @@ def _log_probs(logits: torch.Tensor, tokens: TokenIds, temperature: float) -> to
     return (logits / temperature).log_softmax(-1).gather(1, ids)[:, 0]
 
 
-def _flat(values: Sequence[Sequence[float]]) -> torch.Tensor:
-    return torch.tensor([one for row in values for one in row], dtype=torch.float64)
+def _flat(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)

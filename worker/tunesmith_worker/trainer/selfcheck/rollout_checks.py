@@ -1,7 +1,7 @@
-"""The checks of a reinforcement run, and the passes that its rollouts are held to.
+"""The checks of a reinforcement run, and the order of its rollout checks.
 
-Where the weights are 16-bit, what is drawn and what is trained are compared in fp32
-(docs/explanation/self-check.md), and besides held to stock's own distance from fp32.
+With 16-bit weights, rollouts and training are compared in fp32 (docs/explanation/self-check.md);
+their 16-bit scores are compared by their distance from stock's in fp32.
 """
 
 from __future__ import annotations
@@ -16,70 +16,74 @@ import torch
 from tunesmith_worker.engine.rollout.fold import UnfoldError
 from tunesmith_worker.rundir.errors import is_out_of_memory
 
-from .check_context import ReinforcementSubject, Row
+from .check_context import PromptAndCompletion, ReinforcementContext
 from .checks import Checks, check_directory
-from .findings import Outcome, judged, not_applicable
+from .findings import Outcome, make_outcome, not_applicable
 from .model_runs import (
-    Pass,
-    adapter_moved,
-    adapter_off,
+    ModelRun,
     backbone_of,
-    first_layers,
+    disabled_adapter,
     in_fp32,
-    ours_again,
-    stock,
-    undisturbed,
+    only_first_layers,
+    patched_modules,
+    perturbed_adapter,
+    restored_state,
+    stock_modules,
 )
-from .numerics import FP32_SHARE, LAYERS, SECONDS, fp32_bytes, has_whole_matrices
+from .numerics import (
+    FP32_SHARE,
+    FRESH_LIMIT,
+    LAYERS,
+    LEAST_CHANGE,
+    SECONDS,
+    fp32_bytes,
+    has_whole_matrices,
+)
 from .parameters import check_embeddings, check_optimizer, check_trained_parameters, check_weights
 from .parity import (
     COARSE,
     EXACT,
     EXACT_GPU,
     Limits,
-    acts,
-    as_near_as_stock,
+    check_adapter_acts,
+    check_fresh_adapter,
+    compare_16_bits,
+    compare_with_stock,
     is_fresh,
-    patched_equals_stock,
-    starts_from_base,
 )
 from .reference_scores import (
-    NEW,
-    Draws,
-    draw,
-    draw_alone,
-    requests_of,
+    NEW_TOKENS,
+    Generated,
+    generate,
+    generate_single_prompts,
+    make_requests,
     stock_logits,
-    stock_pass,
+    stock_run,
     stock_scores,
-    trained,
-    trained_pass,
+    training_run,
+    training_scores,
 )
 from .rollout_parity import (
-    cause_of,
-    equals_stock,
-    equals_training,
+    check_equals_stock,
+    check_equals_training,
+    check_in_16_bits,
+    compare_rows,
     fault,
-    near_in_16_bits,
-    rows_apart,
+    find_cause,
 )
 from .rollout_prompts import (
     check_ends,
     check_positions,
     check_prompts,
+    check_prompts_seen,
     check_requests,
     check_stop_tokens,
-    judged_seen,
 )
-from .sampling_distribution import check_law
-from .weight_sync import Following
-
-_LEAST_CHANGE = {True: 1e-5, False: 1e-3}
-_FRESH = {True: 1e-4, False: 0.1}
-"""By whether it computes in fp32."""
+from .sampling_distribution import check_sampling_distribution
+from .weight_sync import WeightSyncCheck
 
 
-def reinforcement_checks() -> Checks[ReinforcementSubject]:
+def reinforcement_checks() -> Checks[ReinforcementContext]:
     return Checks(
         cheap=(
             check_prompts,
@@ -96,197 +100,214 @@ def reinforcement_checks() -> Checks[ReinforcementSubject]:
     )
 
 
-def check_rollouts(subject: ReinforcementSubject) -> list[Outcome]:
-    """What runs the model: kernels and adapter on rows of prompts and completions, and the engine
-    against training and stock transformers. After a fault nothing further is judged."""
-    return _Rollouts(subject).outcomes()
+def check_rollouts(context: ReinforcementContext) -> list[Outcome]:
+    """Run the checks that run the model: engine, training and stock transformers on the same rows.
+
+    The checks after the first failed one do not run.
+    """
+    return _RolloutChecks(context).run()
 
 
-class _Rollouts:
-    def __init__(self, subject: ReinforcementSubject) -> None:
-        self.subject = subject
+class _RolloutChecks:
+    def __init__(self, context: ReinforcementContext) -> None:
+        self.context = context
         self.began = time.perf_counter()
-        self.exactly = (
-            subject.load_plan.precision == "fp32" and subject.recipe.quantization != "int8"
-        )
-        self.prompts = subject.picked(NEW + 1)
-        self.found: list[Outcome] = []
+        self.exact = context.load_plan.precision == "fp32" and context.recipe.quantization != "int8"
+        self.prompts = context.select_prompts(NEW_TOKENS + 1)
+        self.outcomes: list[Outcome] = []
 
-    def outcomes(self) -> list[Outcome]:
+    def run(self) -> list[Outcome]:
         if not self.prompts:
-            why = "every prompt is longer than the length up to which the model's law is one"
+            why = "all prompts exceed the length at which the model's position encoding changes"
             return [not_applicable("rollout_equals_stock", why)]
         try:
-            with undisturbed(self.subject.model, self.subject.device):
-                self._judge()
+            with restored_state(self.context.model, self.context.device):
+                self._run()
         except UnfoldError as error:
-            return [*self.found, _weights_kept(str(error))]
-        except Exception as error:  # out of memory comes as many types; others go on
+            return [*self.outcomes, _check_weights_kept(str(error))]
+        except Exception as error:  # several types mean out of memory; others are raised again
             if not is_out_of_memory(error):
                 raise
         else:
-            return self.found
+            return self.outcomes
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         skipped = Outcome(check="rollouts", state="skipped", detail="memory ran out")
-        return [*self.found, skipped]
+        return [*self.outcomes, skipped]
 
-    def _judge(self) -> None:
-        subject, count = self.subject, self._layers()
-        if self.exactly or not count:
-            limits = self._limits if self.exactly else COARSE
+    def _run(self) -> None:
+        context, count = self.context, self._layers()
+        if self.exact or not count:
+            limits = self._limits if self.exact else COARSE
             self._compare(limits)
             return
-        with first_layers(subject.model, count):
-            with adapter_moved(subject.model):
-                draws = draw(subject, requests_of(subject, self.prompts))
-                training, floor = trained(subject, draws), stock_scores(subject, draws)
-                rows = [one.row for one in draws.rows]  # few tokens' rounding is a matter of luck
-                ours, theirs = self._passes(rows)
-                with _widened(subject):
-                    truth = stock_scores(subject, draws)
-                    exact = stock_pass(subject, rows)
-            with _widened(subject):
+        with only_first_layers(context.model, count):
+            with perturbed_adapter(context.model):
+                generated = generate(context, make_requests(context, self.prompts))
+                training = training_scores(context, generated)
+                floor = stock_scores(context, generated)
+                # All rows, since rounding errors of a few tokens vary too much.
+                rows = [row.row for row in generated.rows]
+                ours, stock = self._runs(rows)
+                with _weights_in_fp32(context):
+                    truth = stock_scores(context, generated)
+                    truth_run = stock_run(context, rows)
+            with _weights_in_fp32(context):
                 self._compare(self._limits)
         if not self._failed:
-            self.found.append(near_in_16_bits(draws.policy, training, floor, truth))
-            for place, one in enumerate(self.found):  # not there where time was used up
-                if one.check == "patched_equals_stock":
-                    self.found[place] = as_near_as_stock(ours, theirs, exact, one)
+            self.outcomes.append(check_in_16_bits(generated.policy, training, floor, truth))
+            for place, outcome in enumerate(self.outcomes):  # absent if time was used up
+                if outcome.check == "patched_equals_stock":
+                    self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 
     def _compare(self, limits: Limits) -> None:
-        """With one kind of rounding."""
-        for part in (self._drawing, self._kernels, self._law_and_ends, self._following):
+        """Run all checks in one precision."""
+        for part in (
+            self._check_generation,
+            self._check_kernels,
+            self._check_sampling_and_ends,
+            self._check_weight_sync,
+        ):
             part(limits)
             if self._failed:
                 return
             if time.perf_counter() - self.began > SECONDS:
                 late = f"{SECONDS:.0f} s were used up"
-                self.found.append(Outcome(check="rollouts", state="skipped", detail=late))
+                self.outcomes.append(Outcome(check="rollouts", state="skipped", detail=late))
                 return
 
-    def _drawing(self, limits: Limits) -> None:
-        subject = self.subject
-        with adapter_moved(subject.model):
-            requests = requests_of(subject, self.prompts)
-            before = _checksums(subject)
-            self.draws = draws = draw(subject, requests)
-            figures = getattr(subject.engine, "figures", None)
-            self.found.append(judged_seen(requests, getattr(figures, "prefill_tokens", None)))
-            changed = sum(a != b for a, b in zip(before, _checksums(subject), strict=True))
-            self.found.append(_weights_kept(f"{changed} tensors changed" if changed else ""))
+    def _check_generation(self, limits: Limits) -> None:
+        context = self.context
+        with perturbed_adapter(context.model):
+            requests = make_requests(context, self.prompts)
+            before = _checksums(context)
+            self.generated = generated = generate(context, requests)
+            figures = getattr(context.engine, "figures", None)
+            seen = getattr(figures, "prefill_tokens", None)
+            self.outcomes.append(check_prompts_seen(requests, seen))
+            changed = sum(a != b for a, b in zip(before, _checksums(context), strict=True))
+            fault_text = f"{changed} tensors changed" if changed else ""
+            self.outcomes.append(_check_weights_kept(fault_text))
             if self._failed:
                 return
-            alone = draw_alone(subject, requests)
-            self.found.append(rows_apart(draws, alone, limits))
+            alone = generate_single_prompts(context, requests)
+            self.outcomes.append(compare_rows(generated, alone, limits))
             if self._failed:
                 return
-            self.logits = stock_logits(subject, [one.row for one in draws.rows])
-            expected, training = draws.at(self.logits), trained(subject, draws)
-            self.found.append(
-                equals_stock(draws.policy, expected, limits, self._cause(draws.policy, limits))
+            self.logits = stock_logits(context, [row.row for row in generated.rows])
+            expected = generated.log_probs_at(self.logits)
+            training = training_scores(context, generated)
+            cause = self._cause(generated.policy, limits)
+            self.outcomes.append(check_equals_stock(generated.policy, expected, limits, cause))
+            cause = self._cause(training, limits, source="the trainer")
+            self.outcomes.append(
+                check_equals_training(generated.policy, training, expected, limits, cause)
             )
-            cause = self._cause(training, limits, of="the trainer")
-            self.found.append(equals_training(draws.policy, training, expected, limits, cause))
 
-    def _cause(self, found: torch.Tensor, limits: Limits, of: str = "the engine") -> str:
-        """Of a fault that there is, or nothing."""
-        if equals_stock(found, self.draws.at(self.logits), limits, "").findings:
-            return cause_of(self.subject, self.draws, found, self.logits, limits, of=of)
+    def _cause(self, scores: torch.Tensor, limits: Limits, source: str = "the engine") -> str:
+        """Return the cause of wrong scores; an empty text if they are right."""
+        expected = self.generated.log_probs_at(self.logits)
+        if check_equals_stock(scores, expected, limits, "").findings:
+            return find_cause(
+                self.context, self.generated, scores, self.logits, limits, source=source
+            )
         return ""
 
-    def _kernels(self, limits: Limits) -> None:
-        """Gradients, and the adapter: as for supervised runs, on prompts and completions."""
-        subject, rows = self.subject, self._short(self.draws)
-        with adapter_moved(subject.model):
-            ours, theirs = self._passes(rows)
-        if not subject.full:
-            self.found += self._adapter(ours, rows, limits)
-        how = "fp32" if limits.single else "16 bits"
-        self.found.append(patched_equals_stock(ours, theirs, limits, computed_in=how))
+    def _check_kernels(self, limits: Limits) -> None:
+        """Run the supervised checks of kernels and adapter on prompts and completions."""
+        context, rows = self.context, self._short_rows(self.generated)
+        with perturbed_adapter(context.model):
+            ours, stock = self._runs(rows)
+        if not context.full:
+            self.outcomes += self._check_adapter(ours, rows, limits)
+        precision = "fp32" if limits.single else "16 bits"
+        self.outcomes.append(compare_with_stock(ours, stock, limits, computed_in=precision))
 
-    def _adapter(self, moved: Pass, rows: Sequence[Row], limits: Limits) -> list[Outcome]:
-        model, exactly = self.subject.model, limits.single
-        with adapter_off(model):
-            base = trained_pass(self.subject, rows, backward=False)
+    def _check_adapter(
+        self, perturbed: ModelRun, rows: Sequence[PromptAndCompletion], limits: Limits
+    ) -> list[Outcome]:
+        model, exact = self.context.model, limits.single
+        with disabled_adapter(model):
+            base = training_run(self.context, rows, backward=False)
         names = [n for n, p in model.named_parameters() if p.requires_grad and ".lora_" in n]
-        found = [acts(moved, base, _LEAST_CHANGE[exactly], names, experts=False)]
+        outcomes = [check_adapter_acts(perturbed, base, LEAST_CHANGE[exact], names, experts=False)]
         if not is_fresh(model):
-            why = "it has been trained before"
-            return [*found, not_applicable("fresh_adapter", why)]
-        fresh = trained_pass(self.subject, rows, backward=False)
-        return [*found, starts_from_base(fresh, base, _FRESH[exactly])]
+            return [*outcomes, not_applicable("fresh_adapter", "the adapter was trained before")]
+        fresh = training_run(self.context, rows, backward=False)
+        return [*outcomes, check_fresh_adapter(fresh, base, FRESH_LIMIT[exact])]
 
-    def _law_and_ends(self, limits: Limits) -> None:
-        subject = self.subject
-        self.found.append(check_law(subject, self.draws, self.logits, limits))
-        first = self.draws.rows[0]
-        with adapter_moved(subject.model):
-            self.found.append(check_ends(subject.engine, first.request, first.completion))
+    def _check_sampling_and_ends(self, limits: Limits) -> None:
+        context = self.context
+        self.outcomes.append(
+            check_sampling_distribution(context, self.generated, self.logits, limits)
+        )
+        first = self.generated.rows[0]
+        with perturbed_adapter(context.model):
+            self.outcomes.append(check_ends(context.engine, first.request, first.completion))
 
-    def _following(self, limits: Limits) -> None:
-        self.found.append(Following(self.subject, self.prompts[:2], limits).outcome())
+    def _check_weight_sync(self, limits: Limits) -> None:
+        self.outcomes.append(WeightSyncCheck(self.context, self.prompts[:2], limits).outcome())
 
-    def _passes(self, rows: Sequence[Row]) -> tuple[Pass, Pass]:
-        return trained_pass(self.subject, rows, backward=True), stock_pass(self.subject, rows)
+    def _runs(self, rows: Sequence[PromptAndCompletion]) -> tuple[ModelRun, ModelRun]:
+        return training_run(self.context, rows, backward=True), stock_run(self.context, rows)
 
-    def _short(self, draws: Draws) -> list[Row]:
-        """Of the two shortest prompts, one of them with a group."""
-        few = set(self.prompts[:2])
-        return [one.row for one in draws.rows if one.request.prompt_ids in few]
+    def _short_rows(self, generated: Generated) -> list[PromptAndCompletion]:
+        """Rows of the two shortest prompts, one of them with a group."""
+        shortest = set(self.prompts[:2])
+        return [row.row for row in generated.rows if row.request.prompt_ids in shortest]
 
     @property
     def _failed(self) -> bool:
-        return any(one.state == "failed" for one in self.found)
+        return any(outcome.state == "failed" for outcome in self.outcomes)
 
     @property
     def _limits(self) -> Limits:
-        return EXACT_GPU if self.subject.device.type == "cuda" else EXACT
+        return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """How many layers to compare in fp32, with a merged copy beside; 0: fp32 cannot be had."""
-        model, recipe = self.subject.model, self.subject.recipe
-        if self.exactly or recipe.quantization != "none" or has_whole_matrices(model):
+        """Number of first layers to compare in fp32, with a merged copy; 0: fp32 is impossible."""
+        model, recipe = self.context.model, self.context.recipe
+        if self.exact or recipe.quantization != "none" or has_whole_matrices(model):
             return 0
         layers = backbone_of(model).layers
         count = min(LAYERS, len(layers))
-        while count and 2 * fp32_bytes(model, layers, count) > FP32_SHARE * self.subject.free:
+        while count and 2 * fp32_bytes(model, layers, count) > FP32_SHARE * self.context.free:
             count //= 2
         return count
 
 
 @contextmanager
-def _widened(subject: ReinforcementSubject) -> Iterator[None]:
-    """Inside, the weights are the same numbers in fp32."""
-    patched = subject.patched
-    ours = nullcontext() if patched is None else ours_again(patched)
-    with stock(patched), in_fp32(subject.model), ours:
+def _weights_in_fp32(context: ReinforcementContext) -> Iterator[None]:
+    """Convert the weights to fp32 in the body."""
+    patched = context.patched
+    ours = nullcontext() if patched is None else patched_modules(patched)
+    with stock_modules(patched), in_fp32(context.model), ours:
         yield
 
 
-def _weights_kept(wrong: str) -> Outcome:
-    """`weights_kept`"""
+def _check_weights_kept(fault_text: str) -> Outcome:
+    """Return the outcome of `weights_kept`; `fault_text` is empty if it passed."""
     name = "weights_kept"
     findings = []
-    if wrong:
+    if fault_text:
         findings.append(
             fault(
                 name,
-                f"a rollout did not leave the weights as they were, bit for bit (tolerance: 0; an "
-                f"adapter was folded in and not out again): {wrong}.",
+                "a rollout changed the weights (tolerance: 0): an adapter was merged and not "
+                f"unmerged exactly: {fault_text}.",
             )
         )
-    return judged(name, findings, "bit for bit")
+    return make_outcome(name, findings, "bit for bit")
 
 
-def _checksums(subject: ReinforcementSubject) -> list[int]:
-    """Of the bits of every tensor, as a sum."""
+def _checksums(context: ReinforcementContext) -> list[int]:
+    """Sum the bits of every tensor, as integers."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    tensors = [*subject.model.parameters(), *subject.model.buffers()]
+    tensors = [*context.model.parameters(), *context.model.buffers()]
     with torch.no_grad():
         sums = [
-            one.detach().view(kinds[one.element_size()]).sum(dtype=torch.int64).to("cpu")
-            for one in tensors
+            tensor.detach().view(kinds[tensor.element_size()]).sum(dtype=torch.int64).to("cpu")
+            for tensor in tensors
         ]
-    return [int(one) for one in sums]
+    return [int(value) for value in sums]

@@ -1,4 +1,4 @@
-"""A small piece of the run's own data, laid out as training does, padded, and row by row.
+"""A batch of four short rows from the run's data: in training's layout, padded, and one by one.
 
 Shapes: T tokens of all rows, B rows.
 """
@@ -15,77 +15,83 @@ from tunesmith_worker.trainer.auto.layout_choice import Layout
 from tunesmith_worker.trainer.data.tokens import IGNORED
 from tunesmith_worker.trainer.methods.batches import Batch, split
 
-from .check_context import Subject, Untyped
+from .check_context import SupervisedContext, Untyped
 
 LENGTHS = (64, 48, 33, 17)
-"""Tokens of each row at the most: unequal, as crossing rows and padding show only there."""
+"""Maximum tokens of each row. They differ, since only unequal rows show attention across rows."""
 
-Row = tuple[list[int], list[int]]
-"""Token ids and labels."""
+IdsAndLabels = tuple[list[int], list[int]]
+"""Token ids and labels of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    in_use: Batch
-    """One micro-batch of all rows, in the layout that training uses."""
+class SampleBatch:
+    """The same rows in three layouts."""
+
+    training_layout: Batch
+    """One micro-batch of all rows, in the layout of training."""
     padded: Batch
-    """The same rows side by side, as stock trainers have them."""
-    alone: tuple[Batch, ...]
-    """Each row in a batch of its own, made here and not by what lays out batches."""
-    padded_in_use: bool
+    """All rows padded to one length, as in stock trainers."""
+    single_rows: tuple[Batch, ...]
+    """One batch for each row, built here and not by `batches.split`."""
+    trains_padded: bool
 
     @property
-    def attends(self) -> bool:
-        """Whether a label is predicted from where attention has a choice: not in rows of two
-        tokens, whose queries and keys have no gradient."""
-        return any(bool((one["labels"][0, 2:] != IGNORED).any()) for one in self.alone)
+    def trains_attention(self) -> bool:
+        """True if a label follows at least two tokens.
+
+        In shorter rows, queries and keys have no gradient.
+        """
+        return any(bool((row["labels"][0, 2:] != IGNORED).any()) for row in self.single_rows)
 
     @property
     def tokens(self) -> int:
-        return sum(one["input_ids"].numel() for one in self.alone)
+        return sum(row["input_ids"].numel() for row in self.single_rows)
 
 
-def take_piece(subject: Subject) -> Piece:
-    rows = _windows(subject.trainer.train_dataset)
+def make_sample_batch(context: SupervisedContext) -> SampleBatch:
+    rows = _select_rows(context.trainer.train_dataset)
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in rows]
-    step = subject.trainer.data_collator(examples)
-    pad = subject.base.tokenizer.pad_token_id
-    settled = subject.layouts.chosen
-    whole = replace(settled, rows=len(rows))
-    if settled.kind == "packed":
-        whole = replace(settled, tokens=sum(len(ids) for ids, _ in rows))
-    (in_use,) = split(step, whole, pad_token_id=pad)
+    step = context.trainer.data_collator(examples)
+    pad = context.base.tokenizer.pad_token_id
+    chosen = context.layouts.chosen
+    layout = replace(chosen, rows=len(rows))
+    if chosen.kind == "packed":
+        layout = replace(chosen, tokens=sum(len(ids) for ids, _ in rows))
+    (training_layout,) = split(step, layout, pad_token_id=pad)
     (padded,) = split(step, Layout(kind="padded", rows=len(rows)), pad_token_id=pad)
-    is_padded = settled.kind == "padded"
-    return Piece(
-        in_use=in_use,
+    is_padded = chosen.kind == "padded"
+    return SampleBatch(
+        training_layout=training_layout,
         padded=padded,
-        alone=tuple(_alone(row, padded=is_padded) for row in rows),
-        padded_in_use=is_padded,
+        single_rows=tuple(_single_row(row, padded=is_padded) for row in rows),
+        trains_padded=is_padded,
     )
 
 
-def _windows(dataset: Untyped) -> list[Row]:
-    """Parts of rows from all over the data, each around its first label. Rows without a label are
-    passed over: some have one, or `labels` has ended the run."""
+def _select_rows(dataset: Untyped) -> list[IdsAndLabels]:
+    """Cut windows out of evenly spaced rows, each around the row's first label.
+
+    Rows without a label are skipped; `check_labels` fails if no row has one.
+    """
     spread = [len(dataset) * i // len(LENGTHS) for i in range(len(LENGTHS))]
-    found: list[Row] = []
+    windows: list[IdsAndLabels] = []
     for index, place in enumerate((*spread, *range(len(dataset)))):
-        if len(found) == len(LENGTHS) or (found and index >= len(LENGTHS)):
+        if len(windows) == len(LENGTHS) or (windows and index >= len(LENGTHS)):
             break
-        for ids, labels in _rows(dataset[place]):
-            first = next((i for i, one in enumerate(labels) if one != IGNORED and i), None)
+        for ids, labels in _unpack(dataset[place]):
+            first = next((i for i, label in enumerate(labels) if label != IGNORED and i), None)
             if first is not None:
-                limit = LENGTHS[len(found)]
+                limit = LENGTHS[len(windows)]
                 stop = min(len(ids), first + limit // 2 + 1)
                 start = max(0, stop - limit)
-                found.append((ids[start:stop], labels[start:stop]))
+                windows.append((ids[start:stop], labels[start:stop]))
                 break
-    return found
+    return windows
 
 
-def _rows(example: dict[str, Any]) -> Sequence[Row]:  # Any: a row of a datasets.Dataset
-    """One, or those of a pack."""
+def _unpack(example: dict[str, Any]) -> Sequence[IdsAndLabels]:  # Any: a row of a datasets.Dataset
+    """Split a packed example into its rows; an unpacked example is one row."""
     ids, labels = example["input_ids"], example["labels"]
     rows, start = [], 0
     for length in example.get("seq_lengths") or [len(ids)]:
@@ -94,9 +100,9 @@ def _rows(example: dict[str, Any]) -> Sequence[Row]:  # Any: a row of a datasets
     return rows
 
 
-def _alone(row: Row, *, padded: bool) -> Batch:
-    """A batch of one row: with a mask that hides nothing, or with its bounds."""
-    ids, labels = (torch.tensor(one)[None] for one in row)
+def _single_row(row: IdsAndLabels, *, padded: bool) -> Batch:
+    """Return a batch of one row, with an attention mask of ones or with row bounds."""
+    ids, labels = (torch.tensor(values)[None] for values in row)
     labels[0, 0] = IGNORED
     length = ids.shape[1]
     batch: Batch = {"input_ids": ids, "labels": labels}

@@ -1,9 +1,8 @@
-"""Whether tokens are drawn from the law that the recipe names.
+"""Check that sampled tokens come from the distribution of the recipe's sampling parameters.
 
-The engine inverts the cumulative distribution with one number u a token
-(engine/rollout/sampling.py), and
-u goes by the request's seed: so each drawn token can be held to stock transformers' probabilities,
-and no statistics are needed.
+The engine inverts the cumulative distribution with one random number u per token, derived from the
+request's seed (engine/rollout/sampling.py). Each token is therefore checked against stock
+transformers' probabilities, without statistics.
 """
 
 from __future__ import annotations
@@ -17,126 +16,133 @@ import torch
 from tunesmith_worker.engine.rollout import NativeEngine, SamplingParams
 from tunesmith_worker.engine.rollout.sampling import Uniforms
 
-from .check_context import ReinforcementSubject
-from .findings import Outcome, judged, not_applicable
+from .check_context import ReinforcementContext
+from .findings import Outcome, make_outcome, not_applicable
 from .parity import Limits
-from .reference_scores import Drawn, Draws
-from .rollout_parity import fault
+from .reference_scores import Generated, GeneratedRow
+from .rollout_parity import TEMPERATURES, fault
 
-NAME = "sampling_law"
-_TEMPERATURES = [round(0.1 * i, 1) for i in range(1, 31)]
-"""That are tried to name the fault."""
+NAME = "sampling_distribution"
 BORDER = 0.05
-"""Share of tokens where a filter may leave another token out: rounding decides at its border."""
+"""Share of tokens that may differ where a filter is used: rounding decides at its border."""
 
 
-def check_law(
-    subject: ReinforcementSubject,
-    draws: Draws,
+def check_sampling_distribution(
+    context: ReinforcementContext,
+    generated: Generated,
     logits: Sequence[torch.Tensor],
     limits: Limits,
 ) -> Outcome:
-    """`sampling_law`: `logits` [C, V] of each row, stock's. Distances are of probabilities."""
-    if not isinstance(subject.engine, NativeEngine):
-        return not_applicable(NAME, "another engine draws in its own way")
+    """Check `sampling_distribution`; `logits`: stock's, [C, V] of each row."""
+    if not isinstance(context.engine, NativeEngine):
+        return not_applicable(NAME, "only the native engine's random numbers are known")
     if not limits.single:
-        return not_applicable(NAME, "rounding to 16 bits moves tokens")
+        return not_applicable(NAME, "rounding to 16 bits changes tokens")
     sampled = [
-        (one, scores)
-        for one, scores in zip(draws.rows, logits, strict=True)
-        if one.request.sampling.temperature > 0
+        (row, scores)
+        for row, scores in zip(generated.rows, logits, strict=True)
+        if row.request.sampling.temperature > 0
     ]
-    law = subject.sampling
-    found = _judged(sampled, law, limits)
+    sampling = context.sampling
+    fit = _fit(sampled, sampling, limits)
     findings = []
-    if not found.fits:
-        other = [one for one in _TEMPERATURES if _judged(sampled, _at(law, one), limits).drawn_so]
-        as_at = f" They are drawn as at temperature {other[0]:g}." if other else ""
+    if not fit.is_good:
+        matching = [t for t in TEMPERATURES if _fit(sampled, _at(sampling, t), limits).tokens_match]
+        cause = f" The tokens match temperature {matching[0]:g}." if matching else ""
         findings.append(
             fault(
                 NAME,
-                f"{found.off} of {found.tokens} tokens are not from the law at temperature "
-                f"{law.temperature:g} that was asked for: up to {found.drawn:.1e} away from their "
-                f"random number, and {found.told:.1e} from the log-probability that the engine "
-                f"says (tolerance {limits.log_prob:.0e}).{as_at}",
+                f"{fit.wrong} of {fit.tokens} tokens do not come from the requested distribution "
+                f"at temperature {sampling.temperature:g}: they are up to "
+                f"{fit.token_distance:.1e} away from their random number, and "
+                f"{fit.log_prob_distance:.1e} from the log-probability that the engine reports "
+                f"(tolerance {limits.log_prob:.0e}).{cause}",
             )
         )
-    return judged(NAME, findings, f"{found.tokens} tokens are those of their random numbers")
+    return make_outcome(NAME, findings, f"{fit.tokens} tokens match their random numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged:
+class _Fit:
+    """Agreement of sampled tokens with a distribution; distances are of probabilities."""
+
     tokens: int
-    undrawn: int
-    """Tokens that do not lie at their random number."""
-    off: int
-    """Those, and the ones whose log-probability is another."""
-    drawn: float
-    """The largest distance of a token from its random number."""
-    told: float
-    """Of its log-probability from what the engine says, in units of max(1, its size)."""
+    wrong_tokens: int
+    """Tokens that their random number does not select."""
+    wrong: int
+    """Those, and tokens whose reported log-probability is wrong."""
+    token_distance: float
+    """Largest distance of a token's interval from its random number."""
+    log_prob_distance: float
+    """Largest error of a reported log-probability, in units of max(1, its size)."""
     allowed: float
+    """Tokens that may be wrong."""
 
     @property
-    def fits(self) -> bool:
-        return self.off <= self.allowed
+    def is_good(self) -> bool:
+        return self.wrong <= self.allowed
 
     @property
-    def drawn_so(self) -> bool:
-        return self.undrawn <= self.allowed
+    def tokens_match(self) -> bool:
+        return self.wrong_tokens <= self.allowed
 
 
-def _judged(
-    sampled: Sequence[tuple[Drawn, torch.Tensor]], law: SamplingParams, limits: Limits
-) -> _Judged:
-    both = [_distances(one, logits, law) for one, logits in sampled]
-    drawn, told = (torch.cat(parts).nan_to_num(nan=math.inf) for parts in zip(*both, strict=True))
-    far = drawn > limits.log_prob
-    return _Judged(
-        tokens=len(drawn),
-        undrawn=int(far.sum()),
-        off=int((far | (told > limits.log_prob)).sum()),
-        drawn=float(drawn.max()),
-        told=float(told.max()),
-        allowed=BORDER * len(drawn) if law.has_filters else 0.0,
+def _fit(
+    sampled: Sequence[tuple[GeneratedRow, torch.Tensor]], sampling: SamplingParams, limits: Limits
+) -> _Fit:
+    both = [_distances(row, logits, sampling) for row, logits in sampled]
+    token, log_prob = (
+        torch.cat(parts).nan_to_num(nan=math.inf) for parts in zip(*both, strict=True)
+    )
+    far = token > limits.log_prob
+    return _Fit(
+        tokens=len(token),
+        wrong_tokens=int(far.sum()),
+        wrong=int((far | (log_prob > limits.log_prob)).sum()),
+        token_distance=float(token.max()),
+        log_prob_distance=float(log_prob.max()),
+        allowed=BORDER * len(token) if sampling.has_filters else 0.0,
     )
 
 
-def _at(law: SamplingParams, temperature: float) -> SamplingParams:
+def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
     return SamplingParams(
-        temperature=temperature, top_k=law.top_k, top_p=law.top_p, min_p=law.min_p
+        temperature=temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
     )
 
 
 def _distances(
-    one: Drawn, logits: torch.Tensor, law: SamplingParams
+    row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[C] each: of its tokens from their random numbers, and of their log-probabilities."""
-    probabilities = _probabilities(logits.double(), law)
-    ids = torch.tensor(one.completion.token_ids, device=logits.device)[:, None]
+    """Return distances of tokens from their random numbers and errors of log-probabilities, [C]."""
+    probabilities = _probabilities(logits.double(), sampling)
+    ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]
     own = probabilities.gather(1, ids)[:, 0].cpu()
     above = probabilities.cumsum(-1).gather(1, ids)[:, 0].cpu()
-    uniforms = Uniforms(one.request.seed)
+    uniforms = Uniforms(row.request.seed)
     u = torch.tensor([uniforms[i] for i in range(len(own))], dtype=torch.float64)
-    drawn = torch.maximum(above - own - u, u - above).clamp(min=0.0)
-    said = torch.tensor(one.completion.sampling_logprobs, dtype=torch.float64)
-    return drawn, (said - own.log()).abs() / own.log().abs().clamp(min=1.0)
+    distance = torch.maximum(above - own - u, u - above).clamp(min=0.0)
+    reported = torch.tensor(row.completion.sampling_logprobs, dtype=torch.float64)
+    return distance, (reported - own.log()).abs() / own.log().abs().clamp(min=1.0)
 
 
-def _probabilities(logits: torch.Tensor, law: SamplingParams) -> torch.Tensor:
-    """[C, V]: temperature, then top-k, top-p and min-p, each of what the one before has left
-    (https://arxiv.org/abs/1904.09751, https://arxiv.org/abs/2407.01082). Not the engine's own."""
-    scores = logits / law.temperature
-    if law.top_k > 0:
-        least = scores.topk(min(law.top_k, scores.shape[-1])).values[:, -1:]
+def _probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Apply temperature, then top-k, top-p and min-p, each to what the previous one kept; [C, V].
+
+    Independent of the engine's code. Sources: https://arxiv.org/abs/1904.09751 and
+    https://arxiv.org/abs/2407.01082.
+    """
+    scores = logits / sampling.temperature
+    if sampling.top_k > 0:
+        least = scores.topk(min(sampling.top_k, scores.shape[-1])).values[:, -1:]
         scores = scores.masked_fill(scores < least, -math.inf)
-    if law.top_p < 1.0:
+    if sampling.top_p < 1.0:
         probabilities, order = scores.softmax(-1).sort(-1)
-        tail = probabilities.cumsum(-1) <= 1.0 - law.top_p
+        tail = probabilities.cumsum(-1) <= 1.0 - sampling.top_p
         tail[:, -1] = False
         scores = scores.masked_fill(tail.gather(1, order.argsort(-1)), -math.inf)
-    if law.min_p > 0.0:
+    if sampling.min_p > 0.0:
         probabilities = scores.softmax(-1)
-        least = law.min_p * probabilities.amax(-1, keepdim=True)
+        least = sampling.min_p * probabilities.amax(-1, keepdim=True)
         scores = scores.masked_fill(probabilities < least, -math.inf)
     return scores.softmax(-1)

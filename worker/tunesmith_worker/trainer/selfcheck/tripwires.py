@@ -1,8 +1,8 @@
-"""At steps 1, 10 and 50: the loss is a number and not zero, gradient reaches what must learn, and
-weights move. Between them nothing is read from the device.
+"""Checks while a run trains.
 
-What an earlier look has seen travels in resume points; steps are the run's, so that a run that is
-resumed is not looked at twice.
+`Tripwires`, at steps 1, 10 and 50: the loss is a number and not zero, gradients reach all trained
+units, and weights move. Between these steps nothing is read from the device. `RolloutTripwires`:
+warnings from the metrics of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -21,21 +21,44 @@ from tunesmith_schema import ErrorCategory, Precision
 from tunesmith_worker.rundir.events import EventLog
 
 from . import gradients
-from .findings import Finding, settle
-from .gradients import trained_units
+from .findings import REPORT_HINT, Finding, report_findings
 from .movement import Movement
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 STEPS = (1, 10, 50)
+GAP = {"fp32": 0.01}
+GAP_16_BITS = 0.1
+"""Maximum mean |log-prob when generated - in training|, nats a token. Rounding to fp32 gives 1e-6,
+to 16 bits 1e-3 to 2e-2."""
+EQUAL_REWARDS = 0.8
+TRUNCATED = 0.3
+CLIPPED = 0.3
+KL = 1.0
+"""Maximum distance from the reference model, nats a token."""
+ENTROPY = 0.1
+"""Minimum entropy, as a share of the mean of the first steps."""
+FIRST, FEW, MANY = 5, 3, 10
+"""Steps of the first mean entropy, and consecutive steps before a warning."""
+
+_EQUAL_REWARDS = (
+    "the model learns nothing from them. The grader gives every completion the same score, or the "
+    "task is too hard or too easy: look at the job's samples."
+)
 
 
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
+    """Callback for all runs.
+
+    Its state is part of resume points, and steps count from the start of the run, so that a resumed
+    run is not checked twice.
+    """
+
     def __init__(self, trainer: Untyped, events: EventLog) -> None:
-        """`trainer`: one of ours."""
+        """`trainer`: an SFTTrainer or GRPOTrainer of this project."""
         self._trainer, self._events = trainer, events
         self.had_gradient: list[str] = []
-        """Units that had a gradient at a look before."""
+        """Names of units that had a gradient at an earlier look."""
         self._movement: Movement | None = None
         self._largest: dict[str, torch.Tensor | None] = {}
         self._rows: dict[str, tuple[list[int], torch.Tensor]] = {}
@@ -45,9 +68,10 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         return {"args": {}, "attributes": {"had_gradient": self.had_gradient}}
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._units = trained_units(self._trainer.model)
-        if state.global_step < STEPS[-1]:  # before a backward that would find nothing to do
-            settle(gradients.frozen(self._units), self._events, state.global_step or None)
+        self._units = gradients.trained_units(self._trainer.model)
+        if state.global_step < STEPS[-1]:  # before a backward that would have nothing to do
+            frozen = gradients.check_frozen(self._units)
+            report_findings(frozen, self._events, state.global_step or None)
 
     def on_pre_optimizer_step(
         self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped
@@ -58,104 +82,83 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         if self._movement is None:
             optimizer = self._trainer.optimizer
             self._movement = Movement(self._units, getattr(optimizer, "optimizer", optimizer))
-        self._movement.steps_with()
+        self._movement.record_rates()
         if step in STEPS:
             rows = self._trainer.guard.current_step.rows
             self._labelled = self._trainer.labelled_tokens(rows)
-            self._largest = gradients.largest(self._units)
+            self._largest = gradients.largest_elements(self._units)
             predicting = self._trainer.predicting_tokens(rows)
-            self._rows = gradients.silent_rows(self._trainer.model, predicting)
+            self._rows = gradients.used_row_gradients(self._trainer.model, predicting)
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step = state.global_step
         if step in STEPS and self._movement is not None:
-            self._trainer.guard.check()  # a NaN is told by the row that made it
+            self._trainer.guard.check()  # names the row that caused a NaN
             if not self._labelled and self._trainer.zero_gradient_is_valid:
-                return  # chance: every completion of a group was as good as the others
-            settle(self._findings(step, self._movement), self._events, step)
+                return  # by chance, all completions of each group had equal rewards
+            report_findings(self._findings(step, self._movement), self._events, step)
         if step >= STEPS[-1]:
-            self._movement = None  # and the rows that it keeps
+            self._movement = None  # frees the rows it keeps
 
     def _findings(self, step: int, movement: Movement) -> list[Finding]:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if not self._trainer.zero_gradient_is_valid:
-            found += _judged_loss(float(self._trainer.step_loss), self._labelled, step)
-        if any(one.level == "error" for one in found):
-            return found  # no gradient, no movement: because of it
-        found += gradients.frozen(self._units)
+            findings += _check_loss(float(self._trainer.step_loss), self._labelled, step)
+        if any(finding.level == "error" for finding in findings):
+            return findings  # missing gradients and updates would follow from the loss
+        findings += gradients.check_frozen(self._units)
         had = set(self.had_gradient)
-        now = gradients.read(self._largest)
-        found += gradients.judged(self._units, now, had, first=step == STEPS[0])
+        largest = gradients.copy_to_host(self._largest)
+        findings += gradients.check_units(self._units, largest, had, first=step == STEPS[0])
         self.had_gradient = sorted(had)
         for name, (ids, sizes) in self._rows.items():
-            found += gradients.judged_rows(name, ids, sizes.tolist())
-        found += self._judged_rates(step, movement)
-        found += movement.judged(fresh=step == STEPS[0])
-        return found
+            findings += gradients.check_rows(name, ids, sizes.tolist())
+        findings += self._check_rates(step, movement)
+        findings += movement.check(fresh=step == STEPS[0])
+        return findings
 
-    def _judged_rates(self, step: int, movement: Movement) -> Iterator[Finding]:
-        """A warm-up may begin at 0, and does not stay there."""
+    def _check_rates(self, step: int, movement: Movement) -> Iterator[Finding]:
+        """Yield groups whose rate stays 0; a warm-up may start at 0."""
         groups = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer).param_groups
-        still = [i for i in movement.resting if not groups[i]["lr"] or step > STEPS[0]]
+        still = [i for i in movement.groups_at_rate_zero if not groups[i]["lr"] or step > STEPS[0]]
         if still:
             count = sum(len(groups[index]["params"]) for index in still)
             yield Finding(
                 "learning_rate",
                 f"the learning rate of {count} tensors was 0 at every step so far and still is.",
-                "Raise recipe.learning_rate, or lower recipe.warmup_steps below the run's steps.",
+                "Raise recipe.learning_rate, or set recipe.warmup_steps below the number of steps.",
                 param="recipe.learning_rate",
             )
 
 
-def _judged_loss(loss: float, labelled: int, step: int) -> Iterator[Finding]:
+def _check_loss(loss: float, labelled: int, step: int) -> Iterator[Finding]:
     if not math.isfinite(loss):
         yield Finding(
             "loss",
-            f"the loss is {loss} though its gradient is finite.",
+            f"the loss is {loss} although its gradient is finite.",
             "Use recipe.precision='fp32', or lower recipe.learning_rate.",
             param="recipe.precision",
         )
     elif loss == 0.0 and labelled == 0:
         yield Finding(
             "loss",
-            "the loss is exactly 0, because no token of the step's rows carries a label.",
-            "Nothing in a recipe does that: report it with the job's events.",
+            "the loss is exactly 0, because no token of the step's rows has a label.",
+            REPORT_HINT,
             category=ErrorCategory.INFRASTRUCTURE,
         )
     elif loss == 0.0:
         yield Finding(
             "loss",
             f"the loss of {labelled} labelled tokens is exactly 0.",
-            "Either it is not computed, or the model knows its rows by heart.",
-            # At first nothing can have been learned by heart.
+            "Either the loss is not computed, or the model has memorized its rows.",
+            # At the first steps the model cannot have memorized them.
             level="error" if step < STEPS[-1] else "warn",
         )
 
 
-GAP = {"fp32": 0.01}
-GAP_16_BITS = 0.1
-"""Mean |log-prob when drawn - in training|, nats a token. Rounding to fp32 gives 1e-6, to 16 bits
-1e-3 to 2e-2."""
-EQUAL_REWARDS = 0.8
-TRUNCATED = 0.3
-CLIPPED = 0.3
-KL = 1.0
-"""Nats a token."""
-ENTROPY = 0.1
-"""Of what it was in the first steps."""
-FIRST, FEW, MANY = 5, 3, 10
-"""Steps that entropy is measured over at first, and steps in a row that an alarm waits for."""
-
-
-_EQUAL_REWARDS = (
-    "nothing is learned from them. The grader gives every completion the same, or the task is too "
-    "hard or too easy: look at the job's samples."
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class StepFigures:
-    """Of one optimiser step; None: not measured. Names as in the job's metrics."""
+class RolloutFigures:
+    """Metrics of one optimizer step, named as in the job's metrics; None: not measured."""
 
     step: int
     rollout_gap: float | None = None
@@ -167,68 +170,75 @@ class StepFigures:
 
 
 class RolloutTripwires:
+    """Warnings from a reinforcement run's metrics, each kind once in a run.
+
+    The bounds of the gap, of equal rewards and of truncated completions are common practice
+    (docs/explanation/self-check.md); those of entropy, KL and clipping are rules of thumb.
+    """
+
     def __init__(self, precision: Precision) -> None:
         self._gap = GAP.get(precision, GAP_16_BITS)
-        self._told: set[str] = set()
-        self._in_a_row: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._consecutive: dict[str, int] = {}
+        """Number of consecutive bad steps, by kind of warning."""
         self._first: list[float] = []
         """Entropies of the first steps."""
 
-    def step(self, figures: StepFigures) -> list[str]:
-        """Sentences to warn with; usually none. Each kind comes once in a run."""
-        found = []
-        for name, steps, is_bad, text in self._looked_at(figures):
-            row = self._in_a_row.get(name, 0) + 1 if is_bad else 0
-            self._in_a_row[name] = row
-            if row >= steps and name not in self._told:
-                self._told.add(name)
-                found.append(f"Step {figures.step}: {name}: {text}")
+    def step(self, figures: RolloutFigures) -> list[str]:
+        """Return the new warnings of a step."""
+        warnings = []
+        for name, steps, is_bad, text in self._kinds(figures):
+            count = self._consecutive.get(name, 0) + 1 if is_bad else 0
+            self._consecutive[name] = count
+            if count >= steps and name not in self._warned:
+                self._warned.add(name)
+                warnings.append(f"Step {figures.step}: {name}: {text}")
         if figures.entropy is not None and len(self._first) < FIRST:
             self._first.append(figures.entropy)
-        return found
+        return warnings
 
     def end(self, spreads: int) -> list[str]:
-        """After a run; `spreads`: its groups whose rewards differ. What `step` has not told."""
-        if spreads or "equal_rewards" in self._told:
+        """Return warnings at the run's end; `spreads`: number of groups with unequal rewards."""
+        if spreads or "equal_rewards" in self._warned:
             return []
-        return [f"equal_rewards: in no group of the run did rewards differ: {_EQUAL_REWARDS}"]
+        return [f"equal_rewards: all groups of the run had equal rewards: {_EQUAL_REWARDS}"]
 
     def state(self) -> dict[str, JsonValue]:
-        """For a resume point."""
-        told: list[JsonValue] = [*sorted(self._told)]
+        """Return the state for a resume point."""
+        warned: list[JsonValue] = [*sorted(self._warned)]
         first: list[JsonValue] = [*self._first]
-        return {"told": told, "in_a_row": {**self._in_a_row}, "first": first}
+        return {"told": warned, "in_a_row": {**self._consecutive}, "first": first}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """What `state` gave."""
-        told, rows, first = state["told"], state["in_a_row"], state["first"]
-        assert isinstance(told, list)
-        assert isinstance(rows, dict)
+        """Restore what `state` returned."""
+        warned, counts, first = state["told"], state["in_a_row"], state["first"]
+        assert isinstance(warned, list)
+        assert isinstance(counts, dict)
         assert isinstance(first, list)
-        self._told = {str(one) for one in told}
-        self._in_a_row = {name: int(str(row)) for name, row in rows.items()}
-        self._first = [float(str(one)) for one in first]
+        self._warned = {str(name) for name in warned}
+        self._consecutive = {name: int(str(count)) for name, count in counts.items()}
+        self._first = [float(str(entropy)) for entropy in first]
 
-    def _looked_at(self, now: StepFigures) -> Iterator[tuple[str, int, bool, str]]:
-        """Name, steps in a row, whether this step is one of them, and what to say."""
+    def _kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:
+        """Yield name, bad steps before a warning, True if this step is bad, and the text."""
         gap = now.rollout_gap
         if gap is not None:
             text = (
-                f"tokens' log-probabilities when drawn and in training are {gap:.2g} apart on "
-                f"average (healthy: up to {self._gap:g}): rollouts are not drawn from the weights "
-                "that train. recipe.patches='off' tells whose fault it is; report it."
+                f"the mean difference of tokens' log-probabilities between generation and training "
+                f"is {gap:.2g} (healthy: up to {self._gap:g}): rollouts do not come from the "
+                "weights that train. Try recipe.patches='off', and report this."
             )
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
         if equal is not None:
-            text = f"in every group all rewards were equal for {MANY} steps: {_EQUAL_REWARDS}"
+            text = f"all rewards of every group were equal for {MANY} steps: {_EQUAL_REWARDS}"
             yield "equal_rewards", MANY, equal >= 1.0, text
             text = (
                 f"rewards were equal within {equal:.0%} of the groups, more than "
-                f"{EQUAL_REWARDS:.0%} for {MANY} steps: few groups teach anything. Raise "
-                "recipe.grpo.num_generations, or take prompts of another difficulty."
+                f"{EQUAL_REWARDS:.0%} for {MANY} steps: the model learns from few groups. Raise "
+                "recipe.grpo.num_generations, or use prompts of another difficulty."
             )
-            yield "few_spreads", MANY, EQUAL_REWARDS <= equal < 1.0, text
+            yield "mostly_equal_rewards", MANY, EQUAL_REWARDS <= equal < 1.0, text
         cut = now.truncated_share
         if cut is not None:
             text = (
@@ -241,9 +251,9 @@ class RolloutTripwires:
                 f"{MANY} steps: raise recipe.grpo.max_completion_length."
             )
             yield "truncated", MANY, TRUNCATED < cut < 1.0, text
-        yield from self._of_the_policy(now)
+        yield from self._policy_kinds(now)
 
-    def _of_the_policy(self, now: StepFigures) -> Iterator[tuple[str, int, bool, str]]:
+    def _policy_kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:
         entropy = now.entropy
         if entropy is not None and len(self._first) == FIRST:
             start = sum(self._first) / FIRST
@@ -255,8 +265,9 @@ class RolloutTripwires:
             yield "entropy", FIRST, entropy < ENTROPY * start, text
         if now.kl is not None:
             text = (
-                f"the model is {now.kl:.2g} nats a token away from where it started, more than "
-                f"{KL:g} for {FIRST} steps: lower recipe.learning_rate, or raise recipe.grpo.beta."
+                f"the KL divergence from the starting model is {now.kl:.2g} nats a token, more "
+                f"than {KL:g} for {FIRST} steps: lower recipe.learning_rate, or raise "
+                "recipe.grpo.beta."
             )
             yield "kl", FIRST, not now.kl <= KL, text
         if now.clip_ratio is not None:

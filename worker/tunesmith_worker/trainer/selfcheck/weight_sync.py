@@ -1,8 +1,7 @@
-"""Whether the engine draws from the weights as they now are: each module that trains is moved for
-itself, and the engine must follow as training does.
+"""Check that the engine generates from the current weights, adapter included.
 
-The traps: an adapter that rollouts do not have, in one layer's up_proj or at all; a copy of the
-weights that nobody renews.
+Each trained module of one layer is changed alone; the engine's scores must change as training's do.
+Typical faults: rollouts without the adapter, in one module or all; a stale copy of the weights.
 """
 
 from __future__ import annotations
@@ -17,139 +16,147 @@ from peft.tuners.lora import LoraLayer
 
 from tunesmith_worker.engine.rollout import SamplingParams
 
-from .check_context import ReinforcementSubject, TokenIds, Untyped
-from .findings import Finding, Outcome, judged, not_applicable
-from .model_runs import MOVED, adapter_moved, adapter_off, adapter_zeroed, backbone_of
+from .check_context import ReinforcementContext, TokenIds, Untyped
+from .findings import Finding, Outcome, make_outcome, not_applicable
+from .model_runs import (
+    PERTURBATION,
+    backbone_of,
+    disabled_adapter,
+    perturbed_adapter,
+    zeroed_adapter,
+)
+from .numerics import LEAST_CHANGE
 from .parity import Limits, change
-from .reference_scores import Draws, draw, stock_scores, trained
+from .reference_scores import Generated, generate, stock_scores, training_scores
 from .rollout_parity import TRAINER_HINT, fault
 
 NAME = "rollout_follows_weights"
-NEW = 3
-"""Tokens, so that both passes of the engine run: of prompts, and of one token."""
-LEAST = {True: 1e-5, False: 1e-3}
-"""That a moved module changes a log-probability by, in fp32 or not."""
-SIZE = {True: 5 * MOVED, False: 10 * MOVED}
+TOKENS = 3
+"""Tokens of a completion, so that the engine runs its pass over prompts and its one-token pass."""
+SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
+"""Standard deviation of the change of an adapter; key: computed in fp32."""
 HOT = SamplingParams(temperature=4.0)
-"""Of a token that is next to certain the log-probability does not move, whatever the weights do."""
-SHAKEN = 0.1
-"""Of a weight's own standard deviation: what is added to it in full tuning. Not a factor, which a
-norm behind it would take away."""
+"""High temperature: log-probabilities of almost certain tokens would hardly change."""
+NOISE = 0.1
+"""Full tuning: noise on a weight, as a share of its standard deviation. Not a factor on the weight,
+which a following norm would cancel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Module:
     name: str
-    moved: AbstractContextManager[None]
+    change: AbstractContextManager[None]
+    """Changes the module's weights in its body."""
 
 
-class Following:
+class WeightSyncCheck:
     def __init__(
-        self, subject: ReinforcementSubject, prompts: list[TokenIds], limits: Limits
+        self, context: ReinforcementContext, prompts: list[TokenIds], limits: Limits
     ) -> None:
-        """`prompts`: few and short ones."""
-        self._subject, self._limits = subject, limits
+        """`prompts`: a few short prompts."""
+        self._context, self._limits = context, limits
         self._requests = [
-            replace(one, max_tokens=NEW, sampling=HOT, stop=(), stop_token_ids=frozenset())
-            for one in subject.requests(prompts)
+            replace(request, max_tokens=TOKENS, sampling=HOT, stop=(), stop_token_ids=frozenset())
+            for request in context.requests(prompts)
         ]
 
     def outcome(self) -> Outcome:
-        """`rollout_follows_weights`. The engine's last call was with an adapter that was moved."""
-        model = self._subject.model
+        """Check `rollout_follows_weights`. The last call must have used a changed adapter."""
+        model = self._context.model
         if not isinstance(model, peft.PeftModel):
-            return self._modules(model, draw(self._subject, self._requests))
-        with adapter_zeroed(model):
-            zero = draw(self._subject, self._requests)
-            with adapter_off(model):
-                base = stock_scores(self._subject, zero)
+            return self._check_modules(model, generate(self._context, self._requests))
+        with zeroed_adapter(model):
+            zero = generate(self._context, self._requests)
+            with disabled_adapter(model):
+                base = stock_scores(self._context, zero)
             apart = change(zero.policy, base, self._limits)
             if apart <= self._limits.log_prob:
-                return self._modules(model, zero)
-        return judged(NAME, [self._not_the_base(zero, apart)], "")
+                return self._check_modules(model, zero)
+        return make_outcome(NAME, [self._not_the_base_model(zero, apart)], "")
 
-    def _not_the_base(self, zero: Draws, apart: float) -> Finding:
-        with adapter_moved(self._subject.model):
-            stale = change(zero.policy, stock_scores(self._subject, zero), self._limits)
-        cause = "with an adapter of zeros the engine is not the base model"
+    def _not_the_base_model(self, zero: Generated, apart: float) -> Finding:
+        with perturbed_adapter(self._context.model):
+            stale = change(zero.policy, stock_scores(self._context, zero), self._limits)
+        cause = "with an adapter of zeros the engine differs from the base model"
         if stale <= self._limits.log_prob:
-            cause = "stale weights in the engine: it draws from those of an earlier call"
+            cause = "stale weights in the engine: it generates from those of an earlier call"
         return fault(
             NAME,
-            f"{cause}: its log-probabilities are {apart:.1e} away from the base model's "
+            f"{cause}: its log-probabilities differ from the base model's by {apart:.1e} "
             f"(tolerance {self._limits.log_prob:.0e}).",
         )
 
-    def _modules(self, model: Untyped, still: Draws) -> Outcome:
-        modules = _one_layer(model, SIZE[self._limits.single])
+    def _check_modules(self, model: Untyped, unchanged: Generated) -> Outcome:
+        modules = _modules_of_a_layer(model, SIZE[self._limits.single])
         if not modules:
-            return not_applicable(NAME, "nothing that trains lies in a decoder layer")
-        least = LEAST[self._limits.single]
-        for one in modules:
-            with one.moved:
-                now = draw(self._subject, self._requests)
-                training = trained(self._subject, now)
-            change_of_engine = _moved(now, still)
-            apart = change(now.policy, training, self._limits)
-            if not change_of_engine > least:
-                cause = (
-                    f"moving {one.name} changes the engine's log-probabilities by "
-                    f"{change_of_engine:.1e} (more than {least:.0e} is expected): stale weights, "
-                    "or an adapter that the engine does not have."
+            return not_applicable(NAME, "no decoder layer has trained modules")
+        least = LEAST_CHANGE[self._limits.single]
+        for module in modules:
+            with module.change:
+                changed = generate(self._context, self._requests)
+                training = training_scores(self._context, changed)
+            engine_change = _difference(changed, unchanged)
+            apart = change(changed.policy, training, self._limits)
+            if not engine_change > least:
+                message = (
+                    f"a change of {module.name} changes the engine's log-probabilities by only "
+                    f"{engine_change:.1e} (more than {least:.0e} is expected): stale weights, or "
+                    "an adapter that the engine does not have."
                 )
-                return judged(NAME, [fault(NAME, cause)], "")
+                return make_outcome(NAME, [fault(NAME, message)], "")
             if not apart <= self._limits.log_prob:
-                return judged(NAME, [self._parted(one.name, now, apart)], "")
-        return judged(NAME, [], f"{len(modules)} modules of a layer, each moved for itself")
+                return make_outcome(NAME, [self._differs_from_training(module.name, apart)], "")
+        detail = f"{len(modules)} modules of a layer, each changed alone"
+        return make_outcome(NAME, [], detail)
 
-    def _parted(self, name: str, now: Draws, apart: float) -> Finding:
-        """Which of the two does not follow."""
+    def _differs_from_training(self, name: str, apart: float) -> Finding:
         return fault(
             NAME,
-            f"with {name} moved, the engine's log-probabilities are {apart:.1e} away from the "
-            f"training forward's (tolerance {self._limits.log_prob:.0e}): one of them does not "
-            "see the change.",
+            f"after a change of {name}, the engine's log-probabilities differ from the training "
+            f"forward's by {apart:.1e} (tolerance {self._limits.log_prob:.0e}): the engine or the "
+            "trainer does not use the changed weights.",
             TRAINER_HINT,
         )
 
 
-def _moved(now: Draws, still: Draws) -> float:
-    pairs = zip(now.rows, still.rows, strict=True)
-    if any(one.row != other.row for one, other in pairs):
+def _difference(changed: Generated, unchanged: Generated) -> float:
+    pairs = zip(changed.rows, unchanged.rows, strict=True)
+    if any(a.row != b.row for a, b in pairs):
         return float("inf")
-    return float((now.policy - still.policy).abs().max())
+    return float((changed.policy - unchanged.policy).abs().max())
 
 
-def _one_layer(model: Untyped, size: float) -> list[_Module]:
-    """What trains of the layer in the middle, or of the first one that has something."""
+def _modules_of_a_layer(model: Untyped, size: float) -> list[_Module]:
+    """List the trained modules of the middle layer, or of the first layer that has any."""
     layers = list(backbone_of(model).layers)
     middle = len(layers) // 2
     names = {id(module): name for name, module in model.named_modules()}
     for layer in (layers[middle], *layers):
-        found = []
+        modules = []
         for module in layer.modules():
             name = names[id(module)]
             short = name.removeprefix("base_model.model.")
             if isinstance(module, LoraLayer):
-                found.append(_Module(name=short, moved=adapter_moved(model, f"{name}.", size)))
+                change = perturbed_adapter(model, f"{name}.", size)
+                modules.append(_Module(name=short, change=change))
             elif (
                 type(module) is torch.nn.Linear
                 and module.weight.requires_grad
                 and "lora_" not in name
             ):
-                found.append(_Module(name=short, moved=_shaken(module.weight)))
-        if found:
-            return found
+                modules.append(_Module(name=short, change=_noise_added(module.weight)))
+        if modules:
+            return modules
     return []
 
 
 @contextmanager
-def _shaken(weight: torch.Tensor) -> Iterator[None]:
-    """In place, so that whoever looks at its memory sees it."""
-    draw = torch.Generator().manual_seed(0)
+def _noise_added(weight: torch.Tensor) -> Iterator[None]:
+    """Add noise to a weight in place, so that every user of its memory sees the change."""
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         before = weight.detach().clone()
-        noise = torch.randn(weight.shape, generator=draw) * SHAKEN
+        noise = torch.randn(weight.shape, generator=generator) * NOISE
         weight.add_(noise.to(weight.device, weight.dtype) * before.std())
         try:
             yield

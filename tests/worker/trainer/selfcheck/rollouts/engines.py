@@ -17,7 +17,7 @@ from tunesmith_worker.engine.rollout import (
     SamplingParams,
 )
 from tunesmith_worker.engine.rollout.sampling import Uniforms
-from tunesmith_worker.trainer.selfcheck.model_runs import adapter_off
+from tunesmith_worker.trainer.selfcheck.model_runs import disabled_adapter
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 
@@ -29,7 +29,7 @@ class _Faulty(NativeEngine):
 
 class WithoutAdapter(_Faulty):
     def generate(self, requests: Sequence[Request], *rest: Untyped) -> list[Completion]:
-        with adapter_off(self._model):
+        with disabled_adapter(self._model):
             return super().generate(requests, *rest)
 
 

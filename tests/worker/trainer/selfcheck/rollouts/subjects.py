@@ -19,7 +19,10 @@ from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.rollout import NativeEngine, Request, RolloutPlan, eos_token_ids
 from tunesmith_worker.engine.rollout.weights import Layout
 from tunesmith_worker.rundir.plan import LoadPlan
-from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject, Row
+from tunesmith_worker.trainer.selfcheck.check_context import (
+    PromptAndCompletion,
+    ReinforcementContext,
+)
 from tunesmith_worker.trainer.selfcheck.findings import Outcome
 from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
 
@@ -50,7 +53,7 @@ def prompts_of(texts: Sequence[str]) -> list[Prompt]:
 def score_with(model: Untyped, *, packed: bool) -> Callable[..., tuple[torch.Tensor, None]]:
     """Rows end to end, as our kernels take them, or side by side and padded on the right."""
 
-    def score(rows: Sequence[Row], temperature: float) -> tuple[torch.Tensor, None]:
+    def score(rows: Sequence[PromptAndCompletion], temperature: float) -> tuple[torch.Tensor, None]:
         wholes = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
         lengths = [len(one) for one in wholes]
         if packed:
@@ -93,7 +96,7 @@ def make_subject(
     texts: Sequence[str] = TEXTS,
     free: int = 1 << 34,
     **recipe: Untyped,
-) -> ReinforcementSubject:
+) -> ReinforcementContext:
     """`engine`: makes one of the model; else the native one."""
     config = FAMILIES[family]()
     config.vocab_size = len(TOKENIZER)
@@ -121,7 +124,7 @@ def make_subject(
         ]
 
     unknown: Untyped = None  # what these checks do not look at
-    subject = ReinforcementSubject(
+    subject = ReinforcementContext(
         trainer=trainer,
         base=Base(model=plain, tokenizer=TOKENIZER, context=COMMON["max_position_embeddings"]),
         patched=patch(model) if patched else None,
@@ -143,7 +146,7 @@ def states(outcomes: Sequence[Outcome]) -> dict[str, str]:
     return {one.check: one.state for one in outcomes}
 
 
-def faults(subject: ReinforcementSubject) -> dict[str, str]:
+def faults(subject: ReinforcementContext) -> dict[str, str]:
     """What the checks that run the model find: messages by check."""
     return {
         finding.check: finding.message

@@ -14,7 +14,7 @@ from tunesmith_worker.engine.rollout import NativeEngine, Request, plan_rollout
 from tunesmith_worker.engine.rollout.weights import Layout
 from tunesmith_worker.trainer.methods.completion_scores import score_completions
 from tunesmith_worker.trainer.methods.groups import GroupLayout, GroupRow
-from tunesmith_worker.trainer.selfcheck.check_context import Row
+from tunesmith_worker.trainer.selfcheck.check_context import PromptAndCompletion
 from tunesmith_worker.trainer.selfcheck.rollout_checks import check_rollouts
 from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
     check_positions,
@@ -59,7 +59,7 @@ def test_good_rollouts_give_no_alarm(family: str, given: dict[str, Any]) -> None
     assert set(found.values()) <= {"passed", "not_applicable"}
     assert found["rollout_equals_stock"] == found["rollout_follows_weights"] == "passed"
     coarse = given.get("free") == 0
-    assert found["sampling_law"] == ("not_applicable" if coarse else "passed")
+    assert found["sampling_distribution"] == ("not_applicable" if coarse else "passed")
     assert ("rollout_in_16_bits" in found) == ("dtype" in given and not coarse)
 
 
@@ -67,7 +67,7 @@ def test_good_rollouts_give_no_alarm(family: str, given: dict[str, Any]) -> None
 def test_the_trainers_own_scores_give_no_alarm(layout: GroupLayout) -> None:
     subject = make_subject("qwen3")
 
-    def score(rows: Sequence[Row], temperature: float) -> tuple[torch.Tensor, None]:
+    def score(rows: Sequence[PromptAndCompletion], temperature: float) -> tuple[torch.Tensor, None]:
         given = [GroupRow(prompt, completion) for prompt, completion in rows]
         found = score_completions(
             subject.model, given, layout=layout, device=subject.device, temperature=temperature
@@ -81,7 +81,7 @@ def test_the_trainers_own_scores_give_no_alarm(layout: GroupLayout) -> None:
 
 def test_an_engine_that_pads_on_the_left_gives_no_alarm() -> None:
     found = states(check_rollouts(make_subject(engine=LeftPadded)))
-    assert found.pop("sampling_law") == found.pop("fresh_adapter") == "not_applicable"
+    assert found.pop("sampling_distribution") == found.pop("fresh_adapter") == "not_applicable"
     assert set(found.values()) == {"passed"}
 
 

@@ -13,8 +13,8 @@ from tunesmith_worker.engine.patches import projections
 from tunesmith_worker.engine.rollout import Request, fold
 from tunesmith_worker.engine.rollout.attention import StepAttention
 from tunesmith_worker.engine.rollout.rope_tables import RopeTable, RopeTables
-from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
-from tunesmith_worker.trainer.selfcheck.model_runs import adapter_off
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementContext
+from tunesmith_worker.trainer.selfcheck.model_runs import disabled_adapter
 from tunesmith_worker.trainer.selfcheck.rollout_prompts import (
     check_positions,
     check_prompts,
@@ -55,11 +55,16 @@ ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]
     "other temperature in secret": (
         engines.OtherTemperatureInSecret,
         {},
-        "sampling_law",
-        "drawn as at temperature 0.7",
+        "sampling_distribution",
+        "match temperature 0.7",
     ),
-    "no end": (engines.EndlessEngine, {}, "completions_end", "says it ended by length"),
-    "one end of a list": (engines.OneStopTokenOnly, {}, "completions_end", "ended by length"),
+    "no end": (engines.EndlessEngine, {}, "completions_end", "reports the finish reason 'length'"),
+    "one end of a list": (
+        engines.OneStopTokenOnly,
+        {},
+        "completions_end",
+        "finish reason 'length'",
+    ),
 }
 
 
@@ -106,7 +111,7 @@ def test_frequencies_that_were_rounded_on_the_way_are_named() -> None:
     subject = make_subject()
     subject.base.model.to(torch.bfloat16).float()
     (finding,) = check_positions(subject).findings
-    assert "wrong inv_freq: the model's inv_freq is " in finding.message
+    assert "wrong inv_freq: the model's inv_freq differs from " in finding.message
 
 
 @pytest.mark.parametrize("where", ["score", "kernels"])
@@ -119,7 +124,7 @@ def test_an_adapter_that_is_detached_in_the_trainer_is_named(
         right = subject.score
 
         def wrong(rows: Untyped, temperature: float) -> Untyped:
-            with adapter_off(subject.model):
+            with disabled_adapter(subject.model):
                 return right(rows, temperature)
 
         subject = replace(subject, score=wrong)
@@ -154,7 +159,7 @@ def test_a_fold_that_is_not_undone_is_named(
     assert ("21 tensors changed" in found["weights_kept"]) == silent
 
 
-def _with_requests(change: Callable[[Request], Request]) -> ReinforcementSubject:
+def _with_requests(change: Callable[[Request], Request]) -> ReinforcementContext:
     subject = make_subject()
     right = subject.requests
 
@@ -168,7 +173,7 @@ def test_a_prompt_that_is_truncated_between_data_and_engine_is_named() -> None:
     """B5 (iv)"""
     cut = _with_requests(lambda one: replace(one, prompt_ids=one.prompt_ids[-10:]))
     (finding,) = check_requests(cut).findings
-    assert finding.message.startswith("truncated prompt: the trainer asks for 10 tokens of a")
+    assert finding.message.startswith("truncated prompt: the trainer requests 10 tokens of a")
 
 
 def test_a_prompt_that_is_truncated_in_the_data_is_named() -> None:
@@ -183,7 +188,7 @@ def test_a_prompt_that_is_truncated_in_the_data_is_named() -> None:
 def test_a_law_that_is_not_the_recipes_is_named() -> None:
     hot = _with_requests(lambda one: replace(one, sampling=replace(one.sampling, temperature=1.3)))
     (finding,) = check_requests(hot).findings
-    assert "draws from SamplingParams(temperature=1.3" in finding.message
+    assert "samples with SamplingParams(temperature=1.3" in finding.message
     subject = make_subject()
     subject.trainer.args.temperature = 0.9
     (finding,) = check_requests(subject).findings

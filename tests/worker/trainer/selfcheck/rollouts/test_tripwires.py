@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tunesmith_worker.trainer.selfcheck.tripwires import RolloutTripwires, StepFigures
+from tunesmith_worker.trainer.selfcheck.tripwires import RolloutFigures, RolloutTripwires
 
-GOOD = StepFigures(
+GOOD = RolloutFigures(
     step=1,
     rollout_gap=1e-3,
     frac_reward_zero_std=0.3,
@@ -17,11 +17,11 @@ GOOD = StepFigures(
     kl=0.05,
     clip_ratio=0.01,
 )
-BAD: dict[str, tuple[StepFigures, int, int]] = {
+BAD: dict[str, tuple[RolloutFigures, int, int]] = {
     # What is wrong; how many good steps come before; at which bad one it is told.
     "rollout_gap": (replace(GOOD, rollout_gap=0.11), 0, 1),
     "equal_rewards": (replace(GOOD, frac_reward_zero_std=1.0), 0, 10),
-    "few_spreads": (replace(GOOD, frac_reward_zero_std=0.8), 2, 10),
+    "mostly_equal_rewards": (replace(GOOD, frac_reward_zero_std=0.8), 2, 10),
     "all_truncated": (replace(GOOD, truncated_share=1.0), 0, 3),
     "truncated": (replace(GOOD, truncated_share=0.31), 0, 10),
     "entropy": (replace(GOOD, entropy=0.09), 5, 5),
@@ -30,7 +30,7 @@ BAD: dict[str, tuple[StepFigures, int, int]] = {
 }
 
 
-def _steps(wires: RolloutTripwires, figures: list[StepFigures]) -> list[tuple[int, str]]:
+def _steps(wires: RolloutTripwires, figures: list[RolloutFigures]) -> list[tuple[int, str]]:
     return [
         (number, text)
         for number, one in enumerate(figures, start=1)
@@ -55,16 +55,16 @@ def test_a_good_step_in_between_starts_the_count_again(name: str) -> None:
 
 def test_good_steps_and_figures_that_are_not_measured_alarm_of_nothing() -> None:
     assert _steps(RolloutTripwires("fp32"), [GOOD] * 60) == []
-    assert _steps(RolloutTripwires("fp32"), [StepFigures(step=1)] * 60) == []
+    assert _steps(RolloutTripwires("fp32"), [RolloutFigures(step=1)] * 60) == []
 
 
 def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
     off = replace(GOOD, rollout_gap=0.05)
     assert not RolloutTripwires("bf16_split_master").step(off)
     (text,) = RolloutTripwires("fp32").step(off)
-    assert "0.05 apart on average (healthy: up to 0.01)" in text
+    assert "is 0.05 (healthy: up to 0.01)" in text
     (text,) = RolloutTripwires("bf16").step(replace(GOOD, rollout_gap=float("nan")))
-    assert "nan apart" in text
+    assert "is nan (healthy" in text
 
 
 def test_a_run_without_any_spread_is_told_at_its_end_unless_it_was_before() -> None:

@@ -20,7 +20,7 @@ from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.selfcheck import self_check
-from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementSubject
+from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementContext
 from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_checks
 
 from .engines import WithoutAdapter
@@ -30,10 +30,10 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Callable[..., ReinforcementSubject]:
+def ready(tmp_path: Path) -> Callable[..., ReinforcementContext]:
     """`ready(**given)`: a run with a trainer that could take a step."""
 
-    def make(**given: Untyped) -> ReinforcementSubject:
+    def make(**given: Untyped) -> ReinforcementContext:
         subject = make_subject(**given)
         config = trl.GRPOConfig(
             output_dir=str(tmp_path / "trainer"),
@@ -64,7 +64,7 @@ def ready(tmp_path: Path) -> Callable[..., ReinforcementSubject]:
 
 
 def test_every_check_passes_and_is_told_in_one_event(
-    ready: Callable[..., ReinforcementSubject],
+    ready: Callable[..., ReinforcementContext],
 ) -> None:
     subject = ready()
     events = EventLog(subject.folder / "events.jsonl")
@@ -91,7 +91,7 @@ def test_every_check_passes_and_is_told_in_one_event(
                 "rollout_equals_training",
                 "adapter_acts",
                 "patched_equals_stock",
-                "sampling_law",
+                "sampling_distribution",
                 "completions_end",
                 "rollout_follows_weights",
             ),
@@ -104,7 +104,7 @@ def test_every_check_passes_and_is_told_in_one_event(
     assert "1 do not apply (fresh_adapter" in message
 
 
-def test_a_fault_ends_the_run_with_its_cause(ready: Callable[..., ReinforcementSubject]) -> None:
+def test_a_fault_ends_the_run_with_its_cause(ready: Callable[..., ReinforcementContext]) -> None:
     subject = ready(engine=WithoutAdapter)
     before = torch.get_rng_state()
     with pytest.raises(RunError) as raised:
@@ -119,6 +119,6 @@ def test_a_fault_ends_the_run_with_its_cause(ready: Callable[..., ReinforcementS
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_can_be_left_out(ready: Callable[..., ReinforcementSubject]) -> None:
+def test_it_can_be_left_out(ready: Callable[..., ReinforcementContext]) -> None:
     subject = ready(engine=WithoutAdapter, self_check=False)
     self_check(subject, EventLog(subject.folder / "events.jsonl"), reinforcement_checks())
