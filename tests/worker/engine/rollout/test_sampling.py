@@ -12,8 +12,9 @@ from tunesmith_worker.engine.rollout import SamplingParams
 from tunesmith_worker.engine.rollout.sampling import (
     PenaltyState,
     Uniforms,
+    apply_filters,
+    apply_penalties,
     sample,
-    sampling_distribution,
 )
 
 Untyped = Any  # Any: transformers is not typed
@@ -32,6 +33,13 @@ def _seen(rows: int = 6) -> list[PenaltyState]:
         for token in DRAWN:
             one.add(token)
     return seen
+
+
+def _log_distribution(
+    logits: torch.Tensor, params: SamplingParams, seen: list[PenaltyState]
+) -> torch.Tensor:
+    scores = apply_penalties(logits, params, seen) if params.has_penalties else logits
+    return torch.log_softmax(apply_filters(scores, params), -1)
 
 
 def _by_transformers(params: SamplingParams, logits: torch.Tensor) -> torch.Tensor:
@@ -70,12 +78,12 @@ LAWS = [
 @pytest.mark.parametrize("params", LAWS, ids=str)
 def test_the_law_equals_transformers_bit_for_bit(params: SamplingParams) -> None:
     expected = _by_transformers(params, _logits())
-    assert torch.equal(sampling_distribution(_logits(), params, _seen()), expected)
+    assert torch.equal(_log_distribution(_logits(), params, _seen()), expected)
 
 
 def test_presence_and_frequency_are_taken_from_what_was_drawn_and_not_from_the_prompt() -> None:
     logits = _logits()
-    found = sampling_distribution(
+    found = _log_distribution(
         logits, SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), _seen()
     )
     expected = logits.clone()
@@ -89,7 +97,7 @@ def test_the_draw_inverts_the_laws_cumulative_distribution(params: SamplingParam
     """Every u on a fine grid: each token comes as often as the law says, to the grid's step."""
     steps = 20_000
     logits = _logits(1)
-    log_p = sampling_distribution(logits, params, _seen(1))[0]
+    log_p = _log_distribution(logits, params, _seen(1))[0]
     grid = [(i + 0.5) / steps for i in range(steps)]
     drawn = sample(logits.expand(steps, -1).clone(), params, grid, _seen(1) * steps)
     counts = torch.bincount(torch.tensor(drawn.tokens), minlength=SIZE) / steps

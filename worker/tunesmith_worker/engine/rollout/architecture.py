@@ -130,8 +130,8 @@ def _check_model(causal: Untyped, layer: Untyped) -> None:
     kind = type(causal)
     if kind.__name__ != expected or kind.__module__ != type(layer).__module__:
         raise Unsupported(f"the model class is not transformers' {expected}")
-    around = [causal.base_model, *causal.base_model.layers, causal.base_model.rotary_emb]
-    for module in (*around, causal.get_input_embeddings(), causal.get_output_embeddings()):
+    modules = [causal.base_model, *causal.base_model.layers, causal.base_model.rotary_emb]
+    for module in (*modules, causal.get_input_embeddings(), causal.get_output_embeddings()):
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
             raise Unsupported(
                 f"{type(module).__name__} has hooks, which the rollout engine would skip"

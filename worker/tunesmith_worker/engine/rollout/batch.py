@@ -38,24 +38,24 @@ class Row:
     prefix: Prefix | None = None
     penalty_state: PenaltyState | None = None
     tokens: list[int] = field(default_factory=list)
-    sampling: list[float] = field(default_factory=list)
-    policy: list[float] = field(default_factory=list)
+    sampling_logprobs: list[float] = field(default_factory=list)
+    policy_logprobs: list[float] = field(default_factory=list)
     completion: Completion | None = None
     """Set when the row has ended."""
 
-    def add(self, token: int, sampling: float, policy: float) -> None:
+    def add(self, token: int, sampling_logprob: float, policy_logprob: float) -> None:
         """Append the next token and its log-probabilities."""
         self.tokens.append(token)
-        self.sampling.append(sampling)
-        self.policy.append(policy)
+        self.sampling_logprobs.append(sampling_logprob)
+        self.policy_logprobs.append(policy_logprob)
         if self.penalty_state is not None:
             self.penalty_state.add(token)
         end = self.stop_checker.check(token)
         if end is not None:
             self.completion = Completion(
                 token_ids=self.tokens,
-                sampling_logprobs=self.sampling,
-                policy_logprobs=self.policy,
+                sampling_logprobs=self.sampling_logprobs,
+                policy_logprobs=self.policy_logprobs,
                 finish_reason=end[0],
                 stop_reason=end[1],
             )
@@ -184,8 +184,8 @@ class Batch:
         return joining
 
     def _start_rows(self, rows: Sequence[Row]) -> None:
-        """Prefill new prompts and sample the first tokens (more for rows whose RoPE frequencies
-        change at once)."""
+        """Prefill new prompts and sample the first tokens (several if RoPE frequencies change at
+        once)."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:

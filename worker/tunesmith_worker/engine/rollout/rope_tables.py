@@ -85,7 +85,7 @@ class RopeTables:
         return RopeTable(cos, sin, torch.stack(pairs, 1))
 
     def _max_positions(self, layer_type: str | None, rope_key: int) -> int:
-        """RopeTables that `rope_key` has."""
+        """Return the number of positions of `rope_key`."""
         limit = self._limit(layer_type)
         if limit is None:
             return sys.maxsize

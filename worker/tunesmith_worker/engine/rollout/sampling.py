@@ -105,8 +105,8 @@ def sample(
 def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Return tokens [B, 1], none of probability 0, for probabilities [B, V] and u [B, 1].
 
-    Finds the block of tokens first and then the token in it: sums are many times as fast as a
-    cumulative sum over the whole vocabulary."""
+    Finds the block of tokens first and then the token in it, because block sums are many times
+    as fast as a cumulative sum over the whole vocabulary."""
     short = -probabilities.shape[1] % _TOKENS
     padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
     blocks = padded.view(len(padded), -1, _TOKENS)
@@ -125,14 +125,6 @@ def _clamp_below(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """Return min(x, the largest number below `limit`): rounding up to `limit` would select a token
     of probability 0."""
     return torch.minimum(x, limit.nextafter(torch.zeros_like(limit)))
-
-
-def sampling_distribution(
-    logits: torch.Tensor, params: SamplingParams, penalty_states: Sequence[PenaltyState] = ()
-) -> torch.Tensor:
-    """Return log p of every token, [B, V]: -inf for removed tokens. Temperature must be above 0."""
-    scores = logits if not params.has_penalties else apply_penalties(logits, params, penalty_states)
-    return torch.log_softmax(apply_filters(scores, params), -1)
 
 
 def apply_penalties(
@@ -179,5 +171,5 @@ def _check_finite(per_row: torch.Tensor) -> None:
 
 
 def _log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[B]"""
+    """Return the log-probability of one token per row, [B]."""
     return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
