@@ -228,7 +228,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_run: MakeRun, tmp_path: Pat
     found = failure(run)
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
     assert found.message.startswith("Step 1: the gradient is not finite. Each of the step's ")
-    assert "comes out of model.norm, " in found.message
+    assert "is of model.norm, " in found.message
     assert "model.norm.weight is itself not finite." in found.message
     assert found.hint == "The base model's own weights are damaged: use another copy of it."
 

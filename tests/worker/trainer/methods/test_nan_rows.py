@@ -73,10 +73,10 @@ def test_the_row_the_token_and_the_layer_are_named(
     run = make_run(ROWS, recipe={**STEPS, **recipe})
     found = failure(run, odd_embedding(value))
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.DATA)
-    assert "It comes from row 10 of train.jsonl, whose loss is nan." in found.message
-    assert "comes out of model.embed_tokens, at token " in found.message
+    assert "The cause is row 10 of train.jsonl, with a loss of nan." in found.message
+    assert "is of model.embed_tokens, at token " in found.message
     assert "('Z', id " in found.message
-    assert "rows of the step are fine" in found.message
+    assert "rows of the step are finite" in found.message
     assert found.hint
     assert all(loss is not None and math.isfinite(loss) for loss in losses(run))
 
@@ -129,22 +129,22 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss(make_run: MakeRun) ->
     assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.DATA)
     assert "row 10 of train.jsonl" in found.message
     assert "The loss is finite" in found.message
-    assert "the gradient of model.embed_tokens.weight not" in found.message
+    assert "the gradient of model.embed_tokens.weight is not" in found.message
 
 
 def test_what_does_not_repeat_is_the_hosts_affair(make_run: MakeRun) -> None:
     def plant(trainer: Untyped) -> None:
-        judge = trainer.guard.judge
+        judge = trainer.guard.check_norm
 
         def once(norm: torch.Tensor) -> None:
             judge(norm * float("nan") if trainer.state.global_step == 3 else norm)
 
-        trainer.guard.judge = once
+        trainer.guard.check_norm = once
 
     run = make_run(QUESTIONS, recipe=STEPS)
     found = failure(run, plant)
     assert found.category == ErrorCategory.INFRASTRUCTURE
-    assert found.message.startswith("Step 4: the gradient was not finite, but running its 4 rows")
+    assert found.message.startswith("Step 4: the gradient was not finite, but rerunning its 4 rows")
     assert len(event_data(run, EventKind.METRICS)) == 3
 
 
@@ -157,7 +157,7 @@ def test_rows_that_only_do_it_together_are_said_to(make_run: MakeRun) -> None:
 
     found = failure(make_run(QUESTIONS, recipe={**STEPS, "self_check": False}), plant)
     assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.USER)
-    assert "No single row of its 4 makes it so, only all of them together" in found.message
+    assert "No single row of its 4 causes it, only all of them together" in found.message
 
 
 def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
@@ -170,7 +170,7 @@ def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
     found = failure(make_run(QUESTIONS, recipe=STEPS), plant)
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
     assert "Step 3: " in found.message
-    assert "Each of the step's 4 rows makes it so: it is not the data." in found.message
+    assert "Each of the step's 4 rows causes it, so the data are not the reason." in found.message
     assert found.param == "recipe.learning_rate"
 
 
@@ -198,7 +198,7 @@ def test_a_good_run_is_bit_for_bit_the_run_without_a_guard(
 
     guarded = result("guarded")
     monkeypatch.setattr(NanGuard, "watch", lambda *_: None)
-    monkeypatch.setattr(NanGuard, "judge", lambda *_: None)
+    monkeypatch.setattr(NanGuard, "check_norm", lambda *_: None)
     for ours, plain in zip(guarded, result("plain"), strict=True):
         assert torch.equal(ours.view(torch.uint8), plain.view(torch.uint8))
 
@@ -206,5 +206,5 @@ def test_a_good_run_is_bit_for_bit_the_run_without_a_guard(
 def test_an_optimiser_that_would_take_a_nan_is_refused() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     guard = NanGuard(torch.device("cpu"), lambda step: pytest.fail("no step was taken"))
-    with pytest.raises(ValueError, match="SGD is not fused: it would take a NaN"):
+    with pytest.raises(ValueError, match="SGD is not fused: it would apply a NaN"):
         guard.watch(torch.optim.SGD([parameter]))

@@ -1,7 +1,6 @@
-"""The rows of one optimiser step: collated end to end, then laid out into micro-batches.
+"""The rows of one optimiser step: collated, split into micro-batches and moved to the device.
 
-How rows are laid out changes the step's speed and memory, not its rows nor its loss, which is
-normalised over the whole step. Knows nothing of which layout is best.
+The layout changes speed and memory, not the rows or the loss, which is normalised over the step.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ Batch = dict[str, Any]  # Any: tensors, and numbers of TRL's padding-free collat
 
 
 def collate(examples: Sequence[dict[str, Any]]) -> Batch:  # Any: rows of a datasets.Dataset
-    """Rows (or packs, which say where theirs end in `seq_lengths`) of a step, end to end.
+    """Concatenate a step's examples, which are rows or packs of rows (`seq_lengths`).
 
-    `input_ids`, `labels`: int64 [1, T]. `lengths`: of every row, on the host. `rows_of_examples`:
-    how many rows each example has, 1 unless it is a pack.
+    Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: tokens of every row, on the host.
+    `rows_of_examples`: rows of each example, 1 unless it is a pack.
     """
-    lengths = [tuple(one.get("seq_lengths") or [len(one["input_ids"])]) for one in examples]
-    ids = torch.tensor([*chain.from_iterable(one["input_ids"] for one in examples)])[None]
-    labels = torch.tensor([*chain.from_iterable(one["labels"] for one in examples)])[None]
+    lengths = [tuple(row.get("seq_lengths") or [len(row["input_ids"])]) for row in examples]
+    ids = torch.tensor([*chain.from_iterable(row["input_ids"] for row in examples)])[None]
+    labels = torch.tensor([*chain.from_iterable(row["labels"] for row in examples)])[None]
     flat = tuple(chain.from_iterable(lengths))
     starts = [0, *accumulate(flat[:-1])]
-    labels[0, starts] = IGNORED  # nothing of its own row precedes it
+    labels[0, starts] = IGNORED  # no token of the row predicts its first one
     return {
         "input_ids": ids,
         "labels": labels,
@@ -41,7 +40,7 @@ def collate(examples: Sequence[dict[str, Any]]) -> Batch:  # Any: rows of a data
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _TokenRow:
     input_ids: torch.Tensor
     labels: torch.Tensor
 
@@ -50,33 +49,33 @@ class _Row:
 
 
 def split(step: Batch, layout: Layout, *, pad_token_id: int) -> list[Batch]:
-    """A collated step's micro-batches. Their tensors are where the step's are."""
+    """Split a collated step into micro-batches on the same device."""
     rows = _rows(step)
     if layout.kind == "packed":
-        assert layout.tokens is not None, "packed: filled by tokens"
+        assert layout.tokens is not None, "a packed layout has a token limit"
         bins = fill_bins([len(row) for row in rows], layout.tokens)
-        return [_end_to_end([rows[i] for i in chosen]) for chosen in bins]
-    assert layout.rows is not None, "filled by rows"
+        return [_end_to_end([rows[i] for i in indices]) for indices in bins]
+    assert layout.rows is not None, "other layouts have a row limit"
     bins = _in_order(step["rows_of_examples"], layout.rows)
     if layout.kind == "padded":
-        return [_side_by_side([rows[i] for i in chosen], pad_token_id) for chosen in bins]
+        return [_side_by_side([rows[i] for i in indices], pad_token_id) for indices in bins]
     bins = _balanced([len(row) for row in rows], bins)
-    return [_end_to_end([rows[i] for i in chosen]) for chosen in bins]
+    return [_end_to_end([rows[i] for i in indices]) for indices in bins]
 
 
 def count_slots(batches: Sequence[Batch]) -> int:
-    """Places for tokens that are computed, padding included."""
+    """Return the number of computed token slots, padding included."""
     return sum(batch["input_ids"].numel() for batch in batches)
 
 
-def _rows(step: Batch) -> list[_Row]:
+def _rows(step: Batch) -> list[_TokenRow]:
     ids, labels = step["input_ids"][0], step["labels"][0]
     bounds = [0, *accumulate(step["lengths"])]
-    return [_Row(ids[start:stop], labels[start:stop]) for start, stop in pairwise(bounds)]
+    return [_TokenRow(ids[start:stop], labels[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]:
-    """The rows of every `examples` examples."""
+    """Return the row indices of each run of `examples` consecutive examples."""
     bounds = [0, *accumulate(rows_of_examples)]
     edges = [*bounds[::examples]]
     if edges[-1] != bounds[-1]:
@@ -85,42 +84,43 @@ def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]
 
 
 def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
-    """As many bins of about equal tokens: the largest, which decides peak memory (and what other
-    ranks wait for), gets smaller. As they are, if that does not help."""
+    """Rebalance the rows into as many bins of about equal tokens, if the largest bin shrinks.
+
+    The largest bin decides peak memory."""
     if len(bins) < 2:
         return bins
-    shared = _shared(lengths, len(bins))
-    most, before = (max(sum(lengths[i] for i in one) for one in b) for b in (shared, bins))
-    return bins if most >= before else shared
+    balanced = _spread(lengths, len(bins))
+    most, before = (max(sum(lengths[i] for i in rows) for rows in b) for b in (balanced, bins))
+    return bins if most >= before else balanced
 
 
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """The fewest bins that sharing out gives with at most `tokens` in each; a row that is longer
-    stands alone."""
+    """Fill as few bins as possible with at most `tokens` each; a longer row gets its own bin."""
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
     while True:
-        bins = _shared(lengths, count)
-        if max(sum(lengths[i] for i in one) for one in bins) <= limit:
+        bins = _spread(lengths, count)
+        if max(sum(lengths[i] for i in rows) for rows in bins) <= limit:
             return bins
         count += 1
 
 
-def _shared(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Longest rows first, each to the bin with the fewest tokens
-    (https://doi.org/10.1137/0117039: at most a third above the best there is); within a bin, rows
-    keep their order."""
+def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Assign the longest rows first, each to the bin with the fewest tokens.
+
+    The largest bin is at most a third above the optimum (https://doi.org/10.1137/0117039). Within a
+    bin, rows keep their order."""
     bins: list[list[int]] = [[] for _ in range(count)]
     sizes = [0] * count
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         lightest = min(range(count), key=lambda i: (sizes[i], len(bins[i])))
         bins[lightest].append(index)
         sizes[lightest] += lengths[index]
-    return [sorted(one) for one in bins if one]
+    return [sorted(rows) for rows in bins if rows]
 
 
-def _side_by_side(rows: Sequence[_Row], pad_token_id: int) -> Batch:
-    """As TRL's collator pads rows: on the right, to the longest."""
+def _side_by_side(rows: Sequence[_TokenRow], pad_token_id: int) -> Batch:
+    """Pad rows on the right to the longest, like TRL's collator."""
 
     def pad(tensors: list[torch.Tensor], value: int) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
@@ -132,8 +132,8 @@ def _side_by_side(rows: Sequence[_Row], pad_token_id: int) -> Batch:
     }
 
 
-def _end_to_end(rows: Sequence[_Row]) -> Batch:
-    """As TRL's padding-free collator lays rows."""
+def _end_to_end(rows: Sequence[_TokenRow]) -> Batch:
+    """Concatenate rows like TRL's padding-free collator."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
     device = rows[0].input_ids.device
@@ -153,18 +153,18 @@ def _end_to_end(rows: Sequence[_Row]) -> Batch:
 
 
 def predicting_tokens(rows: Batch) -> torch.Tensor:
-    """Ids of a collated step's tokens whose next one carries loss, each once."""
+    """Return the unique ids of a collated step's tokens whose next token carries loss."""
     labelled = rows["labels"][0, 1:] != IGNORED
-    found: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
-    return found
+    ids: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
+    return ids
 
 
 LAYOUT = "layout"
-"""The batch's key for its BatchLayout, which is the trainer's and no model's."""
+"""Key of a batch for its BatchLayout, which the trainer removes before the forward."""
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch of the host's, on `device` with its layout."""
+    """Copy a batch to `device` without waiting, and add its BatchLayout."""
     cumulative = batch.get("cu_seq_lens_q")
     labelled = (batch["labels"][:, 1:] != IGNORED).flatten().nonzero()[:, 0]
     layout = BatchLayout(
@@ -174,7 +174,11 @@ def batch_to_device(batch: Batch, device: torch.device) -> Batch:
     return {**{name: to_device(value, device) for name, value in batch.items()}, LAYOUT: layout}
 
 
-def to_device(value: Any, device: torch.device) -> Any:  # Any: tensors, and numbers, which stay
+def to_device(value: Any, device: torch.device) -> Any:  # Any: tensors; numbers are returned as is
+    """Copy a tensor to `device` without waiting.
+
+    A copy from pageable memory, or a plain `.to(device)`, waits for all launched kernels; a
+    non-blocking copy from pinned memory does not."""
     if not isinstance(value, torch.Tensor) or device.type != "cuda":
         return value.to(device) if isinstance(value, torch.Tensor) else value
     return value.pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Log-probabilities of completions under the model that trains: the one forward of GRPO.
+"""Log-probabilities of completions under the trained model: the forward pass of GRPO.
 
-Whether a prompt goes through the model once for its group or once for each completion changes
-speed and memory, not the numbers nor their gradients.
+Computing a prompt once per group instead of once per completion changes speed and memory, not the
+values or their gradients.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 class CompletionScores(NamedTuple):
-    """Of B rows whose longest completion has C tokens; zero beyond a row's end and in rows that are
-    left out."""
+    """Scores of B rows whose longest completion has C tokens; zero past the end of a row and in
+    skipped rows."""
 
     log_probs: torch.Tensor
-    """fp32 [B, C], in the caller's order."""
+    """Log-probabilities, fp32 [B, C], in the caller's order."""
     entropy: torch.Tensor | None
-    """fp32 [B, C], in nats; None where it is not asked for."""
+    """Entropies in nats, fp32 [B, C]; None if not requested."""
     layout: GroupLayout | Literal["padded"]
-    """How rows were laid out in fact."""
+    """Layout that was used."""
     tokens: int
-    """That went through the model, padding included."""
+    """Tokens in the forward passes, padding included."""
 
 
 def score_completions(
@@ -53,26 +53,28 @@ def score_completions(
     entropy: bool | Literal["grad"] = False,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> CompletionScores:
-    """log p(token | what stands before it, at this temperature) of every completion token.
+    """Compute log p(token | preceding tokens, temperature) of every completion token.
 
-    model: a causal language model under `patch()`. Where its attention stays stock, rows are padded
-        and go through its own layers, whatever `layout` says.
-    temperature: divides the logits, after a model's own scale and soft cap, as TRL's head does.
-    max_tokens: tokens of one forward. What is kept for backward is kept for all of them.
-    entropy: with a gradient for "grad"; the log-probabilities always have one.
+    model: a causal language model under `patch()`. If its attention is stock, rows are padded and
+    `layout` is ignored.
+    temperature: divides the logits after the model's own scale and soft cap, as in TRL.
+    max_tokens: tokens per forward. Activations of all forwards are kept for backward.
+    entropy: "grad" computes it with a gradient; the log-probabilities always have one.
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """
     causal = _causal(model)
     if not is_head_patched(causal):
-        raise ValueError(f"the head of {type(causal).__name__} is not patched: use patch() first")
+        raise ValueError(f"the head of {type(causal).__name__} is not patched: call patch() first")
     padded = not reads_segments(causal)
     batches = side_by_side(rows, max_tokens) if padded else end_to_end(rows, layout, max_tokens)
     size = (len(rows), max((len(row.completion_ids) for row in rows), default=0))
-    found = [_forward(model, batch, temperature, entropy, device, autocast) for batch in batches]
+    outputs = [_forward(model, batch, temperature, entropy, device, autocast) for batch in batches]
     places = [to_device(batch.places, device) for batch in batches]
     return CompletionScores(
-        log_probs=_placed([one.log_probs for one in found], places, size, device),
-        entropy=_placed([one.entropy for one in found], places, size, device) if entropy else None,
+        log_probs=_scatter([output.log_probs for output in outputs], places, size, device),
+        entropy=_scatter([output.entropy for output in outputs], places, size, device)
+        if entropy
+        else None,
         layout="padded" if padded else layout,
         tokens=sum(batch.input_ids.numel() for batch in batches),
     )
@@ -120,15 +122,15 @@ def _prefixes_on(prefixes: Prefixes | None, device: torch.device) -> Prefixes | 
     return replace(prefixes, keys=keys, cumulative=cumulative)
 
 
-def _placed(
+def _scatter(
     values: Sequence[torch.Tensor],
     places: Sequence[torch.Tensor],
     size: tuple[int, int],
     device: torch.device,
 ) -> torch.Tensor:
-    """Values at flat places of a tensor of that size, zero elsewhere."""
+    """Put values at flat indices of a tensor of this size; zero elsewhere."""
     if not values:
-        # A loss of nothing may still be differentiated.
+        # An empty loss may still be differentiated.
         return torch.zeros(size, device=device, requires_grad=torch.is_grad_enabled())
     flat = torch.cat(list(values))
     zeros = flat.new_zeros(size[0] * size[1])

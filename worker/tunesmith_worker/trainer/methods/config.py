@@ -17,9 +17,9 @@ Untyped = Any  # Any: TRL is not typed
 
 
 def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any]:
-    """Arguments of transformers' TrainingArguments. Any: they are of many types."""
+    """Return the TrainingArguments that every method shares. Any: values of many types."""
     return {
-        "output_dir": str(folder),  # nothing is written there
+        "output_dir": str(folder),  # nothing is written to it
         "seed": seed,
         "learning_rate": train.learning_rate,
         "lr_scheduler_type": train.lr_scheduler_type,
@@ -28,26 +28,26 @@ def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any
         "max_grad_norm": train.max_grad_norm,
         "max_steps": train.total_steps,
         "logging_steps": train.logging_steps,
-        "logging_nan_inf_filter": False,  # a NaN must be seen, not averaged away
+        "logging_nan_inf_filter": False,  # a NaN must be logged, not averaged away
         "eval_strategy": "no" if train.eval_steps is None else "steps",
         "eval_steps": train.eval_steps,
-        "save_strategy": "no",  # the callback asks for checkpoints
-        "bf16": False,  # no autocast: the weights are in the dtype that is computed in
+        "save_strategy": "no",  # RunCallback requests checkpoints
+        "bf16": False,  # no autocast: weights have the compute dtype
         "use_cpu": not torch.cuda.is_available(),
         "dataloader_pin_memory": torch.cuda.is_available(),
         "report_to": "none",
         "disable_tqdm": True,
         "push_to_hub": False,
-        RECOMPUTE: False,  # all or nothing: step_memory.py sets it layer by layer
+        RECOMPUTE: False,  # all layers or none; StepMemory sets it per layer
     }
 
 
 def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
-    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters."""
+    """Return TRL's configuration for supervised tuning, with every relevant setting explicit."""
     return trl.SFTConfig(
         **common_config(folder, train, seed=seed),
         data_seed=seed,
-        # A batch is an optimiser step's rows: the trainer lays them out into micro-batches.
+        # A batch has the rows of an optimiser step; the trainer splits it into micro-batches.
         per_device_train_batch_size=train.rows_per_step,
         per_device_eval_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=1,
@@ -57,22 +57,23 @@ def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
 
 
 def reward_column(name: str) -> Callable[..., Untyped]:
-    """TRL asks it for its name alone: `_calculate_rewards` is ours."""
+    """Return a placeholder that gives TRL the name of a reward column."""
 
     def column(**_: Untyped) -> Untyped:
-        raise AssertionError("rewards come from the rollouts' graders")
+        raise AssertionError("_calculate_rewards computes the rewards")
 
     column.__name__ = name
     return column
 
 
 def grpo_config(folder: Path, train: TrainPlan, plan: GRPOPlan, *, seed: int) -> Untyped:
-    """TRL's configuration for our plans: nothing in it is left to TRL's defaults that matters.
-    Without `beta`, which the trainer sets itself."""
+    """Return TRL's configuration for GRPO, with every relevant setting explicit.
+
+    `beta` is 0 here; the trainer sets it."""
     rows = plan.completions_per_step
     return trl.GRPOConfig(
         **common_config(folder, train, seed=seed),
-        # A batch is an optimiser step's completions: the trainer takes them apart for memory.
+        # A batch has the completions of an optimiser step; the trainer splits it for memory.
         per_device_train_batch_size=rows,
         per_device_eval_batch_size=rows,
         gradient_accumulation_steps=1,

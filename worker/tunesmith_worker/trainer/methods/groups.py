@@ -19,13 +19,12 @@ from tunesmith_kernels.segments import NO_PREFIX, Prefixes
 from .batches import fill_bins
 
 ROWS = "rows"
-"""The key under which a batch has its rows."""
+"""Key of a batch for its rows."""
 GroupLayout = Literal["shared", "plain"]
-"""`shared`: a prompt once, then its completions. `plain`: each completion after a prompt of its
-own."""
+"""`shared`: a prompt once, then its completions. `plain`: a prompt before each completion."""
 
 SHARING_PAYS = 1.05
-"""From this token ratio on (docs/contributing/log); below it, both take the same time."""
+"""Token ratio from which sharing is faster (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ class GroupRow:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     skip: bool = False
-    """Not computed; its scores are zero. For rows whose loss is masked or whose group teaches
-    nothing."""
+    """Skip the forward and set the scores to zero: the loss is masked or its gradient is zero."""
 
     @property
     def scored(self) -> bool:
@@ -47,29 +45,32 @@ class Group:
 
     prompt_ids: tuple[int, ...]
     members: tuple[int, ...]
-    """Their numbers among all rows; at least one."""
+    """Indices of its rows; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSizes:
     prompt: int
-    """Tokens."""
+    """Tokens of the prompt."""
     completions: tuple[int, ...]
-    """Tokens of each, at least 1."""
+    """Tokens of each completion, at least 1."""
 
     def tokens(self, layout: GroupLayout) -> int:
-        """That go through the model. A completion's last one does not: it scores nothing."""
+        """Return the tokens in the forward pass. A completion's last token is not among them."""
         own = sum(self.completions) - len(self.completions)
         return own + self.prompt * (1 if layout == "shared" else len(self.completions))
 
 
 def groups_of(rows: Sequence[GroupRow]) -> list[Group]:
-    """By prompt, wherever its rows stand, in the order of their first; rows that are not scored are
-    in none. Raises ValueError for a prompt without tokens."""
+    """Group the scored rows by prompt, in the order of each prompt's first row.
+
+    Raises ValueError for a prompt without tokens."""
     members: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(rows):
         if not row.prompt_ids:
-            raise ValueError(f"row {number} has an empty prompt: nothing precedes its first token")
+            raise ValueError(
+                f"row {number} has an empty prompt: no token predicts the first completion token"
+            )
         if row.scored:
             members.setdefault(row.prompt_ids, []).append(number)
     return [Group(prompt, tuple(numbers)) for prompt, numbers in members.items()]
@@ -83,8 +84,8 @@ def sizes_of(rows: Sequence[GroupRow]) -> list[GroupSizes]:
 
 
 def token_ratio(groups: Sequence[GroupSizes]) -> float:
-    """Tokens that plain rows put through the model for one with shared prompts; 1 of nothing."""
-    plain, shared = (sum(one.tokens(kind) for one in groups) for kind in ("plain", "shared"))
+    """Return the tokens of plain rows divided by those of shared prompts; 1 without groups."""
+    plain, shared = (sum(group.tokens(kind) for group in groups) for kind in ("plain", "shared"))
     return plain / shared if shared else 1.0
 
 
@@ -95,21 +96,22 @@ class LayoutChoice:
 
 
 def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
-    """By the token ratio."""
+    """Choose the layout by the token ratio."""
     ratio = token_ratio(groups)
     layout: GroupLayout = "shared" if ratio >= SHARING_PAYS else "plain"
     relation = "at least" if layout == "shared" else "less than"
     return LayoutChoice(
         layout,
-        f"plain rows put {ratio:.2f} times as many tokens through the model as shared prompts, "
-        f"{relation} the {SHARING_PAYS:g} from which sharing pays",
+        f"plain rows compute {ratio:.2f} times the tokens of shared prompts, "
+        f"{relation} the {SHARING_PAYS:g} from which sharing is faster",
     )
 
 
 class GroupOrder(torch.utils.data.Sampler[int]):
-    """Indices of prompts, each `num_generations` times in a row; every `prompts_per_step` of them
-    are repeated for each of `num_iterations` optimiser steps. What is left of an epoch's prompts
-    beyond whole steps is not drawn in it."""
+    """Prompt indices in whole groups, the same on every attempt.
+
+    Each index comes `num_generations` times in a row; the `prompts_per_step` indices of a step are
+    repeated for each of `num_iterations` optimiser steps. An epoch drops an incomplete step."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class GroupOrder(torch.utils.data.Sampler[int]):
         self._iterations = num_iterations
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the next iteration: an order of its own, whatever was drawn before."""
+        """Set the epoch of the next iteration, which decides its order."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -144,50 +146,53 @@ class GroupOrder(torch.utils.data.Sampler[int]):
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """N completion tokens are scored by a forward over `input_ids`."""
+    """A forward over `input_ids` that scores N completion tokens."""
 
     input_ids: torch.Tensor
-    """int64 [1, T] of rows end to end, or [B, T] of rows side by side, padded on the right."""
+    """int64 [1, T] with rows end to end, or [B, T] padded on the right."""
     sources: torch.Tensor
-    """int64 [N]: the flat place in `input_ids` of the token before each scored one."""
+    """int64 [N]: flat index in `input_ids` of the token before each scored token."""
     targets: torch.Tensor
     """int64 [N]: the scored tokens."""
     places: torch.Tensor
-    """int64 [N]: row * C + column of each in the caller's [rows, C] completion tokens."""
+    """int64 [N]: flat index of each scored token in the caller's [rows, C]."""
     bounds: tuple[int, ...] | None = None
-    """Where rows that stand end to end begin, and T; None side by side."""
+    """Start of each row end to end, then T; None if padded."""
     position_ids: torch.Tensor | None = None
-    """int64 [1, T]; None side by side, where every row counts from 0."""
+    """int64 [1, T]; None if padded, where every row counts from 0."""
     attention_mask: torch.Tensor | None = None
-    """int64 [B, T], side by side only."""
+    """int64 [B, T]; only if padded."""
     prefixes: Prefixes | None = None
-    """None: no row has one."""
+    """Prompts that rows share; None if there are none."""
 
 
 def end_to_end(
     rows: Sequence[GroupRow], layout: GroupLayout, max_tokens: int | None
 ) -> list[GroupBatch]:
-    """Micro-batches of at most `max_tokens` tokens (one completion and its prompt may have more),
-    about equally full. A group that is too large for one is split; its prompt then stands in each.
+    """Build micro-batches of about equal size, of at most `max_tokens` tokens each.
+
+    One completion with its prompt may exceed the limit. A group above the limit is split, and each
+    part gets the prompt.
     """
     groups = groups_of(rows)
     if layout == "plain":
-        groups = [Group(one.prompt_ids, (number,)) for one in groups for number in one.members]
+        groups = [Group(group.prompt_ids, (i,)) for group in groups for i in group.members]
     if max_tokens is not None:
-        groups = list(chain.from_iterable(_split(one, rows, max_tokens) for one in groups))
-    sizes = [_tokens(one, rows) for one in groups]
+        groups = list(chain.from_iterable(_split(group, rows, max_tokens) for group in groups))
+    sizes = [_tokens(group, rows) for group in groups]
     if not groups:
         return []
     bins = fill_bins(sizes, sum(sizes) if max_tokens is None else max_tokens)
-    return [_laid([groups[i] for i in chosen], rows) for chosen in bins]
+    return [_concatenate([groups[i] for i in indices], rows) for indices in bins]
 
 
 def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[GroupBatch]:
-    """Each row with a prompt of its own, rows of similar length together; at most `max_tokens`
-    slots in a micro-batch, padding included (one row may have more)."""
+    """Build padded micro-batches of rows of similar length, of at most `max_tokens` slots each.
+
+    Padding counts; one row may exceed the limit."""
     width = _width(rows)
     numbers = sorted(
-        chain.from_iterable(one.members for one in groups_of(rows)),
+        chain.from_iterable(group.members for group in groups_of(rows)),
         key=lambda i: -_length(rows[i]),
     )
     batches = []
@@ -221,7 +226,7 @@ def _width(rows: Sequence[GroupRow]) -> int:
 
 @dataclass(slots=True)
 class _Scores:
-    """Grows row by row."""
+    """Indices of scored tokens, collected row by row."""
 
     width: int
     sources: list[range | tuple[int, ...]] = field(default_factory=list)
@@ -229,7 +234,7 @@ class _Scores:
     places: list[range] = field(default_factory=list)
 
     def add(self, number: int, completion: tuple[int, ...], before: int, own: int) -> None:
-        """`before`: the flat place of what scores the first token; `own`: of the first token."""
+        """`before`: flat index of the token that predicts the first token, `own`: of the first."""
         self.sources.append((before, *range(own, own + len(completion) - 1)))
         self.targets.append(completion)
         start = number * self.width
@@ -240,9 +245,9 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64)
 
 
-def _laid(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
-    """A prompt of several completions is a row of its own and their prefix; that of a single one
-    stands before it in its row."""
+def _concatenate(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
+    """Concatenate groups. A prompt of several completions becomes a row that is their prefix; the
+    prompt of a single completion precedes it in its row."""
     scores = _Scores(_width(rows))
     ids: list[tuple[int, ...]] = []
     positions: list[range] = []

@@ -1,8 +1,7 @@
-"""The completions of the current step on disk, so that an attempt that dies while drawing them
-does not draw those that were finished again.
+"""The completions of the current step on disk, so that a killed attempt does not lose them.
 
-They are the next attempt's only where that one stands at the same step of the same run with the
-same weights: where it has just begun or resumed there.
+The next attempt reuses them only at the same step of the same run with the same weights: right
+after it starts or resumes there.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ Json = dict[str, Any]  # Any: JSON
 
 class KeptRollouts:
     def __init__(self, path: Path, made_for: str) -> None:
-        """`made_for`: sha256 of what decides how the run goes."""
+        """`made_for`: SHA-256 of the spec and the data files of the run."""
         self._path, self._made_for = path, made_for
         self._file: IO[str] | None = None
 
     def begin(self, step: int, *, resumed: bool, count: int, partly: bool) -> dict[int, Completion]:
-        """The completions of this step that there are, by place; what is added from here on
-        belongs to it. `count`: of its completions. `partly`: some of them are of use; else all or
-        none, because the others would be drawn in a smaller batch, which rounds otherwise."""
+        """Start a step and return its stored completions by index.
+
+        `count`: completions of the step. `partly`: accept an incomplete set; otherwise the missing
+        ones would be generated in a smaller batch, which rounds differently."""
         head = {"step": step, "made_for": self._made_for, "count": count}
-        found = self._read(head) if resumed else {}
-        if len(found) < count and not partly:
-            found = {}
+        stored = self._read(head) if resumed else {}
+        if len(stored) < count and not partly:
+            stored = {}
         self.close()
         self._path.parent.mkdir(exist_ok=True)
-        self._file = self._path.open("w", encoding="utf-8", buffering=1)  # a line at a time
+        self._file = self._path.open("w", encoding="utf-8", buffering=1)  # flush every line
         self._file.write(json.dumps(head) + "\n")
-        for place, completion in found.items():
-            self.add(place, completion)
-        return found
+        for index, completion in stored.items():
+            self.add(index, completion)
+        return stored
 
-    def add(self, place: int, completion: Completion) -> None:
-        assert self._file is not None, "begin comes first"
-        self._file.write(json.dumps(_as_json(place, completion)) + "\n")
+    def add(self, index: int, completion: Completion) -> None:
+        assert self._file is not None, "call begin first"
+        self._file.write(json.dumps(_as_json(index, completion)) + "\n")
 
     def close(self) -> None:
         if self._file is not None:
@@ -48,23 +48,23 @@ class KeptRollouts:
             self._file = None
 
     def _read(self, head: Json) -> dict[int, Completion]:
-        """Up to the first line that a kill has torn."""
-        found: dict[int, Completion] = {}
+        """Read the completions up to the first incomplete line."""
+        stored: dict[int, Completion] = {}
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()
             if not lines or json.loads(lines[0]) != head:
                 return {}
             for line in lines[1:]:
-                one = json.loads(line)
-                found[one["place"]] = _completion(one)
-        except (OSError, ValueError, KeyError):  # no file, half a line, another version's
-            return found
-        return found
+                entry = json.loads(line)
+                stored[entry["place"]] = _completion(entry)
+        except (OSError, ValueError, KeyError):  # no file, half a line, or another version
+            return stored
+        return stored
 
 
-def _as_json(place: int, completion: Completion) -> Json:
+def _as_json(index: int, completion: Completion) -> Json:
     return {
-        "place": place,
+        "place": index,
         "token_ids": completion.token_ids,
         "sampling_logprobs": completion.sampling_logprobs,
         "policy_logprobs": completion.policy_logprobs,
@@ -73,11 +73,11 @@ def _as_json(place: int, completion: Completion) -> Json:
     }
 
 
-def _completion(one: Json) -> Completion:
+def _completion(entry: Json) -> Completion:
     return Completion(
-        token_ids=one["token_ids"],
-        sampling_logprobs=one["sampling_logprobs"],
-        policy_logprobs=one["policy_logprobs"],
-        finish_reason=FinishReason(one["finish_reason"]),
-        stop_reason=one["stop_reason"],
+        token_ids=entry["token_ids"],
+        sampling_logprobs=entry["sampling_logprobs"],
+        policy_logprobs=entry["policy_logprobs"],
+        finish_reason=FinishReason(entry["finish_reason"]),
+        stop_reason=entry["stop_reason"],
     )

@@ -1,9 +1,9 @@
-"""No NaN and no infinity reaches the optimiser, without the host reading a number in any step.
+"""A guard that keeps NaN and infinity from the optimiser without a host read in every step.
 
-The norm of a step's gradient, which clipping has made anyway, is judged on the device. One that is
-not finite raises a flag there that fused optimisers read themselves (`found_inf`): this update and
-all that follow change nothing. The host reads the flag where it reads the loss anyway; weights are
-then still those of the bad step, so that its rows can be run again.
+The guard checks on the device the gradient norm that clipping computes anyway. A norm that is not
+finite sets a flag that fused optimisers read (`found_inf`): this update and all later ones are
+skipped. The host reads the flag when it logs the loss. The weights are still those of the bad step
+then, so its rows can be rerun to find the cause.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers is not typed
 
 MOST_KEPT = 64
-"""Steps whose rows are kept on the host before the flag is read, should nobody log for so long."""
+"""Most steps whose rows are kept on the host; the flag is read after that many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What an optimiser step was made from."""
+    """The inputs of one optimiser step."""
 
     number: int
-    """1 for the run's first."""
+    """Step number, from 1."""
     rows: dict[str, Untyped]
-    """As trainer/methods/batches.py collates them, on the host."""
+    """The step's batch: collated by batches.py, or the batch of GRPO."""
     layout: Untyped
-    """Of its micro-batches, as trainer/auto/layout_choice.py has it."""
+    """Layout of the micro-batches (auto/layout_choice.py); None for GRPO."""
     labelled: Untyped
-    """Tokens that its loss is divided by, on the device."""
+    """Number of tokens that the loss is divided by, on the device; None for GRPO."""
     random_state: RandomState
-    """Before it."""
+    """Random state before the step."""
 
 
 class NanGuard:
     def __init__(self, device: torch.device, explain: Callable[[StepRecord], RunError]) -> None:
-        """`explain`: why a step's gradient is not finite, in words."""
+        """`explain`: returns the error for a step whose gradient is not finite."""
         self.found_inf = torch.zeros((), device=device)
-        """1 once a gradient was not finite."""
-        self._refused = torch.zeros((), device=device)
-        """Updates that the flag has kept from the weights."""
+        """1 from the first gradient that is not finite."""
+        self._skipped = torch.zeros((), device=device)
+        """Number of updates that the flag has skipped."""
         self._explain = explain
         self._kept: list[StepRecord] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ValueError for an optimiser that does not know `found_inf`."""
+        """Attach the flag. Raises ValueError for an optimiser that ignores `found_inf`."""
         fused = all(group.get("fused") for group in optimizer.param_groups)
         if not fused and not isinstance(optimizer, SplitMasterAdamW):
-            raise ValueError(f"{type(optimizer).__name__} is not fused: it would take a NaN")
-        optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # torch reads it so
+            raise ValueError(f"{type(optimizer).__name__} is not fused: it would apply a NaN")
+        optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # read by torch
 
     def start_step(self, step: StepRecord) -> None:
-        """Before a step's forward; once more when the step is repeated."""
+        """Record a step before its forward; a repeated step replaces its record."""
         if self._kept and self._kept[-1].number == step.number:
             self._kept.pop()
         if len(self._kept) == MOST_KEPT:
@@ -67,20 +67,19 @@ class NanGuard:
 
     @property
     def current_step(self) -> StepRecord:
-        """The step that began last, until its flag is read."""
+        """The last step recorded since the flag was read."""
         return self._kept[-1]
 
     def check_norm(self, norm: torch.Tensor) -> None:
-        """norm: [], of the whole gradient of the step that began last."""
+        """Update the flag. `norm`: scalar norm of the whole gradient of the current step."""
         bad = norm.detach().to(self.found_inf.device).isfinite().logical_not_()
         self.found_inf.logical_or_(bad)
-        self._refused += self.found_inf
+        self._skipped += self.found_inf
 
     def check(self) -> None:
-        """Raises RunError if a step since the last look had a gradient that is not finite. Waits
-        for the device."""
-        refused = int(self._refused)
-        if not refused:
+        """Wait for the device; raise RunError if a gradient since the last check was not finite."""
+        skipped = int(self._skipped)
+        if not skipped:
             self._kept.clear()
             return
-        raise self._explain(self._kept[-refused])
+        raise self._explain(self._kept[-skipped])

@@ -1,7 +1,7 @@
-"""Why a step's gradient is not finite: the rows that make it so, the token and the layer.
+"""Diagnosis of a gradient that is not finite: the rows, the token and the layer that cause it.
 
-The step's rows are run again one by one, at the weights and with the random numbers that the step
-had. Slow, and only run when the run has failed.
+The step's rows are rerun one by one with the weights and the random state of the step. This is slow
+and happens only when the run has failed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _GUARDED = "The update was not applied: the weights are those before this step."
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """One row's, or all rows', forward and backward."""
+    """The result of one forward and backward, on one row or on all rows."""
 
     rows: dict[str, Untyped]
     loss: float
     bad_gradient: str | None
-    """The parameter nearest to the loss whose gradient is not finite."""
+    """Name of the parameter nearest to the loss whose gradient is not finite."""
     bad_forward: str | None
-    """Where the first value arises that is not finite."""
+    """Name of the first module whose output is not finite."""
 
     @property
     def finite(self) -> bool:
@@ -46,18 +46,18 @@ class _Pass:
 
 
 def explain_rows(trainer: Untyped, step: StepRecord) -> RunError:
-    """What to tell the user of a step whose gradient was not finite; gradients are gone then."""
-    with _as_it_was(trainer):
+    """Return the error for a supervised step; clears the gradients."""
+    with _restored_afterwards(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
-        passes = [_run_again(trainer, rows, step) for rows in _each_row(step.rows)]
-        bad = [one for one in passes if not one.finite]
+        passes = [_rerun(trainer, rows, step) for rows in _each_row(step.rows)]
+        bad = [item for item in passes if not item.finite]
         if not bad:
-            return _not_by_itself(step, _run_again(trainer, step.rows, step), len(passes))
-        finite_losses = [one.loss for one in passes if one.finite]
-        return _blamed(trainer, step, bad, finite_losses, bad_weights)
+            return _no_single_row(step, _rerun(trainer, step.rows, step), len(passes))
+        finite_losses = [item.loss for item in passes if item.finite]
+        return _rows_error(trainer, step, bad, finite_losses, bad_weights)
 
 
-def _blamed(
+def _rows_error(
     trainer: Untyped,
     step: StepRecord,
     bad: list[_Pass],
@@ -68,27 +68,29 @@ def _blamed(
     loss_is_bad = not math.isfinite(first.loss)
     total = len(bad) + len(finite_losses)
     if finite_losses:
-        names = [_name(trainer, one.rows) for one in bad[:_SHOWN]]
+        names = [_name(trainer, item.rows) for item in bad[:_SHOWN]]
         more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         low, high = min(finite_losses), max(finite_losses)
-        who = (
-            f"It comes from {'; '.join(names)}{more}, whose loss is {first.loss:.4g}. The other "
-            f"{len(finite_losses)} rows of the step are fine: their parts of its loss are "
+        source = (
+            f"The cause is {'; '.join(names)}{more}, with a loss of {first.loss:.4g}. The other "
+            f"{len(finite_losses)} rows of the step are finite: their parts of the loss are "
             f"{low:.4g} to {high:.4g}."
         )
     elif total == 1:
-        who = f"It comes from the step's only row, {_name(trainer, first.rows)}."
+        source = f"The cause is the step's only row, {_name(trainer, first.rows)}."
     else:
-        who = f"Each of the step's {total} rows makes it so: it is not the data."
+        source = f"Each of the step's {total} rows causes it, so the data are not the reason."
     where = first.bad_forward if loss_is_bad else None
     if loss_is_bad:
-        where = f"The first value that is not finite comes out of {where or 'the loss head'}."
+        where = f"The first output that is not finite is of {where or 'the loss head'}."
     else:
-        where = f"The loss is finite ({first.loss:.4g}), the gradient of {first.bad_gradient} not."
+        where = (
+            f"The loss is finite ({first.loss:.4g}), the gradient of {first.bad_gradient} is not."
+        )
     category, hint, param = _advice(step, bool(finite_losses), total, bad_weights)
     return RunError(
         ErrorCode.LOSS_NONFINITE if loss_is_bad else ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. {who} {where} {_GUARDED}"
+        f"Step {step.number}: the gradient is not finite. {source} {where} {_GUARDED}"
         + (f" {_listed(bad_weights)} is itself not finite." * bool(bad_weights)),
         category=category,
         hint=hint,
@@ -102,40 +104,40 @@ def _advice(
     if bad_weights:
         return (
             ErrorCategory.USER,
-            "The base model's own weights are damaged: use another copy of it.",
+            "The weights of the base model are damaged. Use another copy of the model.",
             None,
         )
     if some_are_fine:
         return (
             ErrorCategory.DATA,
-            "Look at what is odd about the named row: mend or remove it. If nothing is, lower "
+            "Check the named row, and fix or remove it. If it looks normal, lower "
             "recipe.learning_rate.",
             None,
         )
-    hint = "Lower recipe.learning_rate, by a factor of 10 to begin with, and keep "
+    hint = "Lower recipe.learning_rate, first by a factor of 10, and keep "
     hint += "recipe.max_grad_norm at 1."
     if total == 1:
-        hint += " If that does not help, look at the named row."
+        hint += " If that does not help, check the named row."
     if step.number == 1:
-        hint = "No step has been taken yet, so it is no setting of training: try "
+        hint = "This is the first step, so no training setting is the reason. Try "
         hint += "recipe.precision='fp32' or another copy of the model."
         return ErrorCategory.USER, hint, "recipe.precision"
     return ErrorCategory.USER, hint, "recipe.learning_rate"
 
 
-def _not_by_itself(step: StepRecord, whole: _Pass, rows: int) -> RunError:
+def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
     if whole.finite:
         return RunError(
             ErrorCode.GRADIENT_NONFINITE,
-            f"Step {step.number}: the gradient was not finite, but running its {rows} rows again, "
-            "one by one and together, gives finite numbers: no row is to blame, and what happened "
-            f"does not repeat. {_GUARDED}",
+            f"Step {step.number}: the gradient was not finite, but rerunning its {rows} rows, "
+            "one by one and together, gives finite values: no row is the cause, and the failure "
+            f"is not reproducible. {_GUARDED}",
             category=ErrorCategory.INFRASTRUCTURE,
-            hint="Start the job again. If it happens again on this device, check its memory.",
+            hint="Start the job again. If this happens again on the same device, check its memory.",
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. No single row of its {rows} makes it so, "
+        f"Step {step.number}: the gradient is not finite. No single row of its {rows} causes it, "
         f"only all of them together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
         f"{_GUARDED}",
         hint="Lower recipe.learning_rate by a factor of 10.",
@@ -143,10 +145,10 @@ def _not_by_itself(step: StepRecord, whole: _Pass, rows: int) -> RunError:
     )
 
 
-def _run_again(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> _Pass:
+def _rerun(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> _Pass:
     trainer.model.zero_grad(set_to_none=True)
     restore_random_state(step.random_state)
-    with _first_bad_output(trainer.model) as found:
+    with _first_bad_output(trainer.model) as outputs:
         loss = float(trainer.rerun(rows, step))
     # Backward goes from the last layer to the first.
     bad = [
@@ -155,8 +157,8 @@ def _run_again(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> 
         if p.grad is not None and not _finite(p.grad)
     ]
     place = None
-    if found:
-        name, at = found[0]
+    if outputs:
+        name, at = outputs[0]
         place = _readable(name) + _at_token(trainer, rows, at)
     return _Pass(
         rows=rows,
@@ -167,8 +169,8 @@ def _run_again(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> 
 
 
 @contextmanager
-def _as_it_was(trainer: Untyped) -> Iterator[None]:
-    """Within, rows can be run; counters and random numbers are put back, gradients are dropped."""
+def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
+    """Restore metrics and random state on exit, and clear the gradients."""
     counters, state = trainer.counters(), random_state()
     try:
         yield
@@ -180,25 +182,26 @@ def _as_it_was(trainer: Untyped) -> Iterator[None]:
 
 @contextmanager
 def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
-    """Within, notes the first module whose output is not finite, and at which place of its second
-    dimension. What our kernels compute without a module shows at the layer around it."""
-    found: list[tuple[str, int | None]] = []
+    """Record the first module whose output is not finite, and the index in its second dimension.
+
+    Kernels that run without a module show at the layer around them."""
+    culprits: list[tuple[str, int | None]] = []
 
     def hook(name: str) -> Callable[..., None]:
-        def look(module: Untyped, given: Untyped, output: Untyped) -> None:
+        def look(module: Untyped, inputs: Untyped, output: Untyped) -> None:
             tensor = output[0] if isinstance(output, tuple) and output else output
-            if found or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            if culprits or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 return
             bad = ~tensor.detach().isfinite()
             if bool(bad.any()):
                 at = bad.flatten(2).any(2)[0].nonzero() if bad.dim() > 2 else None
-                found.append((name, None if at is None else int(at[0])))
+                culprits.append((name, None if at is None else int(at[0])))
 
         return look
 
     handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
     try:
-        yield found
+        yield culprits
     finally:
         for handle in handles:
             handle.remove()
@@ -242,9 +245,9 @@ def _finite(x: torch.Tensor) -> bool:
 
 
 def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
-    """What to tell the user; the model's gradients are gone then."""
+    """Return the error for a GRPO step; clears the gradients."""
     trainer.model.zero_grad(set_to_none=True)
-    weights = [name for name, one in trainer.model.named_parameters() if not _finite(one)]
+    weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
     rows = step.rows[ROWS]
     with torch.no_grad():
         bad = [
@@ -262,7 +265,7 @@ def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
         f"Step {step.number}: the gradient is not finite: {cause}. {_GUARDED}",
-        hint="Lower recipe.learning_rate, by a factor of 10 to begin with; with recipe.grpo.beta "
-        "above 0, lower it as well.",
+        hint="Lower recipe.learning_rate, first by a factor of 10. If recipe.grpo.beta is above 0, "
+        "lower it too.",
         param="recipe.learning_rate",
     )

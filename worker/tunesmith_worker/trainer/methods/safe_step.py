@@ -1,6 +1,4 @@
-"""What every trainer of ours has, whatever it trains by: an optimiser that takes no NaN, a rate of
-its own for the embedding, and checkpoints that are ours.
-"""
+"""Mixins of every trainer: NaN guard, embedding learning rate, our checkpoints and exact resume."""
 
 from __future__ import annotations
 
@@ -20,15 +18,15 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Comes before a trainer in the list of bases."""
+    """Mixin; list it before the TRL trainer among the bases."""
 
     guard: NanGuard
 
     def init_safe_step(
         self, guard: NanGuard, *, save: Callable[[int], None], embedding_rate: float | None
     ) -> None:
-        """Last in the constructor. `save` writes what is due at the given step; `embedding_rate`:
-        peak rate of the embedding, the head and token rows, None: as all others."""
+        """Call last in the constructor. `save`: writes the outputs due at a step. `embedding_rate`:
+        peak learning rate of embedding, head and token rows; None: the common rate."""
         self.guard, self._save, self._embedding_rate = guard, save, embedding_rate
 
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
@@ -44,62 +42,65 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
         return norm
 
     def before_logging(self, logs: dict[str, float]) -> None:
-        """First in `log`. Raises RunError for a step whose gradient was not finite."""
+        """Call first in `log`. Raises RunError for a step whose gradient was not finite."""
         self.guard.check()
         if self._embedding_rate is not None and "learning_rate" in logs:
             share = self._embedding_rate / self.args.learning_rate  # the schedule scales both
             logs["embedding_learning_rate"] = logs["learning_rate"] * share
 
     def floating_point_ops(self, inputs: Untyped) -> int:
-        return 0  # the Trainer's estimate counts parameters, frozen or not: it is shown nowhere
+        return 0  # skip the Trainer's estimate, which nothing shows
 
     def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
-        # The Trainer's own would pickle the optimiser and write a model card.
+        # The Trainer's method would pickle the optimiser and write a model card.
         self.guard.check()
         self._save(self.state.global_step)
 
 
 class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Comes before a trainer in the list of bases."""
+    """Mixin; resumes a transformers Trainer from a resume point instead of its pickles.
+
+    The Trainer loads weights, optimiser and random state at its own moments, through these methods.
+    It skips the finished rows of the epoch by their indices."""
 
     steps_before = 0
-    """Optimiser steps that this process did not do."""
+    """Number of optimiser steps that earlier attempts did."""
     tokens_before = 0
-    """Tokens that carried loss in them."""
+    """Number of tokens with loss in those steps."""
     _point: Path | None = None
     _saved: Saved | None = None
     _forked = False
 
     def resume_from(self, folder: Path, *, forked: bool) -> Saved:
-        """A verified resume point, when `train` is called. `forked`: by this run's schedule."""
+        """Resume from a verified resume point at `train`. `forked`: use this run's schedule."""
         self._point, self._saved, self._forked = folder, Saved(folder), forked
         return self._saved
 
-    def train(self, **given: Untyped) -> Untyped:
+    def train(self, **arguments: Untyped) -> Untyped:
         if self._point is not None:
-            given["resume_from_checkpoint"] = str(self._point)
-        return super().train(**given)
+            arguments["resume_from_checkpoint"] = str(self._point)
+        return super().train(**arguments)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Untyped = None) -> None:
-        assert self._saved is not None, "resume_from comes first"
+        assert self._saved is not None, "call resume_from first"
         self._saved.put_weights(self.model)
 
-    def _init_training_state(self, max_steps: int, *given: Untyped) -> tuple[int, int]:
-        found: tuple[int, int] = super()._init_training_state(max_steps, *given)
+    def _init_training_state(self, max_steps: int, *arguments: Untyped) -> tuple[int, int]:
+        progress: tuple[int, int] = super()._init_training_state(max_steps, *arguments)
         if self._saved is not None:
-            self.state.compute_steps(self.args, max_steps)  # a fork's may differ
+            self.state.compute_steps(self.args, max_steps)  # a fork may have other intervals
             self.steps_before = self.state.global_step
             self._saved.put_counters(self)
             self.tokens_before = int(self.trained_tokens)
-        return found
+        return progress
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self._saved is not None:
             self._saved.put_optimizer(self, forked=self._forked)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The last thing before the first step: what the Trainer has reset since is put back."""
-        assert self._saved is not None, "resume_from comes first"
+        """Restore random state and log sums. The Trainer calls this last before the first step."""
+        assert self._saved is not None, "call resume_from first"
         self._saved.put_random_numbers()
         since_logged, loss = self._loss_so_far
         self._globalstep_last_logged -= since_logged
@@ -108,7 +109,7 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     _loss_so_far: tuple[int, torch.Tensor]
 
     def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
-        """What has been counted and not been told yet: JSON and tensors."""
+        """Return the counters since the last log, as JSON and as tensors."""
         plain = {"since_logged": self.state.global_step - self._globalstep_last_logged}
         return plain, {"loss_since_logged": self._tr_loss}
 

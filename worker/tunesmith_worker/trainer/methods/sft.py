@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: TRL's SFTTrainer, fed with rows that are tokenised and labelled already.
+"""Supervised fine-tuning: TRL's SFTTrainer with rows that are already tokenised and labelled.
 
-Lays each optimiser step's rows out into micro-batches itself; loss and gradients are TRL's own.
+The trainer splits each optimiser step's rows into micro-batches; TRL computes loss and gradients.
 Metrics are sums over tokens that stay on the device until they are logged.
 """
 
@@ -43,7 +43,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     TIMED_STEP = "training_step"
-    """The method that is one optimiser step's forward and backward."""
+    """Name of the method that runs forward and backward of one optimiser step."""
 
     def __init__(
         self,
@@ -51,38 +51,38 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         save: Callable[[int], None],
         layouts: Layouts,
         embedding_rate: float | None = None,
-        **given: Untyped,
+        **trl_arguments: Untyped,
     ) -> None:
-        """`save`, `embedding_rate`: as `SafeStep.init_safe_step` takes them."""
-        super().__init__(data_collator=collate, **given)
+        """`save`, `embedding_rate`: see `init_safe_step`."""
+        super().__init__(data_collator=collate, **trl_arguments)
         self._layouts = layouts
         guard = NanGuard(self.args.device, lambda step: explain_rows(self, step))
         self.init_safe_step(guard, save=save, embedding_rate=embedding_rate)
-        pad_token_id = given["processing_class"].pad_token_id
+        pad_token_id = trl_arguments["processing_class"].pad_token_id
         self._split = partial(split, pad_token_id=pad_token_id)
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.memory: StepRetry | None = None
-        """Watches the memory of each step, where it has been planned."""
+        """Handles out-of-memory errors of each step; None before the memory plan."""
         self.evaluation_memory = EvaluationRetry(lambda text: None)
         self.step_loss = torch.zeros((), device=self.args.device)
-        """Of the last step."""
+        """Loss of the last step."""
         self.name_row: RowName | None = None
-        """What the user calls a row, given its token ids and labels."""
+        """Names a row for the user by its token ids and labels."""
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that carried loss so far."""
+        """Number of tokens with loss so far."""
         return int(self._trained)
 
     @property
     def input_tokens(self) -> int:
-        """All tokens so far."""
+        """Number of tokens so far."""
         return self._total_train_tokens
 
     def get_train_dataloader(self) -> Untyped:
         loader = super().get_train_dataloader()
-        loader.device = None  # rows stay on the host until they are laid out
+        loader.device = None  # rows stay on the host until the micro-batches are built
         return loader
 
     def get_batch_samples(
@@ -96,7 +96,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
     def training_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
-        """One optimiser step's forward and backward, micro-batch by micro-batch."""
+        """Run forward and backward of one optimiser step, micro-batch by micro-batch."""
         step = partial(self._whole_step, model, inputs, num_items_in_batch)
         return step() if self.memory is None else self.memory.run(step)
 
@@ -120,45 +120,44 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         with self._layouts.timed(count_slots(batches)):
             for batch in batches:
                 last = batch is batches[-1]
-                there = batch_to_device(batch, self.args.device)
+                inputs_on_device = batch_to_device(batch, self.args.device)
                 if self.memory is not None:
                     self.memory.observe(batch)
                 with nullcontext() if last else self.accelerator.no_sync(model=model):
-                    loss = loss + super().training_step(model, there, num_items_in_batch)
+                    loss = loss + super().training_step(model, inputs_on_device, num_items_in_batch)
         self._total_train_tokens: int = seen
         self.step_loss = loss
         return loss
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
-        """Forward and backward of some rows of a step outside of it: adds to the gradient, and
-        returns their part of its loss."""
-        self._layouts.for_evaluation()  # nothing compiled: who looks for a fault hooks the modules
+        """Rerun rows of a step, forward and backward; return their part of its loss."""
+        self._layouts.for_evaluation()  # no compiled layers: nan_rows hooks modules
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
-            there = batch_to_device(batch, self.args.device)
-            loss = loss + super().training_step(self.model_wrapped, there, step.labelled)
+            inputs_on_device = batch_to_device(batch, self.args.device)
+            loss = loss + super().training_step(self.model_wrapped, inputs_on_device, step.labelled)
         return loss
 
     zero_gradient_is_valid = False
-    """Whether a step without any gradient is no fault, and its loss may be 0."""
+    """Whether a step may have a zero gradient and a loss of 0 without being faulty."""
 
     @staticmethod
     def labelled_tokens(rows: Batch) -> int:
-        """Of a collated step, on the host."""
+        """Return the number of labelled tokens of a collated step on the host."""
         return int((rows["labels"] != IGNORED).sum())
 
     @staticmethod
     def predicting_tokens(rows: Batch) -> torch.Tensor:
-        """Ids of the tokens whose hidden states the loss reads."""
+        """Return the ids of the tokens whose hidden states the loss reads."""
         return predicting_tokens(rows)
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
-        """A collated step's, in as many parts as its memory needs."""
+        """Split a collated step, in as many parts as its memory needs."""
         parts = 1 if self.memory is None else self.memory.policy.parts
         return self._split(step, layout.divided(parts))
 
     def longest_step(self) -> Batch:
-        """The step of the longest rows, the worst that chance can draw."""
+        """Return a step of the longest rows: the largest that the data can give."""
         lengths: list[int] = []
         for table in self.train_dataset.with_format("arrow").iter(10_000):
             lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
@@ -175,7 +174,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return batch
 
     def probe_loss(self, batch: Batch, labelled: int) -> torch.Tensor:
-        """Of a micro-batch, as training computes it; counts nothing."""
+        """Return the loss of a micro-batch as in training, without updating metrics."""
         inputs = batch_to_device(batch, self.args.device)
         with self.accelerator.autocast(), batch_layout(inputs.pop(LAYOUT)):
             outputs = self.model(**inputs, use_cache=False, fused_lm_head=True)
@@ -183,7 +182,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def counters(self, mode: str = "train") -> Untyped:
-        """What has been counted so far: a step may have to be repeated."""
+        """Return a copy of the metrics, to restore before a step is repeated."""
         sums = self._sums[mode].values.clone()
         return metrics_so_far(self, mode), sums, self._trained.clone()
 
@@ -199,7 +198,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
     def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
         plain, tensors = super().state_dict()
         lists, seen = metrics_so_far(self)
-        lists = {name: [float(one) for one in values] for name, values in lists.items()}
+        lists = {name: [float(value) for value in values] for name, values in lists.items()}
         sums = {"sums": self._sums["train"].values, "trained_tokens": self._trained}
         return plain | {"metrics": lists, "input_tokens": seen}, tensors | sums
 
@@ -222,10 +221,10 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
             return loss
 
         rows = max(layout.rows or 1, sum(inputs["rows_of_examples"]))
-        # Not `restore_counters`: the report counts a training step that is repeated by that.
+        # Not `restore_counters`: the report counts calls of it as repeated training steps.
         undo = partial(self._restore, counters, "eval")
         loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
-        return loss, None, None  # `log` gives the file's loss
+        return loss, None, None  # `log` reports the loss of the file
 
     def compute_loss(
         self,
@@ -234,7 +233,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return_outputs: bool = False,
         num_items_in_batch: Untyped = None,
     ) -> Untyped:
-        """TRL's, without waiting for the device for its metrics at each micro-batch."""
+        """Compute TRL's loss without waiting for the device to read metrics."""
         layout = inputs.pop(LAYOUT, None)
         sums = self._sums["train" if model.training else "eval"]
         tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
@@ -242,7 +241,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         count = count.clamp(min=1)
         if model.training:
             self._trained += tokens
-        if self.aux_loss_enabled:  # a mixture of experts: TRL balances it, and takes its metrics
+        if self.aux_loss_enabled:  # mixture of experts: TRL adds the balancing loss and its metrics
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             sums.add(tokens, (loss[0] if return_outputs else loss) * count)
             return loss
@@ -255,9 +254,9 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.before_logging(logs)
         mode = "train" if self.model.training else "eval"
-        means, metrics = self._sums[mode].taken(), self._metrics[mode]
+        means, metrics = self._sums[mode].pop_means(), self._metrics[mode]
         if "eval_loss" in logs and means:
-            # The Trainer weighs batches by rows; the loss of a file is the mean over its tokens.
+            # The Trainer weights batches by rows; the loss of a file is a mean over tokens.
             logs["eval_loss"] = means["nll"]
         metrics["num_tokens"] = [self._total_train_tokens]
         if means and not self.aux_loss_enabled:
@@ -267,7 +266,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
 
 class _Sums:
-    """Over tokens that carry loss, on the device: reading them at every step would wait for it."""
+    """Metric sums over tokens with loss, kept on the device so that no step waits for it."""
 
     _NAMES = ("nll", "entropy", "top1")
 
@@ -275,14 +274,14 @@ class _Sums:
         self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
 
     def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
-        """In the order of the names; what is left out counts as zero."""
-        now = torch.stack([one.detach().double() for one in (tokens, *sums)])
+        """Add sums in the order of _NAMES; missing ones count as zero."""
+        now = torch.stack([value.detach().double() for value in (tokens, *sums)])
         self.values[: len(now)] += now
 
-    def taken(self) -> dict[str, float]:
-        """Means over tokens; empty if there were none. Starts again from zero."""
+    def pop_means(self) -> dict[str, float]:
+        """Return means over tokens, or {} without tokens, and reset the sums."""
         tokens, *sums = self.values.tolist()
         self.values.zero_()
         if not tokens:
             return {}
-        return dict(zip(self._NAMES, (one / tokens for one in sums), strict=True))
+        return dict(zip(self._NAMES, (value / tokens for value in sums), strict=True))
