@@ -1,1 +1,1 @@
-"""How fast and how lean Tunesmith is: programs that print one JSON line each."""
+"""Benchmarks of speed and memory: programs that print JSON lines."""

@@ -1,12 +1,12 @@
-"""What resume points cost a run at the default interval:
+"""Cost of resume points at the default interval:
 
     python -m benchmarks.checkpoint MODEL ROWS.jsonl --write
 
-MODEL is a small one (tiny-math), which also lends its tokenizer to a Llama of 12.4 million random
-parameters; both train on ROWS, LoRA and in full, each `--seconds` long in a process of its own.
+MODEL is a small model (tiny-math). A Llama of 12.4 million random parameters uses its tokenizer.
+Both models train on ROWS with LoRA and fully, `--seconds` each, every training in its own process.
 
-wall   share of the run's time that training waits for resume points; bar 1 %
-cpu    share of its CPU-seconds that go into them, the writing thread's among them; bar 1 %
+wall   share of the run's time in which training waits for resume points; bar 1 %
+cpu    share of the run's CPU-seconds spent on resume points, including the writing thread; bar 1 %
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--seconds", type=float, default=100.0, help="of each training")
-    parser.add_argument("--write", action="store_true", help=f"keep {RESULT.name}")
-    parser.add_argument("--side", nargs=2, metavar=("MODEL", "TUNING"), help="one, in this process")
+    parser.add_argument("--seconds", type=float, default=100.0, help="length of each training")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument(
+        "--side", nargs=2, metavar=("MODEL", "TUNING"), help="measure one case in this process"
+    )
     given = parser.parse_args()
     if given.side:
         print(json.dumps(measure(given, *given.side)))
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any]:
-    """One training, ended from outside after so many seconds."""
+    """Measure one training that is stopped after `--seconds`."""
     from tunesmith_schema import Recipe, RunSpec
     from tunesmith_worker.rundir.control import StopControl
     from tunesmith_worker.trainer import run
@@ -88,15 +90,15 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
     def step_ended(self: StopControl, step: int) -> None:
         now = [time.perf_counter(), time.process_time()]
         if not began:
-            began.extend(now)  # what the first step makes once is left out
+            began.extend(now)  # excludes the one-time costs of the first step
         steps.append(step)
         if now[0] - began[0] >= given.seconds and not self.end_requested:
             self.end_requested = True
             ended.extend(now)
 
-    ResumePoints.save = timed_save  # type: ignore[method-assign]  # timed, and otherwise as it is
-    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # timed, and otherwise as it is
-    StopControl.step_ended = step_ended  # type: ignore[method-assign]  # a clock in place of orders
+    ResumePoints.save = timed_save  # type: ignore[method-assign]  # adds timing
+    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # adds timing
+    StopControl.step_ended = step_ended  # type: ignore[method-assign]  # stops by time instead of by command
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         (root / "data").mkdir()

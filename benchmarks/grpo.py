@@ -1,23 +1,23 @@
-"""GRPO, ours against stock TRL: `python -m benchmarks.grpo`.
+"""GRPO steps, ours against stock TRL: `python -m benchmarks.grpo`.
 
-First both sides compute a step's loss and gradients from the same completions (benchmarks/
-grpo_parity.py). Then both train alternately, each run in a process of its own on one thread
-(benchmarks/grpo_side.py): the 12.4 M Llama of benchmarks/sft.py, LoRA r 32, 2 prompts x 8
-completions x 128 tokens, same prompts and lengths, no recompute. A whole step counts: generation,
-rewards, forward, backward, clipping, optimiser, and what each side logs and keeps. One JSON line:
+First both sides compute a step's loss and gradients from the same completions (grpo_parity.py).
+Then both train alternately, each run in its own process on one thread (grpo_side.py): the 12.4 M
+Llama of sft.py, LoRA r 32, 2 prompts x 8 completions x 128 tokens, same prompts and lengths, no
+recomputation. A step includes generation, rewards, forward, backward, clipping, optimizer, logging
+and the stored samples. Prints one JSON line:
 
 speed_ratio       median over the rounds of theirs / ours, CPU-seconds of a step
-generation_ratio  the same of generation alone, as the trainers ask for it
-memory_ratio      ours / theirs, peak resident memory above what was there before training
-lora_over_full    ours: full tuning's CPU-seconds of a step, in one run / LoRA's in the last
-beside_share      ours: of a step, what is neither the engine's, nor log-probabilities' forward,
-                  nor backward: texts, rewards, advantages, samples, metrics, guards, optimiser
+generation_ratio  the same ratio for generation alone
+memory_ratio      ours / theirs, peak resident memory minus resident memory before training
+lora_over_full    ours: CPU-seconds of a step of full tuning (one run) / of LoRA (the last run)
+beside_share      ours: share of a step outside the engine, the forward of log-probabilities and
+                  backward: texts, rewards, advantages, samples, metrics, guards, optimizer
 phases            CPU-seconds of a step: generate, score (rewards, advantages), forward, backward,
-                  other (optimiser, logs)
+                  other (optimizer, logs)
 
-The first step is left out and printed. In bf16 stock gets the better of bf16 weights and
-autocast, by round. `--ragged`: completions of 16 to 128 tokens, log-uniform, so forced on both
-sides. `--their-allocator` gives our malloc options to the other side as well.
+The first step is printed but not counted. In bf16, each round counts the faster of stock with bf16
+weights and stock with autocast. `--ragged`: completions of 16 to 128 tokens, log-uniform, forced on
+both sides. `--their-allocator` sets our malloc options for stock as well.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SPEED_BARS = {
     ("float32", 512, False): 4.0,
     ("float32", 70, True): 3.5,
 }
-"""Least speed_ratio by dtype, prompt tokens and raggedness, with LoRA."""
+"""Minimum speed_ratio by dtype, prompt tokens and raggedness, with LoRA."""
 GENERATION_BARS = {"float32": 2.4, "bfloat16": 2.6}
-"""Least generation_ratio with 70-token prompts and completions of equal length."""
+"""Minimum generation_ratio with 70-token prompts and completions of equal length."""
 MEMORY_BAR = 0.40
 LORA_BAR = 1.0
 BESIDE_BAR = 0.02
 PARITY_BARS = {"loss_difference": 1e-6, "gradient_difference": 1e-5}
-"""In fp32."""
+"""Largest differences in fp32."""
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
-    parser.add_argument("--steps", type=int, default=4, help="beside the one that warms up")
+    parser.add_argument("--steps", type=int, default=4, help="steps after the warm-up step")
     parser.add_argument("--their-allocator", action="store_true")
     given = parser.parse_args()
     shared = [
@@ -144,7 +144,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """By round."""
+    """Ratio of `of` for each round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

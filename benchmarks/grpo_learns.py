@@ -1,16 +1,17 @@
-"""Whether GRPO learns: `python -m benchmarks.grpo_learns [--seeds 1 2 3] [--stock]`.
+"""Learning curve of GRPO: `python -m benchmarks.grpo_learns [--seeds 1 2 3] [--stock]`.
 
-A reinforcement job through the API of a service that is started for it, on ../shared/data:
-tiny-math-flat, LoRA r 16, 16 prompts x 8 completions a step on one-step word problems, graded by
-`math_answer`. Then pass@1 of the downloaded adapter on the held-out problems. With `--stock`, TRL's
-own GRPOTrainer trains the same in a process of its own, seed by seed, with its own sampling
-(benchmarks/grpo_learns_stock.py). One JSON line:
+Starts a service and runs a reinforcement job through its API, on ../shared/data: tiny-math-flat,
+LoRA r 16, 16 prompts x 8 completions a step on one-step word problems, graded by `math_answer`.
+Then measures pass@1 of the downloaded adapter on the held-out problems. With `--stock`, TRL's
+GRPOTrainer trains the same seeds in its own process with its own sampling (grpo_learns_stock.py).
+Prints one JSON line:
 
-before, after   pass@1 on `heldout`, 8 completions a row at temperature 1; `after` by seed
+before, after   pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed
 first, last     mean reward of the job's first and last 10 steps
 wall_seconds    from the job's creation to its end
-cpu_seconds     of the whole installation: its start, API, broker, workers and trainer
-stock_last      mean reward of stock's last 10 steps; `difference`: ours less that, over the seeds
+cpu_seconds     CPU-seconds of the installation: its start, API, broker, workers and trainer
+stock_last      mean reward of stock's last 10 steps
+difference      mean over the seeds of our last 10 rewards minus stock's
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
 RANK, RATE = 16, 1e-3
 PROMPTS, GROUP, COMPLETION_TOKENS = 16, 8, 64
 COMPARED = 10
-"""Steps whose rewards are averaged."""
+"""Number of steps whose rewards are averaged."""
 BARS = {"after": 0.50, "after_each": 0.46, "wall_seconds": 180, "stock_difference": 0.05}
 Run = dict[str, Any]  # Any: JSON
 
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def one_run(seed: int, steps: int, *, stock: bool) -> Run:
-    """Our job, its adapter's pass@1, and stock's rewards if they are wanted."""
+    """Run our job, measure pass@1 of its adapter and, if `stock`, train with stock TRL."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-benchmark-") as folder:
         run = job(Path(folder), seed, steps)
         run["after"] = measured(Path(folder) / "adapter")
@@ -73,7 +74,7 @@ def one_run(seed: int, steps: int, *, stock: bool) -> Run:
 
 
 def job(folder: Path, seed: int, steps: int) -> Run:
-    """From an empty folder to the adapter in it."""
+    """Train in a new installation below `folder` and download the adapter to `folder`."""
     used = child_seconds()
     models = str(MODEL.parent)
     with (
@@ -117,7 +118,7 @@ def measured(adapter: Path | None) -> float:
 
 
 def child_seconds() -> float:
-    """CPU-seconds of all processes that we started and that have ended, with theirs."""
+    """CPU-seconds of all ended child processes and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -144,7 +145,7 @@ def summary(before: float, runs: Sequence[Run], steps: int) -> Run:
 
 
 def paired(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Run:
-    """Our rewards and stock's, step by step, for each seed. Both are taken up to the shorter."""
+    """Compare our rewards with stock's for each seed, up to the end of the shorter run."""
     both = [(ours[: len(stock)], stock[: len(ours)]) for ours, stock in pairs]
     ours, stock = ([mean_reward(pair[side][-COMPARED:]) for pair in both] for side in (0, 1))
     return {

@@ -1,7 +1,7 @@
-"""Stock TRL's side of benchmarks/grpo_learns.py, in a process of its own: one JSON line.
+"""Stock TRL's side of grpo_learns.py, in its own process. Prints one JSON line.
 
-The same model, adapter, data, seed and rate as our job; its own sampling, and a reward function of
-the same meaning as the job's grader. Each step's mean reward goes to standard error as it comes.
+Model, adapter, data, seed and learning rate are those of our job. Sampling is TRL's, and the reward
+function is equivalent to the job's grader. The mean reward of each step goes to standard error.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 
 def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) -> list[float]:
-    """What `math_answer` gives for `{{item.answer}}`."""
+    """Rewards as the grader `math_answer` with reference `{{item.answer}}` computes them."""
     found = []
     for (message,), wanted in zip(completions, answer, strict=True):
         given, reference = find_answer(message["content"]), find_answer(wanted)
-        assert reference is not None, "every row has its answer"
+        assert reference is not None, "every row has an answer"
         found.append(float(given is not None and same(given, reference, 1e-6)))
     return found
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """The mean reward of each step, and the CPU-seconds until then."""
+    """Record the mean reward of each step; print it with the CPU-seconds so far."""
 
     def __init__(self) -> None:
         self.rewards: list[float] = []

@@ -1,7 +1,7 @@
-"""The same ragged completions fed into both sides of benchmarks/grpo.py: one JSON line.
+"""Loss and gradients of both sides of grpo.py for the same ragged completions: one JSON line.
 
-Both compute a step's loss and gradients from the same weights, an adapter that is not zero. Ours as
-it trains, with a group's prompt shared; stock through TRL's own code.
+Both sides have the same weights and the same nonzero adapter. Our side shares the prompt of a
+group, as in training; stock runs TRL's own code.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 
 def compare(task: Task, folder: Path) -> NoReturn:
-    """`loss_difference` on stock's loss; `gradient_difference`: relative RMS of all gradients
-    together; `worst_gradient`: of the worst tensor. Ends this program before any step."""
+    """Print `difference` and exit before the first step."""
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
         print(json.dumps(difference(task, prepare(context, loaded).trainer, folder)))
         sys.exit()
 
     grpo_side.run_ours(task, folder, prepared)
-    raise AssertionError("it has ended")
+    raise AssertionError("prepared() exits")
 
 
 def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
+    """Compare one step: `loss_difference` relative to stock's loss, `gradient_difference` as the
+    relative RMS over all gradients, `worst_gradient` as the relative RMS of the worst tensor."""
     stock = grpo_side.stock_trainer(task, stock_model(task), folder / "stock")
     trained = {name: one for name, one in ours.model.named_parameters() if one.requires_grad}
     theirs = {name: one for name, one in stock.model.named_parameters() if one.requires_grad}
@@ -44,7 +45,7 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     torch.manual_seed(2)
     with torch.no_grad():
         for name, one in trained.items():
-            if "lora_B" in name:  # zero at the start: then no gradient would reach the others
+            if "lora_B" in name:  # B starts at zero, and A would get no gradient
                 one.normal_(std=0.02)
             theirs[name].copy_(one)
     loss = step_of_ours(ours)

@@ -1,7 +1,7 @@
-"""One side of the comparison in benchmarks/grpo.py, in a process of its own: one JSON line.
+"""One side of grpo.py, in its own process. Prints one JSON line.
 
-Ours is a run directory that is trained as `tunesmith run` trains it; stock is TRL's GRPOTrainer on
-the same model. The model is random, so the lengths of completions are forced on both sides.
+Our side trains a run directory as `tunesmith run` does; stock is TRL's GRPOTrainer on the same
+model. The model is random, so both sides force the lengths of completions.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--prompt-tokens", type=int, default=70)
     arguments.add_argument("--new-tokens", type=int, default=128)
     arguments.add_argument("--ragged", action="store_true")
-    arguments.add_argument("--steps", type=int, default=4, help="beside the warm-up")
+    arguments.add_argument("--steps", type=int, default=4, help="steps after the warm-up")
     arguments.add_argument("--warm-up", type=int, default=1)
     arguments.add_argument("--profile", choices=["python", "torch"])
     return arguments
 
 
 class Meter(Clock):
-    """CPU seconds of each step, and of what it consists of; the memory at its peak."""
+    """CPU-seconds of each step and of its phases; peak memory in MiB."""
 
     def __init__(self, trainer: Untyped) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Meter(Clock):
         self.peak = 0.0
         self.sync_seconds: list[float] = []
         self.callback_cpu_seconds: list[float] = []
-        """Of ours, by step: see ForcedLengths."""
+        """Our side only, by step: see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")
@@ -104,14 +104,15 @@ class Meter(Clock):
 
 
 class ForcedLengths:
-    """Our engine, its completions as long as the task says and none ended by a token."""
+    """Our engine with completions of the task's lengths and without stop tokens."""
 
     def __init__(self, engine: Untyped, task: Task) -> None:
         self._engine, self._task, self._step = engine, task, 0
         self.sync_seconds: list[float] = []
-        """Wall time of taking over the weights, by call."""
+        """Wall time of the weight sync, by call."""
         self.callback_cpu_seconds: list[float] = []
-        """Of what the trainer does with each completion that ends: text, grading, keeping."""
+        """CPU time of the trainer's callback for finished completions (decode, grade, store), by
+        call."""
 
     @property
     def exact(self) -> bool:
@@ -134,11 +135,11 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """The meter, and the memory before training."""
+    """Train our side; return its meter and the memory before training in MiB."""
     found: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
-        idle = watch_memory()  # before our kernels come: what they take is ours to answer for
+        idle = watch_memory()  # before our kernels load, so that their memory counts
         ready = prepare(context, loaded)
         meter = Meter(ready.trainer)
         engine = ready.trainer._runner.engine
@@ -156,8 +157,8 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
 def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
-    """A whole `tunesmith run`; `prepared` stands in for what makes it ready for its first step, and
-    is given that. Raises RuntimeError where it fails."""
+    """Train as `tunesmith run` does, with `prepared(prepare, ...)` in place of the trainer's
+    `prepare_reinforcement`. Raises RuntimeError if the run fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory
     from tunesmith_worker.trainer import assemble_grpo as reinforcement
     from tunesmith_worker.trainer import run
@@ -222,12 +223,12 @@ def run_directory(task: Task, folder: Path) -> Path:
 
 
 class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
-    """A completion ends where its length is reached, and nowhere else; in place."""
+    """Ends each completion exactly at its length. Changes `scores` in place."""
 
     def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:
         self._prompt, self._ends = prompt, ends
         self._rows: dict[int, list[int]] = {}
-        """By length."""
+        """Rows by length."""
         for row, length in enumerate(wanted):
             self._rows.setdefault(length, []).append(row)
 

@@ -1,5 +1,4 @@
-"""What both sides of benchmarks/grpo.py train: the model, the prompts, how long each completion is,
-and the reward."""
+"""Task of both sides of grpo.py: model, prompts, lengths of completions and reward."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 RANK, ALPHA, RATE, SEED = 32, 16, 1e-4, 3
 GROUP = 8
 SHORTEST = 16
-"""Tokens of a ragged completion."""
+"""Shortest ragged completion, in tokens."""
 _END = 1
-"""The token that ends a completion where one is forced to end."""
+"""Token that ends a completion of forced length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +38,9 @@ class Task:
     new_tokens: int
     ragged: bool
     steps: int
-    """All of them, warm-up included."""
+    """All steps, including warm-up."""
     model: str = "llama-12m"
-    """benchmarks/sft.py's, or a name of gpu/models.py."""
+    """`llama-12m` (the model of sft.py) or a name in gpu/models.py."""
     prompts_per_step: int = 2
 
     @property
@@ -67,7 +66,7 @@ class Task:
         return [[draw.randrange(3, most) for _ in range(self.prompt_tokens)] for _ in range(count)]
 
     def lengths(self, step: int) -> list[int]:
-        """Tokens of each completion of a step: all, or log-uniform."""
+        """Tokens of each completion of a step: `new_tokens`, or log-uniform if ragged."""
         if not self.ragged:
             return [self.new_tokens] * self.completions
         draw = random.Random(step)
@@ -79,7 +78,7 @@ def even_share(
     prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
     **_: object,
 ) -> list[float]:  # fmt: skip
-    """The reward of both sides: of a completion's tokens, the share with even ids."""
+    """Reward of both sides: share of a completion's tokens with even ids."""
     return [sum(one % 2 == 0 for one in ids) / len(ids) for ids in completion_ids]
 
 
@@ -97,7 +96,8 @@ def find_device() -> torch.device:
 
 
 def tokenizer(vocabulary: int) -> Untyped:
-    """Words are the tokens' numbers, but for the special ones: those are found inside of words."""
+    """Tokenizer whose words are token ids. Special tokens are not numbers, because tokenizers match
+    special tokens inside words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     numbers = {"<pad>": 0, "<end>": _END} | {str(i): i for i in range(2, vocabulary)}

@@ -1,13 +1,12 @@
-"""The language-model head alone: ours against full logits, TRL's chunked function and Liger.
+"""Language-model head alone: ours against full logits, TRL's chunked function and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
-Forward and backward of a mean cross entropy to the hidden states (to the head too with
+Times forward and backward of a mean cross entropy to the hidden states (and to the head with
 --trainable-head). All sides run alternately in one process, best of --repeats: CPU-seconds of one
-thread, on a GPU seconds between synchronisations. The peak memory above the inputs is taken in a
-process of its own for each side. `full` is F.linear and F.cross_entropy; `ours_metrics` and
-`trl_metrics` give entropy and top-1 too. Prints one JSON line; the allocator's environment is set
-outside and printed.
+thread, on a GPU seconds between synchronizations. Peak memory above the inputs is measured in a
+separate process for each side. `full` is F.linear and F.cross_entropy; `ours_metrics` and
+`trl_metrics` also compute entropy and top-1. Prints one JSON line with the allocator's environment.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def liger_side() -> Side:
 
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
-    """What is installed, imported when it is asked for."""
+    """Installed sides by name; calling a value imports the side."""
     found: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,
@@ -126,15 +125,15 @@ def fastest(case: Case, found: dict[str, Side], args: argparse.Namespace) -> dic
 
 
 def memory_status(field: str) -> int:
-    """KiB, from Linux."""
+    """Field of /proc/self/status, in KiB."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0])
 
 
 def extra_mib(case: Case, side: Side, device: str) -> float:
-    """Peak memory above what the inputs take."""
+    """Peak memory above the inputs, in MiB."""
     if device == "cuda":
-        case.run(side)  # cuBLAS's workspace is not the head's
+        case.run(side)  # allocates cuBLAS's workspace, which is not counted
         case.hidden.grad = case.weight.grad = None
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -144,7 +143,7 @@ def extra_mib(case: Case, side: Side, device: str) -> float:
     torch.autograd.backward(
         side(small, case.weight[:8].detach(), case.labels[:1] % 8)
     )  # loads code
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = memory_status("VmRSS")
     case.run(side)
     return (memory_status("VmHWM") - before) / 2**10
@@ -153,7 +152,7 @@ def extra_mib(case: Case, side: Side, device: str) -> float:
 def peaks(names: list[str], dtype: str) -> dict[str, float]:
     found = {}
     for name in names:
-        # -P: beside this file stands kernels.py, which would hide a package of that name
+        # -P: otherwise kernels.py in this folder would hide a package of that name
         command = [sys.executable, "-P", *sys.argv, "--memory-of", name, "--dtype", dtype]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found[name] = round(float(done.stdout), 1)

@@ -1,9 +1,8 @@
-"""The table of operations that kernels.py times and the GPU's checks compare: ours, eager torch,
-Liger's.
+"""Operations that kernels.py times and the GPU checks compare: ours, eager torch's and Liger's.
 
-A row of OPERATIONS makes a `Problem`: tensors that get gradients, functions of them, and the bytes
-that forward and backward must move at least. Knows nothing of clocks or tolerances. Element-wise
-operations stand here, those around large products in layer_operations.py.
+Each entry of OPERATIONS makes a `Problem`: tensors that get gradients, functions of these tensors,
+and the minimum bytes that forward and backward move. Element-wise operations are in this file,
+operations around large products in layer_operations.py.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ __all__ = [
 def rms_norm_problem(
     shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
 ) -> Problem:
-    """x and the trained weight; eager is transformers' module, Llama's or Gemma's (1 + weight)."""
+    """RMSNorm of x with a trained weight; eager is transformers' Llama or Gemma (1 + weight)
+    module."""
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = leaf(shape.hidden, device=device, dtype=dtype)
     liger = liger_function("LigerRMSNormFunction")
@@ -54,7 +54,10 @@ def rms_norm_problem(
         return (weight * normed.to(x.dtype),)
 
     def of_liger(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        offset, in_place = float(kind is NormKind.GEMMA), False  # the gradient is given again
+        offset, in_place = (
+            float(kind is NormKind.GEMMA),
+            False,
+        )  # backward must not overwrite the upstream gradient
         return (liger(x, weight, 1e-6, offset, kind.value, in_place),)
 
     return Problem(
@@ -67,7 +70,7 @@ def rms_norm_problem(
 
 
 def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """q and k; eager is transformers' function, its tables in the model's dtype."""
+    """RoPE of q and k; eager is transformers' function with tables in the model's dtype."""
     q = leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
     k = leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
     angle = torch.rand(shape.rows, shape.head_size // 2, device=device)
@@ -81,7 +84,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
     def liger_rope(q: torch.Tensor, k: torch.Tensor) -> Tensors:
         tables = (t[None, :, 0].to(q.dtype) for t in (full_cos, full_sin))
-        batch = (x.transpose(0, 1)[None].clone() for x in (q, k))  # it rotates in place
+        batch = (x.transpose(0, 1)[None].clone() for x in (q, k))  # Liger rotates in place
         return tuple(x[0].transpose(0, 1) for x in liger(*batch, *tables))
 
     return Problem(
@@ -94,7 +97,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """gate and up side by side, as one GEMM leaves them."""
+    """SwiGLU of gate | up, the output of one GEMM."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerSiLUMulFunction")
 
@@ -112,7 +115,7 @@ def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pr
 
 
 def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """As swiglu, with the tanh approximation of GELU."""
+    """GEGLU of gate | up with the tanh approximation of GELU."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerGELUMulFunction")
 
@@ -146,11 +149,11 @@ OPERATIONS: dict[str, Callable[[Shape, torch.device, torch.dtype], Problem]] = {
 def outputs_and_gradients(
     function: Callable[..., Tensors], leaves: Tensors, upstream: Tensors
 ) -> Tensors:
-    """Forward and backward; upstream holds a gradient for each output."""
+    """Run forward and backward; `upstream` has a gradient for each output."""
     outputs = function(*leaves)
     return (*outputs, *torch.autograd.grad(outputs, leaves, upstream))
 
 
 def upstream_of(problem: Problem) -> Tensors:
-    """A random gradient for each output."""
+    """Random gradient for each output."""
     return tuple(torch.randn_like(output) for output in problem.eager(*problem.leaves))

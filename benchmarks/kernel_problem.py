@@ -1,7 +1,4 @@
-"""What a row of the kernels' benchmark is made of: a layer's shape, and one operation's two sides.
-
-Knows no operation, no clocks and no tolerances.
-"""
+"""Layer shapes and the definition of one operation for the kernel benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Function = Callable[..., Tensors]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One decoder layer, the head, and the rows that pass through them."""
+    """Sizes of one decoder layer and the head, and the number of rows."""
 
     rows: int
     hidden: int
@@ -29,10 +26,11 @@ class Shape:
     intermediate: int
     vocabulary: int
     rank: int = 32
-    """Of the adapters."""
+    """Rank of the adapters."""
 
     def lengths(self) -> list[int]:
-        """`rows` as texts end to end: of 32 to 768 tokens at 2,048 rows, else in proportion."""
+        """Lengths of packed texts that sum to `rows`: 32 to 768 tokens for 2,048 rows, otherwise in
+        proportion."""
         draw, left, found = random.Random(0), self.rows, []
         while left:
             least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)
@@ -87,18 +85,20 @@ SHAPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """`ours` and `eager` map the leaves to outputs of one meaning, without changing them."""
+    """One operation. Every function computes the same outputs from the leaves and leaves them
+    unchanged."""
 
     leaves: Tensors
     ours: Function
     eager: Function
     least_bytes: int
-    """Of one forward and one backward: every input read and every result written once."""
+    """Bytes of one forward and one backward if every input is read and every result written
+    once."""
     others: Mapping[str, Function] = field(default_factory=dict)
-    """Further ways that stock has, by name."""
+    """Other stock implementations, by name."""
     liger: Function | None = None
     no_liger: str | None = None
-    """Why Liger has no twin of it; None where it has one."""
+    """Reason why Liger lacks this operation, or None."""
 
 
 def leaf(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
@@ -106,7 +106,7 @@ def leaf(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1
 
 
 def liger_function(name: str) -> Any:  # Liger has no types
-    """A function of liger_kernel.ops; None where `why_no_liger` says why."""
+    """Function `name` of liger_kernel.ops, or None if Liger cannot run here."""
     if why_no_liger() is not None:
         return None
     from liger_kernel import ops  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -115,7 +115,7 @@ def liger_function(name: str) -> Any:  # Liger has no types
 
 
 def why_no_liger() -> str | None:
-    """Why Liger cannot run on this machine, if it cannot."""
+    """Reason why Liger cannot run on this machine, or None."""
     if not torch.cuda.is_available():
         return "needs a GPU"
     if importlib.util.find_spec("liger_kernel") is None:

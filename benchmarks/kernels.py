@@ -1,11 +1,11 @@
-"""Each kernel forward and backward against eager torch, torch.compile and Liger.
+"""Time of each kernel, forward and backward, against eager torch, torch.compile and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
 
-All sides run alternately in one process, the best of --repeats counts: CPU-seconds, on a GPU
-seconds between CUDA events. `gb_per_s` is the least traffic over the time. Liger runs on a GPU,
-where it is installed; where it does not run, its figures are null and `reason` says why. Prints one
-JSON line; the allocator's environment is set outside and printed.
+All sides run alternately in one process; the best of --repeats counts: CPU-seconds, on a GPU
+seconds between CUDA events. `gb_per_s` is the minimum traffic divided by the time. Liger needs a
+GPU; if Liger cannot run, its figures are null and `reason` explains why. Prints one JSON line with
+the allocator's environment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALLOCATOR = ("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """One call's CPU-seconds, or the GPU's seconds."""
+    """CPU-seconds, or seconds on the GPU, of one call."""
     if device.type == "cpu":
         start = time.process_time()
         run()
@@ -52,7 +52,8 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 def best_seconds(
     sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Alternated, so that a busy moment hits all sides; the first round warms up, and compiles."""
+    """Best time of each side. Sides alternate, so that load from other processes affects all of
+    them; the first round warms up and compiles."""
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):
         for name, run in sides.items():
@@ -71,7 +72,7 @@ def measure(
     repeats: int,
     compiled: bool,
 ) -> dict[str, Any]:  # Any: JSON
-    """Milliseconds, GB/s and speed relative to eager, by side."""
+    """Measure milliseconds, GB/s and speed relative to eager for each side."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
@@ -99,7 +100,7 @@ def measure(
 
 
 def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """What a figure means nothing without."""
+    """Device, versions and environment of the figures."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "processor": cpu_model(),

@@ -1,7 +1,7 @@
-"""The operations around a layer's large products, as rows of kernel_operations.py: the norm of q
-and k, attention over segments, projections with adapters, log-probabilities under a head.
+"""Problems of kernel_operations.py around a layer's large products: the norm of q and k, attention
+over segments, projections with adapters, log-probabilities under a head.
 
-Frozen weights are no leaves: they get no gradient on any side.
+Frozen weights are not leaves, because no side computes their gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LORA_SCALE = 0.5
 
 
 def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """q | k | v and the trained weights of each head's norm (Qwen 3); eager is transformers' module
-    on q and on k. Ours works in place: the copy that spares the leaf is counted against it."""
+    """RMSNorm of each head of q and k (Qwen 3) with trained weights; eager is transformers' module.
+    Our kernel works in place, so its time includes a copy of the leaf."""
     attention = _attention_shape(shape)
     qkv = leaf(shape.rows, attention.width, device=device, dtype=dtype)
     weights = [leaf(shape.head_size, device=device, dtype=dtype) for _ in range(2)]
@@ -58,9 +58,9 @@ def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> P
 
 
 def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """q | k | v of texts end to end, without RoPE. Eager is SDPA on one text after the other;
-    `sdpa_block_mask` one SDPA with a dense [T, T] mask that is there already (stock makes one a
-    batch) and keys repeated over their group, as transformers does where there is a mask."""
+    """Attention over packed texts, without RoPE. Eager runs SDPA on each text. `sdpa_block_mask` is
+    one SDPA with a ready dense [T, T] mask (stock builds a mask for each batch) and keys repeated
+    over their group, as transformers does with a mask."""
     attention = _attention_shape(shape)
     qkv = leaf(shape.rows, attention.width, device=device, dtype=dtype)
     segments = Segments.from_lengths(shape.lengths(), device)
@@ -99,8 +99,8 @@ def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RMSNorm, then q, k and v with adapters; eager is transformers' module and PEFT's three
-    layers. Leaves: x, and A and B of each."""
+    """RMSNorm, then q, k and v with adapters; eager is transformers' module and three PEFT layers.
+    Leaves: x, and A and B of each projection."""
     outs = [n * shape.head_size for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     norm_weight = torch.ones(shape.hidden, device=device, dtype=dtype)
@@ -131,8 +131,8 @@ def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> 
 
 
 def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU, then the down projection with its adapter, then the residual; eager is transformers'
-    MLP with PEFT's layer. Leaves: gate | up, the residual, A and B."""
+    """SwiGLU, the down projection with its adapter, and the residual; eager is transformers' MLP
+    with PEFT's layer. Leaves: gate | up, the residual, A and B."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     residual = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.hidden, shape.intermediate, device, dtype)
@@ -163,8 +163,8 @@ def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def log_prob_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Each row's log-probability of its token under a frozen head; eager is full logits in fp32.
-    Rows get gradients of their own, as a preference loss gives them."""
+    """Log-probability of each row's token under a frozen head; eager computes full logits in fp32.
+    Each row has its own gradient, as in a preference loss."""
     hidden = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.vocabulary, shape.hidden, device, dtype)
     targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)
@@ -210,13 +210,13 @@ def _norm_of_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _weight(out: int, inputs: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Frozen, [out, in]."""
+    """Random frozen weight, [out, inputs]."""
     weight: torch.Tensor = torch.randn(out, inputs, device=device) * inputs**-0.5
     return weight.to(dtype)
 
 
 def _adapters(inputs: int, outs: list[int], rank: int, device: torch.device) -> list[torch.Tensor]:
-    """A, B, A, B ... in fp32, as PEFT keeps them beside a base of half precision."""
+    """A, B, A, B ... in fp32, the dtype of PEFT's adapters on a half-precision base."""
     tensors = []
     for out in outs:
         sizes = ((rank, inputs), (out, rank))
@@ -237,11 +237,12 @@ def _projections(weights: Tensors, adapters: Tensors) -> list[Projection]:
 def _peft_linear(
     x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """PEFT's layer under autocast, its faster way: else half precision is widened for A and B."""
+    """PEFT's layer under autocast, which is faster: without autocast PEFT converts half-precision
+    inputs to fp32."""
     base = F.linear(x, weight.to(x.dtype))
     return base + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) * LORA_SCALE
 
 
 def _three_times(tensors: Tensors | list[torch.Tensor]) -> int:
-    """Adapters: read by forward and backward, their gradients written."""
+    """Bytes of adapters read by forward and by backward, and of their gradients written."""
     return 3 * sum(one.nbytes for one in tensors)

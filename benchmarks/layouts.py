@@ -1,12 +1,12 @@
-"""Is the automatic layout the fastest? Over a grid of lengths x rows x model sizes.
+"""Automatic layout against every fixed layout, over a grid of lengths x rows x model sizes.
 
     python -m benchmarks.layouts [--model small --lengths even-64 --rows 16]
 
-In each cell, one process and one thread: the trial as a run of 200 steps makes it; then, on other
-steps, forward and backward of the same steps under every fixed layout, alternated (CPU seconds).
-Prints one JSON line a cell: `slower` is how much slower the chosen layout is than the fastest (the
-bar: 5 %), `cost` what the trial spent beyond the fastest layout, as a share of 200 such steps (the
-bar: 2 %). Writes benchmarks/results/layouts.json when every cell was measured.
+Each cell runs the layout trial of a run of 200 steps, then times forward and backward of the same
+other steps under every fixed layout, alternated (CPU-seconds, one process, one thread). Prints one
+JSON line for each cell: `slower` is the extra time of the chosen layout relative to the fastest
+(bar 5 %), `cost` is the time of the trial beyond the fastest layout, as a share of 200 steps (bar 2
+%). Writes benchmarks/results/layouts.json if all cells were measured.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ LENGTHS = {
     "ragged-8-128": (8, 128),
     "ragged-32-768": (32, 768),
 }
-"""Of the rows, log-uniform."""
+"""Shortest and longest row in tokens; lengths are log-uniform."""
 MODELS = {"tiny": (4, 16), "small": (4, 16), "12m": (4,)}
-"""Rows of a step."""
+"""Rows of a step, by model size."""
 SLOWER, COST = 0.05, 0.02
 CPU = Device(name="cpu", is_gpu=False, has_bf16=False)
 
@@ -93,7 +93,7 @@ class Cell:
             total_steps=STEPS,
             device=CPU,
         )
-        padded = Layout(kind="padded", rows=min(8, rows))  # measured also where it is not tried
+        padded = Layout(kind="padded", rows=min(8, rows))  # measured even if the trial skips it
         self.layouts = {**self.plan.candidates, "padded": padded}
 
     def step(self) -> Batch:
@@ -104,7 +104,7 @@ class Cell:
         return collate([{"input_ids": row, "labels": row} for row in rows])
 
     def seconds(self, step: Batch, name: str) -> tuple[float, int]:
-        """CPU seconds of forward and backward, and the slots that were computed."""
+        """CPU-seconds of forward and backward, and the number of computed slots."""
         start = time.thread_time()
         batches = split(step, self.layouts[name], pad_token_id=0)
         for batch in batches:

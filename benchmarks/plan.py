@@ -1,18 +1,17 @@
-"""What the planner predicts against what a run really holds: `python -m benchmarks.plan`.
+"""Memory predicted by the planner against memory used by a run: `python -m benchmarks.plan`.
 
-Twelve settings on a CPU (rows x length x tuning x checkpointing), and six that were held out
-while the model was made, a process each. In each one a Llama of 12.4 million parameters
-(benchmarks/sft_side.py) trains two steps of real micro-batches through our trainer, by AdamW, and
-is measured in two ways:
+Twelve settings on a CPU (rows x length x tuning x checkpointing) and six settings that were held
+out while the memory model was developed, one process each. A Llama of 12.4 million parameters
+(sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
 
-tensors   bytes of tensors at the peak, weights and optimiser included, counted allocation by
-          allocation by torch's profiler over a whole run
-rss       how far the process's resident memory grows from before training to its peak (VmHWM, a
-          run of its own without the profiler), weights added, against what a run predicts
+tensors   peak bytes of tensors, including weights and optimizer, counted for each allocation by
+          torch's profiler over a whole run
+rss       growth of resident memory from before training to its peak (VmHWM, in a separate run
+          without the profiler) plus weights, against the prediction of a run
 
-`predicted` is the closed form alone; `corrected` is it after the trial that every run makes, which
-also measures what the allocator holds beyond tensors: that is counted for rss.
-Bars: tensors within 10 %, rss within 20 %. `--write` keeps benchmarks/results/plan.json.
+`predicted` is the closed form. `corrected` is the closed form after the trial that every run makes.
+The trial also measures the allocator's memory beyond tensors, which counts for rss.
+Bars: tensors within 10 %, rss within 20 %. `--write` writes benchmarks/results/plan.json.
 """
 
 from __future__ import annotations
@@ -58,16 +57,16 @@ HELD_OUT: list[dict[str, Any]] = [  # Any: arguments of one side
         ("full", 6, 320, "half"),
     ]
 ]
-"""Not looked at before the model stood."""
+"""Settings not used while the memory model was developed."""
 BARS = {"tensors": 0.10, "rss": 0.20}
 MIB = 2**20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--one", help="a setting as JSON, measured in this process")
+    parser.add_argument("--one", help="measure one setting, JSON, in this process")
     parser.add_argument(
-        "--write", action="store_true", help="keep the result in benchmarks/results"
+        "--write", action="store_true", help="write the result to benchmarks/results"
     )
     given = parser.parse_args()
     if given.one:
@@ -90,7 +89,7 @@ def main() -> int:
 
 
 def measure(setting: dict[str, Any]) -> dict[str, Any]:
-    """One setting: predicted and held, in bytes."""
+    """Measure one setting; predicted and measured memory in bytes."""
     import gc
 
     import torch
@@ -101,9 +100,9 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
     from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
-    run_once({**setting, "rows": 1, "length": 64})  # code and constants come to memory
+    run_once({**setting, "rows": 1, "length": 64})  # loads code and constants
     trainer, plan = run_once(setting, train=False)
-    gc.collect()  # trainers are full of cycles: what is freed while it is measured counts against
+    gc.collect()  # trainers are reference cycles: free them before measuring
     host = HostPeak()
     trainer.train()
     growth = host.growth()
@@ -133,13 +132,13 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
         "allocator": of_run.items.get("allocator", 0),
         "predicted_growth": of_run.peak - resident,
         "rss_growth": growth,
-        # of the whole: what is resident before is resident at the peak
+        # relative to the total: memory resident before training is resident at the peak
         "rss_error": None if growth is None else of_run.peak / (resident + growth) - 1,
     }
 
 
 def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
-    """Our trainer over rows of one length, its memory planned as the setting says."""
+    """Make our trainer on rows of one length with the setting's memory plan; train if `train`."""
     import tempfile
 
     import datasets
@@ -171,7 +170,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
         LayoutPlan(
             candidates={"padding_free": Layout(kind="padding_free", rows=rows)},
             slots_per_token={"padding_free": 1.0},
-            reason="as the benchmark has it",
+            reason="set by the benchmark",
         ),
         Choices(),
         total_steps=2,
@@ -254,7 +253,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 def line(one: dict[str, Any]) -> str:
     """Format one setting as a row of a Markdown table."""
     growth = one["rss_growth"]
-    rss = "not told" if growth is None else f"{growth / MIB:.0f} ({one['rss_error']:+.1%})"
+    rss = "not measured" if growth is None else f"{growth / MIB:.0f} ({one['rss_error']:+.1%})"
     return (
         f"| {one['tuning']} | {one['rows']} x {one['length']} | {one['checkpointing']} "
         f"| {one['predicted'] / MIB:.1f} | {one['tensors'] / MIB:.1f} | {one['error']:+.1%} "

@@ -1,15 +1,16 @@
-"""Full tuning in every precision, on the same rows in the same order:
+"""Loss and cost of full tuning in every precision, on the same rows in the same order:
 
     python -m benchmarks.precision
 
-loss: one run a precision of the trainer as users have it (`tunesmith run`), 300 steps of tiny-math
-      on GSM8K; the loss on 200 rows that are not trained on, relative to fp32's.
-cost: CPU seconds of one optimiser step on a Llama of 12.4 million parameters, ours and torch's
-      fused fp32 AdamW in turn, and what ours costs more as a share of a whole step (forward and
-      backward of 2 x 1,024 tokens in bf16 with our kernels, clipping, optimiser); bytes of weights
-      and state.
+loss: one run of the trainer (`tunesmith run`) for each precision, 300 steps of tiny-math on GSM8K;
+      the loss on 200 held-out rows, relative to fp32.
+cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, alternating ours and
+      torch's fused fp32 AdamW; the extra time of ours as a share of a whole step (forward and
+      backward of 2 x 1,024 tokens in bf16 with our kernels, clipping, optimizer); bytes of weights
+      and optimizer state.
 
-One thread, one JSON line. `--data` is a folder with gsm8k/train.jsonl and models/tiny-math.
+Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
+models/tiny-math.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .sft_side import make_model
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
-"""Keys of the result that keep the first name of a precision."""
+"""Keys of the JSON line that differ from the name of the precision."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
 """Largest relative difference of the final loss from fp32's."""
 COST_BAR = 0.05
@@ -53,7 +54,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9, help="of the cost")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of the cost measurement")
     given = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
@@ -109,7 +110,7 @@ def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
             seed=given.seed,
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
-        # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
+        # -P: otherwise kernels.py in this folder would hide a package of that name.
         command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer", scratch]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=env, capture_output=True)
@@ -165,7 +166,7 @@ def cost(rounds: int) -> dict[str, Any]:
         timed = {name: cpu_seconds(one.step) for name, one in optimizers.items()}
         timed["clip"] = cpu_seconds(lambda: torch.nn.utils.clip_grad_norm_(ours, 1.0))
         timed["forward_and_backward"] = cpu_seconds(forward_and_backward) + timed.pop("clip")
-        if turn:  # the first one makes the states
+        if turn:  # the first turn creates the optimizer states
             for name, value in timed.items():
                 seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -190,7 +191,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> int:
-    """Bytes of the weights and of all state."""
+    """Bytes of the weights and of the optimizer state."""
     state = [value for one in optimizer.state.values() for value in one.values()]
     tensors = [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,17 +1,16 @@
-"""Generation alone, our rollout engine against transformers: `python -m benchmarks.rollout`.
+"""Generation, our rollout engine against transformers: `python -m benchmarks.rollout`.
 
-Both sides run alternately, each run in a process of its own on one thread (benchmarks/
-rollout_side.py): the 12.4 M Llama of benchmarks/sft.py with a LoRA adapter of rank 32 that is not
-zero, 2 prompts x 8 completions x 128 tokens at temperature 1; taking over the weights counts. A
-run's figure is its fastest rollout after the first: others on the machine only make it slower.
-One JSON line:
+Both sides run alternately, each run in its own process on one thread (rollout_side.py): the 12.4 M
+Llama of sft.py with a nonzero LoRA adapter of rank 32, 2 prompts x 8 completions x 128 tokens at
+temperature 1, including the weight sync. Each run counts its fastest rollout after the first,
+because other load on the machine can only slow a rollout. Prints one JSON line:
 
 speed_ratio   median over the rounds of theirs / ours, CPU-seconds of a rollout
-memory_ratio  ours / theirs, peak resident memory above what was there before the first rollout
-sync_share    of our CPU-seconds, what taking over the weights takes
+memory_ratio  ours / theirs, peak resident memory minus resident memory before the first rollout
+sync_share    share of the weight sync in our CPU-seconds
 
-`--ragged`: completions of 16 to 128 tokens, log-uniform; transformers' batch runs until the longest
-ends. `--their-allocator` gives our malloc options to the other side as well.
+`--ragged`: completions of 16 to 128 tokens, log-uniform; the batch of transformers runs until its
+longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .two_sides import run_side
 
 SIDE = Path(__file__).with_name("rollout_side.py")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
-"""Least speed_ratio with 70-token prompts and completions of equal length, over `generate`."""
+"""Minimum speed_ratio against `generate`, 70-token prompts, completions of equal length."""
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def main() -> int:
         "--against",
         choices=["generate", "generate-merged"],
         default="generate",
-        help="merged: with merge_adapter before and unmerge_adapter after, which TRL does not",
+        help="generate-merged calls merge_adapter before and unmerge_adapter after (TRL does not)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")

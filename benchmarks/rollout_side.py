@@ -1,4 +1,4 @@
-"""One side of the comparison in benchmarks/rollout.py, in a process of its own: one JSON line."""
+"""One side of rollout.py, in its own process. Prints one JSON line."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def with_lora(dtype: torch.dtype) -> Untyped:
     torch.manual_seed(1)
     model = peft.get_peft_model(make_model(dtype), config)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # zero at the start: then no side would have anything to add
+        if "lora_B" in name:  # B starts at zero, and the adapter would have no effect
             torch.nn.init.normal_(parameter, std=0.02)
     return model.eval()
 
 
 def lengths(ragged: bool) -> list[int]:
-    """Tokens of each completion: all, or log-uniform 16..128."""
+    """Tokens of each completion: 128, or log-uniform 16..128 if ragged."""
     draw = random.Random(0)
     count = PROMPTS * GROUP
     if not ragged:
@@ -78,7 +78,8 @@ def ours(model: Untyped, prompts: list[list[int]], wanted: list[int], layout: An
 def theirs(
     model: Untyped, prompts: list[list[int]], wanted: list[int], merged: bool
 ) -> Callable[[], float]:
-    """A batch runs until its longest completion ends. Without log-probs, which ours gives."""
+    """Rollout of transformers: the batch runs until its longest completion ends. Computes no
+    log-probs, unlike our engine."""
     ids = torch.tensor([prompts[i // GROUP] for i in range(len(wanted))])
 
     def run() -> float:
@@ -115,7 +116,7 @@ def main() -> None:
         [draw.randrange(3, 8192) for _ in range(given.prompt_tokens)] for _ in range(PROMPTS)
     ]
     model, wanted = with_lora(getattr(torch, given.dtype)), lengths(given.ragged)
-    idle = watch_memory()  # before our decoder comes: what it takes is ours to answer for
+    idle = watch_memory()  # before our engine loads, so that its memory counts
     if given.side.startswith("ours"):
         run = ours(model, prompts, wanted, "in_place" if "place" in given.side else "merged")
     else:

@@ -1,12 +1,12 @@
-"""What the self-check costs: `python -m benchmarks.self_check`.
+"""Cost of the self-check: `python -m benchmarks.self_check`.
 
-Whole runs of `tunesmith run` in this process, 5 steps each, the self-check timed where the trainer
-calls it. One thread, CPU seconds, one JSON line; for each case
+Trains as `tunesmith run` does, 5 steps for each case, and times the self-check inside the run.
+CPU-seconds of one thread. Prints one JSON line; for each case
 
 self_check      CPU seconds of the self-check
-step            median CPU seconds of an optimiser step
+step            median CPU seconds of an optimizer step
 share_of_200    self_check / (200 steps)
-within          whether it took at most 3 s or 3 % of 200 steps, whichever is more
+within          true if self_check <= max(3 s, 3 % of 200 steps)
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--repeats", type=int, default=3, help="of each case; the median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs of each case; the median counts"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     spent: list[float] = []
@@ -93,11 +95,11 @@ def _time_the_self_check(spent: list[float]) -> None:
         right(*args)
         spent.append(time.process_time() - began)
 
-    self_check.self_check = timed  # type: ignore[assignment]  # more freely typed
+    self_check.self_check = timed  # type: ignore[assignment]  # untyped wrapper
 
 
 def _time_steps(steps: list[float]) -> None:
-    """From the end of one to the end of the next."""
+    """Append the CPU-seconds between the ends of successive steps."""
     right, ended = RunCallback.on_step_end, [0.0]
 
     def timed(self: RunCallback, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -107,11 +109,11 @@ def _time_steps(steps: list[float]) -> None:
         ended[0] = now
         right(self, args, state, control, **rest)
 
-    RunCallback.on_step_end = timed  # type: ignore[method-assign]  # measured
+    RunCallback.on_step_end = timed  # type: ignore[method-assign]  # adds timing
 
 
 def _larger_model(scratch: Path, like: Path) -> Path:
-    """With the tokenizer of `like`, whose ids it all has."""
+    """Save the 12.4 M Llama with the tokenizer of `like`."""
     folder = scratch / "llama-12m"
     make_model(torch.float32).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(like).save_pretrained(folder)
@@ -134,7 +136,7 @@ def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]
 
 
 def _checks(folder: Path) -> dict[str, int]:
-    """How many passed, and how many not, by state."""
+    """Number of checks by state."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     told = [json.loads(line)["data"] for line in lines]
     (checks,) = [data["checks"] for data in told if "checks" in data]

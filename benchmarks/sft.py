@@ -1,17 +1,17 @@
-"""Supervised fine-tuning, ours against the stock trainer: `python -m benchmarks.sft`.
+"""Supervised fine-tuning, ours against stock TRL: `python -m benchmarks.sft`.
 
-Both sides run alternately, each run in a process of its own on one thread, with the same model,
-rows and order (benchmarks/sft_side.py): a Llama of 12.4 million parameters, rows of 32 to 768
-tokens, LoRA r 32, packs of 2 x 1,024, no recompute. A whole step counts: data, forward, backward,
-clipping, optimiser and what TRL logs. One JSON line:
+Both sides run alternately, each run in its own process on one thread, with the same model, rows and
+order (sft_side.py): a Llama of 12.4 million parameters, rows of 32 to 768 tokens, LoRA r 32, packs
+of 2 x 1,024, no recomputation. A step includes data, forward, backward, clipping, optimizer and
+TRL's logging. Prints one JSON line:
 
 speed_ratio      median over the rounds of ours / theirs: tokens per CPU-second (GPU: per second)
-memory_ratio     ours / theirs, peak memory above what was there before training: resident, or on a
-                 GPU what is allocated there
-loss_difference  the largest relative difference of a step's loss
+memory_ratio     ours / theirs, peak memory minus memory before training: resident memory, or on a
+                 GPU allocated memory
+loss_difference  largest relative difference of a step's loss
 
-`allocator`: ours sets glibc's malloc options as the trainer does; `--their-allocator` gives them to
-the other side as well.
+Our side sets glibc's malloc options as the trainer does; `--their-allocator` sets them for the
+other side as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BARS = {
     ("lora", "bfloat16", "stock-default"): (4.0, None),
     ("full", "float32", "stock-packing"): (1.6, None),
 }
-"""Least speed_ratio and largest memory_ratio that we hold ourselves to."""
+"""Minimum speed_ratio and maximum memory_ratio."""
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def summary(
     on_gpu = ours[0]["device"] != "cpu"
     speed = "tokens_per_second" if on_gpu else "tokens_per_cpu_second"
     ratios = [a[speed] / b[speed] for a, b in zip(ours, theirs, strict=True)]
-    # Padded batches hold other rows a step than packs: their losses say nothing of each other.
+    # Padded batches and packs have different rows in a step, so their losses are not comparable.
     same_rows = given.against != "stock-default"
     bar = BARS.get((given.tuning, given.dtype, given.against), (None, None))
     return {

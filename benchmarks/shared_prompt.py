@@ -1,13 +1,13 @@
-"""What a group's shared prompt saves in training: `python -m benchmarks.shared_prompt`.
+"""Speed-up of sharing a group's prompt in training: `python -m benchmarks.shared_prompt`.
 
-Forward and backward of one GRPO step of the 12.4 M Llama of benchmarks/sft.py, LoRA of rank 32 on
-all projections: 2 prompts, GENERATIONS completions of 128 tokens each. Shared and plain rows in
-turn in one process, one thread, CPU seconds, one JSON line; for each dtype and length of prompts
+Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with LoRA of rank 32 on
+all projections: 2 prompts, GENERATIONS completions of 128 tokens each. Shared and plain rows
+alternate in one process on one thread. Prints one JSON line; for each dtype and length of prompts
 
-forward, backward   median seconds of each layout
+forward, backward   median CPU-seconds of each layout
 least               the smallest forward + backward of each layout
-speed_ratio         plain / shared, of the smallest
-token_ratio         plain / shared
+speed_ratio         plain / shared of `least`
+token_ratio         tokens, plain / shared
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], nargs="+", default=["float32"])
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[70, 512])
     parser.add_argument("--generations", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=6, help="of each layout, after one more")
+    parser.add_argument(
+        "--repeats", type=int, default=6, help="steps of each layout after the warm-up"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     cases = {}
@@ -112,7 +114,7 @@ def _measured(model: Any, rows: list[GroupRow], repeats: int) -> dict[str, Any]:
 
 
 def _step(model: Any, rows: list[GroupRow], layout: GroupLayout) -> tuple[float, float]:
-    """CPU seconds of forward and backward; every completion weighs something else."""
+    """CPU-seconds of forward and of backward; each completion has a different weight."""
     weights = torch.linspace(-1, 1, len(rows))[:, None]
     model.zero_grad()
     began = time.process_time()

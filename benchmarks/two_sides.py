@@ -1,4 +1,4 @@
-"""One side of a comparison, in a process of its own."""
+"""Start of one side of a comparison in its own process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def run_side(script: Path, side: str, arguments: list[str], extra: dict[str, str]) -> Any:
-    """What `script --side SIDE ARGUMENTS` prints as its last line, JSON; `extra` environment. Ends
-    this program with the side's errors if it fails."""
+    """Run `script --side SIDE ARGUMENTS` with `extra` environment and parse the last line it prints
+    as JSON. Exits with the side's errors if the side fails."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
-    # -P: benchmarks/kernels.py beside it must not pass for the package of that name.
+    # -P: otherwise kernels.py in this folder would hide a package of that name.
     command = [sys.executable, "-P", str(script), "--side", side, *arguments]
     done = subprocess.run(command, env=env, capture_output=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""The worst of several figures: one that is no number is worse than all others."""
+"""Conversion of NaN so that it counts as the worst figure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 
 def as_error(figure: float) -> float:
-    """Infinite for NaN, which `max` passes over unless it comes first."""
+    """Return infinity for NaN, because `max` ignores NaN unless it comes first."""
     return math.inf if math.isnan(figure) else figure
 
 
 def as_share(figure: float) -> float:
-    """0 for NaN, which `min` passes over unless it comes first."""
+    """Return 0 for NaN, because `min` ignores NaN unless it comes first."""
     return 0.0 if math.isnan(figure) else figure
