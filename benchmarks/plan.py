@@ -207,7 +207,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             trainer,
             layouts,
             patch(trainer.model).report,
-            given=False if half else setting["checkpointing"],
+            checkpointing=False if half else setting["checkpointing"],
             may_split=False,
             full=full,
             precision="fp32",

@@ -145,7 +145,7 @@ def ours(task: Task) -> Made:
         trainer,
         layouts,
         patched,
-        given=recipe.gradient_checkpointing,
+        checkpointing=recipe.gradient_checkpointing,
         may_split=False,
         full=False,
         precision=load.precision,

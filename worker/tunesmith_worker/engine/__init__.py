@@ -1,1 +1,1 @@
-"""Everything that computes on a model and knows no job."""
+"""Code that computes on a model and does not depend on jobs."""

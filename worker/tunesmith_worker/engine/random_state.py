@@ -1,14 +1,15 @@
-"""torch's random numbers, so that a step can be run again with those it had."""
+"""The state of torch's random number generators, to run a step again with the same numbers."""
 
 from __future__ import annotations
 
 import torch
 
 RandomState = tuple[torch.Tensor, torch.Tensor | None]
-"""The host's, and the device's where that is a GPU. Reading it does not wait for the device."""
+"""States of the CPU and, if there is one, the GPU generator."""
 
 
 def random_state() -> RandomState:
+    """Return the current state, without waiting for the GPU."""
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return torch.get_rng_state(), on_gpu
 

@@ -1,1 +1,1 @@
-"""Planning, measuring and limiting the memory of training."""
+"""Memory of a training step: prediction, measurement, planning, retries."""

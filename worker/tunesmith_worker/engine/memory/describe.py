@@ -1,4 +1,4 @@
-"""The memory plan in words, and as a choice of plan.json."""
+"""The memory plan as text, and as a choice in plan.json."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .choose import Option, Planner
 from .estimate import Policy
 
 NAME = "memory_plan"
-"""Of the choice. Its value is the policy, its figures are all else."""
+"""Key of this choice in plan.json. Its value is the policy; everything else is in its figures."""
 
 
 def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
-    """With the prediction item by item, and the alternatives."""
+    """Return the choice with the prediction item by item, and the alternatives."""
     policy = option.policy
     part = planner.batch.part(policy.parts)
     figures = {
@@ -34,8 +34,8 @@ def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
             "workspace": round(planner.correction.workspace, 4),
         },
         "alternatives": [
-            {"name": one.name, **policy_json(one.policy), **_option_json(one)}
-            for one in planner.alternatives()
+            {"name": option.name, **policy_json(option.policy), **_option_json(option)}
+            for option in planner.alternatives()
         ],
     }
     value: JsonValue = policy_json(policy)
@@ -45,7 +45,7 @@ def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
 
 
 def summary(planner: Planner, option: Option) -> str:
-    """What was chosen, why, and what else there was."""
+    """One line: the chosen modes, the reason, and the alternatives."""
     layers, policy = planner.shape.layers, option.policy
     modes = [policy.mode_of(layer, layers) for layer in range(layers)]
     parts = [f"{modes.count(mode)} layers {mode}" for mode in dict.fromkeys(reversed(modes))]
@@ -53,29 +53,29 @@ def summary(planner: Planner, option: Option) -> str:
         parts.append(f"micro-batches in {policy.parts} parts")
     budget = planner.memory.budget
     peak = option.prediction.peak
-    why = f"predicted peak {format_bytes(peak)} of {format_bytes(budget)} that may be used"
+    why = f"predicted peak {format_bytes(peak)}, limit {format_bytes(budget)}"
     if planner.checkpointing != "auto":
-        why += f", as recipe.gradient_checkpointing={planner.checkpointing!r} says"
+        why += f", set by recipe.gradient_checkpointing={planner.checkpointing!r}"
     if not option.fits:
-        why += "; it may not fit"
-    others = ", ".join(
-        f"{one.name} {format_bytes(one.prediction.peak)} at {one.cost:.2f}x the time"
-        for one in planner.alternatives()
+        why += "; may run out of memory"
+    alternatives = ", ".join(
+        f"{option.name} {format_bytes(option.prediction.peak)} at {option.cost:.2f}x the time"
+        for option in planner.alternatives()
     )
-    return f"{', '.join(parts)}: {why} (all layers: {others})"
+    return f"{', '.join(parts)}: {why} (all layers: {alternatives})"
 
 
 def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
-    """What is done about a failure; `rows`: of an undivided micro-batch."""
+    """Describe the change from the failed policy; `rows`: rows of an unsplit micro-batch."""
     if policy.parts != failed.parts:
         return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
     if policy.offload != failed.offload:
-        return f"the inputs of {policy.offload} recomputed layers go to the host's memory"
+        return f"the inputs of {policy.offload} recomputed layers are offloaded to host memory"
     return f"{policy.keep} layers keep their activations instead of {failed.keep}"
 
 
 def stored_policy(choice: Choice | None, layers: int) -> Policy | None:
-    """What an earlier attempt has settled, if it is of this model."""
+    """Return the policy of an earlier attempt, or None if it does not fit this model."""
     value = None if choice is None else choice.value
     if not isinstance(value, dict):
         return None
@@ -90,7 +90,7 @@ def policy_json(policy: Policy) -> dict[str, JsonValue]:
 
 
 def format_bytes(number: int) -> str:
-    """Of bytes."""
+    """Format bytes as MiB or GiB."""
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 

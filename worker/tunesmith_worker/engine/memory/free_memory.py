@@ -1,4 +1,4 @@
-"""How much memory there is: of a GPU, or of a host and of the limit that a container sets."""
+"""Free memory of the GPU or the host, the container's limit included, and the device's speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_free_memory(device: torch.device, held: int) -> FreeMemory:
-    """`held`: bytes of tensors that this process has on a CPU already; a GPU's are asked for."""
+    """Read free memory. `held`: bytes of this process's tensors, used only on a CPU."""
     host = host_free()
     if device.type != "cuda":
         return FreeMemory(free=host + held, host_free=host, on_gpu=False)
@@ -28,12 +28,12 @@ def read_free_memory(device: torch.device, held: int) -> FreeMemory:
 
 
 def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that the host can give without swapping, and its control groups allow."""
+    """Bytes available on the host without swapping, within the limits of its control groups."""
     return min([int(psutil.virtual_memory().available), *_limits(root, own)])
 
 
 def _limits(root: Path, own: Path) -> list[int]:
-    """What is left below the limit of this process's group and of those above it (version 2, and
+    """Bytes left below the limits of this process's control group and its parents (version 2, and
     version 1 as containers see it)."""
     left = []
     group = "/"
@@ -63,7 +63,7 @@ def _left(limit: Path, used: Path) -> list[int]:
 
 
 def measure_speed(device: torch.device) -> Speed:
-    """Of a GPU: one large product in bf16, and one large copy from pinned memory; some 50 ms."""
+    """Measure a GPU: a large bf16 product and a large copy from pinned memory; about 50 ms."""
     size, megabytes = 4096, 64
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     pinned = torch.empty(megabytes << 20, dtype=torch.uint8, pin_memory=True)
@@ -86,23 +86,23 @@ def measure_speed(device: torch.device) -> Speed:
 
 
 class HostPeak:
-    """How far this process's resident memory grows; where the kernel does not tell, nothing."""
+    """Growth of this process's resident memory, if the kernel reports it."""
 
     def __init__(self) -> None:
-        """Counts from now on: what is free in the allocator goes back to the kernel first."""
+        """Start measuring, after the allocator has returned its free memory to the kernel."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
             self._before = _resident("VmRSS")
-        except OSError:  # no such file, or not ours to write
+        except OSError:  # the file is missing or not writable
             self._before = None
 
     def growth(self) -> int | None:
-        """Bytes, at the most so far."""
-        most = _resident("VmHWM")
-        return None if self._before is None or most is None else max(0, most - self._before)
+        """Maximum growth so far, in bytes; None if not available."""
+        peak = _resident("VmHWM")
+        return None if self._before is None or peak is None else max(0, peak - self._before)
 
 
 def _resident(field: str) -> int | None:

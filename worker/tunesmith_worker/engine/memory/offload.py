@@ -1,9 +1,9 @@
-"""A recomputed layer's input in pinned host memory between forward and backward.
+"""Offload of recomputed layers' inputs to pinned host memory between forward and backward.
 
-On CUDA both copies run on a stream of their own. Forward waits for nothing: the input's memory is
-handed back to the allocator only once its copy is done. In backward a layer's input is fetched
-while the layer after it recomputes, so that at most two of them are on the device. On a CPU there
-is no other memory: the logic runs with plain copies, for tests.
+On CUDA both copies run on a separate stream. Forward does not wait for the copy: the allocator
+reuses the input's memory only after it. In backward, a layer's input is fetched while the layer
+after it recomputes, so at most two inputs are on the device. On a CPU, plain copies run the same
+logic, for tests.
 """
 
 from __future__ import annotations
@@ -14,38 +14,31 @@ from typing import Protocol
 
 import torch
 
-MIN_OFFLOADED_TOKENS = 512
-"""Below it a GPU waits for its host anyway, and a copy costs more than it saves."""
 
-
-class Counts(Protocol):
+class OffloadCounter(Protocol):
     offloads: int
 
 
 class InputOffload:
-    """The inputs of one model's offloaded layers, last in, first out."""
+    """The inputs of one model's offloaded layers; the last stored is fetched first."""
 
-    def __init__(self, least_tokens: int) -> None:
-        self._least_tokens = least_tokens
+    def __init__(self, min_tokens: int) -> None:
+        self._min_tokens = min_tokens
         self._stream: torch.cuda.Stream | None = None
         self._last: _OnHost | None = None
 
     @contextmanager
-    def inputs(self, counts: Counts) -> Iterator[None]:
-        """What a checkpoint in here saves, its hidden states, goes to the host."""
+    def inputs(self, counts: OffloadCounter) -> Iterator[None]:
+        """Move the hidden states that checkpoints save in this block to the host."""
 
         def pack(x: torch.Tensor) -> torch.Tensor | _OnHost:
-            if (
-                not x.is_floating_point()
-                or x.dim() < 2
-                or x.shape[:-1].numel() < self._least_tokens
-            ):
+            if not x.is_floating_point() or x.dim() < 2 or x.shape[:-1].numel() < self._min_tokens:
                 return x
             counts.offloads += 1
-            before = self._last
-            if before is not None and before.fetched_once:
-                before = None  # of a backward that is over
-            self._last = _OnHost(x, self._on(x), before)
+            previous = self._last
+            if previous is not None and previous.fetched_once:
+                previous = None  # belongs to a finished backward pass
+            self._last = _OnHost(x, self._stream_for(x), previous)
             return self._last
 
         def unpack(packed: torch.Tensor | _OnHost) -> torch.Tensor:
@@ -54,37 +47,37 @@ class InputOffload:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
 
-    def _on(self, x: torch.Tensor) -> torch.cuda.Stream | None:
+    def _stream_for(self, x: torch.Tensor) -> torch.cuda.Stream | None:
         if x.is_cuda and self._stream is None:
             self._stream = torch.cuda.Stream(x.device)
         return self._stream if x.is_cuda else None
 
 
 class _OnHost:
-    """One tensor on the host, and for a while on the device again."""
+    """One tensor on the host, copied back to the device on request."""
 
     def __init__(
-        self, x: torch.Tensor, stream: torch.cuda.Stream | None, before: _OnHost | None
+        self, x: torch.Tensor, stream: torch.cuda.Stream | None, previous: _OnHost | None
     ) -> None:
-        """`before`: what was offloaded just before, and is wanted just after."""
-        self._device, self._stream, self._before = x.device, stream, before
+        """`previous`: the tensor offloaded before this one, needed after it in backward."""
+        self._device, self._stream, self._previous = x.device, stream, previous
         self._back: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
         self.fetched_once = False
         x = x.detach()
-        # torch's allocator of pinned memory rounds up to powers of two, keeps what is freed, and
-        # gives a block out again only when the copies that use it are done.
+        # torch's pinned allocator rounds up to powers of two, caches freed blocks, and reuses a
+        # block only after the copies that use it.
         self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=stream is not None)
         if stream is None:
             self._host.copy_(x)
             return
-        stream.wait_stream(torch.cuda.current_stream(x.device))  # what computes x is queued there
+        stream.wait_stream(torch.cuda.current_stream(x.device))  # x is computed on it
         with torch.cuda.stream(stream):
             self._host.copy_(x, non_blocking=True)
-        x.record_stream(stream)  # x's memory is not given out again before the copy is done
+        x.record_stream(stream)  # x's memory is not reused before the copy ends
 
     def fetch(self) -> None:
-        """Begin the copy back."""
+        """Start the copy back to the device."""
         if self._back is not None:
             return
         self.fetched_once = True
@@ -92,22 +85,22 @@ class _OnHost:
             self._back = self._host.clone()
             return
         main = torch.cuda.current_stream(self._device)
-        # Of the main stream's memory: what was queued there before may still be using it.
+        # Allocated on the main stream, whose queued work may still use this memory.
         self._back = torch.empty(self._host.shape, dtype=self._host.dtype, device=self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
             self._back.copy_(self._host, non_blocking=True)
-        self._back.record_stream(self._stream)  # it may be dropped without ever being taken
+        self._back.record_stream(self._stream)  # the tensor may be freed without a call of take
         self._event = self._stream.record_event()
 
     def take(self) -> torch.Tensor:
-        """The tensor, on the device; the one that is wanted next is on its way."""
+        """Return the tensor on the device, and start the copy of the one needed next."""
         self.fetch()
         back, self._back = self._back, None
         assert back is not None
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
-        if self._before is not None:
-            self._before.fetch()
-            self._before = None
+        if self._previous is not None:
+            self._previous.fetch()
+            self._previous = None
         return back

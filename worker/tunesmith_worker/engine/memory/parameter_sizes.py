@@ -1,4 +1,4 @@
-"""What the memory model needs to know, read from a loaded model."""
+"""The inputs of the memory prediction that are read from a loaded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
-    """Bytes are those of the tensors that are there."""
+    """Read the tuning of a model; sizes are those of its tensors."""
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     held = storage_bytes([*model.parameters(), *model.buffers(), *scales(model)])
@@ -43,28 +43,29 @@ def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Pre
 def optimizer_bytes(
     trained: list[torch.nn.Parameter], *, full: bool, precision: Precision
 ) -> float:
-    """For a trained parameter on average: of the state that the run's optimiser makes for tensors
-    of these shapes, on the meta device."""
+    """Average bytes of optimiser state per trained parameter.
+
+    The run's optimiser allocates its state for parameters of these shapes on the meta device."""
     twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
-    kind, given = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
+    kind, arguments = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
         torch.optim.AdamW,
         {"lr": 0.0},
     )
-    optimizer = kind(twins, **given)
+    optimizer = kind(twins, **arguments)
     make_state(optimizer)
     return state_bytes(optimizer) / max(1, sum(p.numel() for p in trained))
 
 
 def _head_weight(model: Untyped) -> torch.Tensor | None:
     head = model.get_output_embeddings()
-    saved = getattr(head, "modules_to_save", None)  # PEFT's: the copy that trains
+    saved = getattr(head, "modules_to_save", None)  # PEFT's trained copy
     if saved:
         head = next(iter(saved.values()))
     return getattr(head, "weight", None)
 
 
 def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
-    """Of an element in the dtype that most of them are in, quantised ones left out."""
+    """Bytes of an element in the most frequent floating-point dtype."""
     counts: dict[int, int] = {}
     for p in parameters:
         if p.is_floating_point():
@@ -73,21 +74,21 @@ def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Of all storages, each once."""
+    """Total bytes of the tensors' storages, each counted once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 def _ranks(model: Untyped) -> tuple[tuple[str, int], ...]:
-    """Adapted projections by name, with the largest rank of any layer."""
-    found: dict[str, int] = {}
+    """Names of adapted projections, with the largest rank of any layer."""
+    ranks: dict[str, int] = {}
     for path, module in model.named_modules():
         if not hasattr(module, "lora_A"):
             continue
         name = path.rpartition(".")[2]
         for rank in module.r.values():
-            found[name] = max(found.get(name, 0), int(rank))
-    return tuple(found.items())
+            ranks[name] = max(ranks.get(name, 0), int(rank))
+    return tuple(ranks.items())
 
 
 def _has_dropout(model: Untyped) -> bool:

@@ -1,10 +1,11 @@
-"""One forward and backward of a real batch, measured: tensor bytes at the peak, and what each layer
-keeps. Leaves no trace: no gradient, no random number drawn, no optimiser step.
+"""Measurement of one forward and backward: peak tensor bytes, and bytes that each layer saves.
 
-On a GPU its allocator counts. On a CPU torch's profiler does, which sees every allocation of a
-tensor, those inside of operations included, and costs about a tenth of the pass. A second pass on
-a CPU, without the profiler, shows how far resident memory exceeds them: glibc keeps what is freed,
-and a tensor of another size that takes some of it breaks it up.
+The probe restores the state: no gradient, no random number and no optimiser step remains.
+
+On a GPU the allocator's statistics are used. On a CPU torch's profiler records every tensor
+allocation, also inside operations, at about a tenth of the pass's time. A second pass on a CPU,
+without the profiler, measures how far resident memory exceeds the tensors: glibc keeps freed
+blocks, and tensors of other sizes fragment them.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass
 class Peak:
-    """Bytes above what there was before; filled in when the measuring ends."""
+    """Peak bytes above those at the start; set when the measurement ends."""
 
     peak: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Bytes of one pass, above what is resident."""
+    """Bytes of one pass, above those resident before."""
 
     peak: int
     kept: tuple[int, ...] = field(default_factory=tuple)
-    """What each layer saved for backward, its input included; a recomputed one's input alone, an
-    offloaded one's nothing."""
+    """Bytes that each layer saves for backward, its input included. A recomputed layer saves only
+    its input, an offloaded layer nothing."""
     allocator: int = 0
-    """Resident beyond the tensors at the peak; 0 on a GPU, and where the kernel does not tell."""
+    """Resident bytes beyond the tensors at the peak; 0 on a GPU, or if not available."""
 
 
 @contextmanager
 def measure_peak(device: torch.device) -> Iterator[Peak]:
-    """Tensor bytes at the peak of what runs in here."""
-    gc.collect()  # what it freed meanwhile would count as if what runs had given it back
+    """Measure the peak of tensor bytes in this block."""
+    gc.collect()  # freeing older tensors within the block would lower the peak
     held = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -55,7 +56,7 @@ def measure_peak(device: torch.device) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         held.peak = torch.cuda.max_memory_allocated(device) - before
         return
-    # What runs may raise: the profiler must be closed then as well.
+    # `with` closes the profiler also when the block raises.
     with profile(use_kineto=True, profile_memory=True) as profiler:
         yield held
     results: Untyped = profiler.kineto_results
@@ -68,8 +69,9 @@ def measure_peak(device: torch.device) -> Iterator[Peak]:
 
 @contextmanager
 def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iterator[list[int]]:
-    """Bytes that each layer saves for backward, each storage counted where it is first saved.
-    `resident`: addresses of storages that do not count (weights)."""
+    """Count the bytes that each layer saves for backward; a storage counts where it is first saved.
+
+    `resident`: addresses of storages that are not counted (weights)."""
     kept = [0] * len(layers)
     seen = set(resident)
     current: list[int] = []
@@ -79,7 +81,7 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
         if current and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             kept[current[-1]] += storage.nbytes()
-        return x.detach()  # x itself may be an output, which would then hold its own graph
+        return x.detach()  # x may be an output, which would keep its own graph alive
 
     def entering(number: int) -> Callable[..., None]:
         return lambda *_: current.append(number)
@@ -102,8 +104,10 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
 def run_probe(
     model: torch.nn.Module, layers: Sequence[torch.nn.Module], loss_of: Callable[[], torch.Tensor]
 ) -> Probe:
-    """`loss_of` computes the loss of the batch on `model`, whose gradients are None before and
-    after. Raises what the pass raises, out of memory above all, and leaves no trace then either."""
+    """Run forward and backward once and measure them.
+
+    `loss_of` computes the loss of the batch on `model`, whose gradients are None before and after.
+    Errors of the pass, such as out of memory, propagate; the state is restored then as well."""
     device = next(model.parameters()).device
     tensors = (*model.parameters(), *model.buffers())
     resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -1,8 +1,7 @@
-"""Which decoder layers keep their activations, which recompute them in backward, and which of those
-have their input in the host's memory meanwhile: layer by layer, and counted.
+"""Activation modes of decoder layers: keep, recompute, or recompute with the input on the host.
 
-transformers turns recomputation on for a whole model; each of its layers asks a flag and calls a
-function of its own, though, and those are what is set here. Works for its own layers and for ours.
+transformers enables recomputation for a whole model. Each of its layers reads a flag and calls a
+function of its own; this file sets both per layer, and counts recomputations and offloads.
 """
 
 from __future__ import annotations
@@ -18,36 +17,37 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tunesmith_schema import LayerMemory
 
+from .choose import MIN_OFFLOADED_TOKENS
 from .estimate import Mode
-from .offload import MIN_OFFLOADED_TOKENS, InputOffload
+from .offload import InputOffload
 
 Untyped = Any  # Any: transformers is not typed
 
 
 @dataclass
 class LayerCounts:
-    """What one layer has done since it was set up."""
+    """Counts of one layer since its mode was set."""
 
     mode: Mode
     forwards: int = 0
-    """Under this mode, in training; kept layers are not counted."""
+    """Forward passes in training; not counted for layers that keep their activations."""
     recomputes: int = 0
     offloads: int = 0
-    """Inputs that went to the host; short ones stay."""
+    """Inputs copied to the host; short inputs stay on the device."""
 
 
 class LayerModes:
     """Sets and counts the modes of one model's layers."""
 
     def __init__(self, model: Untyped, *, min_offloaded_tokens: int = MIN_OFFLOADED_TOKENS) -> None:
-        """`min_offloaded_tokens`: tokens below which an input stays on the device."""
+        """`min_offloaded_tokens`: inputs with fewer tokens stay on the device."""
         self.layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self.counts: list[LayerCounts] = []
         self._offload = InputOffload(min_offloaded_tokens)
         self.set(["keep"] * len(self.layers))
 
     def set(self, modes: Sequence[Mode]) -> None:
-        """One mode for each layer, in the order of the forward pass."""
+        """Set the mode of each layer, in the order of the forward pass, and reset the counts."""
         self.counts = [LayerCounts(mode) for mode in modes]
         layer: Untyped
         for layer, counts in zip(self.layers, self.counts, strict=True):
@@ -57,6 +57,7 @@ class LayerModes:
             )
 
     def undo(self) -> None:
+        """Remove the flag and the function from every layer."""
         layer: Untyped
         for layer in self.layers:
             layer.__dict__.pop("gradient_checkpointing", None)
@@ -64,27 +65,30 @@ class LayerModes:
         self.counts = []
 
     def deviations(self) -> list[str]:
-        """Layers that have not done what their mode says; empty when all have."""
-        found = []
+        """Return a text for each layer that did not follow its mode."""
+        deviations = []
         for number, counts in enumerate(self.counts):
             layer: Untyped = self.layers[number]
             on = bool(layer.gradient_checkpointing)
             if on != (counts.mode != "keep"):
-                found.append(f"layer {number} was to {counts.mode}, but somebody set its flag {on}")
+                deviations.append(
+                    f"layer {number} has mode {counts.mode}, but its gradient_checkpointing "
+                    f"flag was set to {on}"
+                )
             elif counts.recomputes != counts.forwards:
-                found.append(
+                deviations.append(
                     f"layer {number} recomputed {counts.recomputes} of {counts.forwards} forwards"
                 )
-        return found
+        return deviations
 
 
 Counter = Callable[[], list[int]]
-"""A count for each layer, layer 0 first."""
+"""Returns one count per layer, layer 0 first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCounters:
-    """What the plan says of each layer, and who counts what became of it."""
+    """The planned mode of each layer, and functions that return its counts."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
     recomputes: Counter | None = None
@@ -100,9 +104,10 @@ class LayerCounters:
 
 @contextmanager
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
-    """For TRL's code without gradients: where it finds a layer that recomputes, it turns that off
-    for the whole model and then on for all of it, with a hook on the embedding, whatever each layer
-    was set to."""
+    """Turn recomputation off in the block and restore each layer's flag after it.
+
+    TRL's code without gradients would otherwise turn recomputation off for the whole model and then
+    on for every layer, with a hook on the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]
@@ -116,7 +121,7 @@ def no_layer_recomputes(model: Untyped) -> Iterator[None]:
 
 
 class _Recompute:
-    """What a layer calls in place of its forward."""
+    """Replacement for the function that a layer calls to run its forward."""
 
     def __init__(self, counts: LayerCounts, offload: InputOffload | None) -> None:
         self._counts = counts
@@ -135,7 +140,7 @@ class _Recompute:
             return run(*args, **kwargs)
 
         offload = nullcontext() if self._offload is None else self._offload.inputs(self._counts)
-        # Without reentry: a frozen embedding's output needs no gradient, and random numbers are
-        # those of the forward.
+        # Not reentrant: a frozen embedding's output needs no gradient, and the recomputation uses
+        # the random numbers of the forward pass.
         with offload:
             return checkpoint(counted, *args, use_reentrant=False, **kwargs)

@@ -1,19 +1,19 @@
-"""The memory of a trainer's steps while it trains: watched, and planned anew when it runs out.
+"""Retries of training steps and evaluations that run out of memory.
 
-Out of memory in forward or backward loses no step and repeats none: what the step has gathered so
-far is dropped, the plan takes less, and the step runs again from its start, with its random
-numbers. So it does when a layer cannot be compiled, or a layout that is only tried runs out of
-memory: the step then takes another layout. Micro-batches may get smaller and more; the loss is
-normalised over the whole step, so the step stays what it was.
+When forward or backward runs out of memory, the gradients of the step are dropped, the memory plan
+is reduced and the step runs again with the same random numbers. No step is lost or repeated. The
+same happens when a layer cannot be compiled, or a layout under trial runs out of memory: the step
+then uses another layout. The loss is normalised over the whole step, so smaller micro-batches do
+not change it.
 
-The optimiser's state is made before the first step: what does not fit beside it shows in that
-step, and an update finds all it needs, so that none stops halfway.
+The optimiser's state is allocated before the first step, so that no update fails halfway.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -34,15 +34,17 @@ T = TypeVar("T")
 
 
 class StepRetry:
+    """Runs the steps of a trainer and reduces the memory plan after a failure."""
+
     def __init__(
         self, trainer: Untyped, modes: LayerModes, policy: Policy, replan: Callable[[str], Policy]
     ) -> None:
-        """`replan`: given what the failure said, the policy to go on with; raises when there is
-        none."""
+        """`replan`: takes the failure's message and returns the next policy; raises RunError if
+        there is none."""
         self._trainer, self.modes = trainer, modes
         self._replan = replan
         self.planned: list[Mode] = []
-        """Of each layer; the same list when the plan changes."""
+        """Mode of each layer; the list object stays the same when the plan changes."""
         self.largest: MicroBatch | None = None
         """The largest micro-batch so far."""
         self._has_state = False
@@ -55,32 +57,33 @@ class StepRetry:
         self.modes.set(self.planned)
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Forward and backward of an optimiser step, from its start if need be; its loss."""
+        """Run forward and backward of an optimiser step, with retries, and return the loss."""
         if not self._has_state:
             self._make_optimizer_state()
         state = random_state()
         while True:
             counters = self._trainer.counters()
-            found = self._tried(step)
-            if not isinstance(found, str):
-                return found
-            # The exception is gone, and with it all that its frames held.
-            self.recover(found)
+            result = _attempt(step)
+            if not isinstance(result, _Failure):
+                return result
+            # The exception, and the tensors that its frames referenced, are released by now.
+            self.recover(result.text)
             restore_random_state(state)
             self._trainer.restore_counters(counters)
 
     def recover(self, failure: str) -> None:
-        """Drop what a failed pass has left, and plan anew."""
+        """Drop the gradients of a failed pass and apply the next policy."""
         self._trainer.model.zero_grad(set_to_none=True)
         release_cached_memory()
         self.apply(self._replan(failure))
 
     def _make_optimizer_state(self) -> None:
-        """Once more after a failure, with all that is free given back: there is nothing yet that
-        could take less. Raises RunError where that does not do."""
+        """Allocate the optimiser's state; on failure release cached memory and try once more.
+
+        Raises RunError if the second attempt fails."""
         for last in (False, True):
-            failure = self._tried(lambda: make_state(self._trainer.optimizer))
-            if not isinstance(failure, str):
+            result = _attempt(lambda: make_state(self._trainer.optimizer))
+            if not isinstance(result, _Failure):
                 self._has_state = True
                 return
             if last:
@@ -88,88 +91,86 @@ class StepRetry:
             release_cached_memory()
         raise RunError(
             ErrorCode.OUT_OF_MEMORY,
-            f"Out of memory for the optimiser's state, before the first update: {failure}",
+            f"Out of memory for the optimiser's state, before the first update: {result.text}",
             category=ErrorCategory.OUT_OF_MEMORY,
-            hint="No batch is small enough for that. Use a smaller model, LoRA instead of full "
+            hint="A smaller batch does not help. Use a smaller model, LoRA instead of full "
             "tuning, or for full tuning recipe.precision='bf16_sr8'.",
         )
 
     def observe(self, batch: Batch) -> None:
-        """A micro-batch, before it is computed."""
+        """Record the size of a micro-batch before its forward pass."""
         size: MicroBatch = self._trainer.describe(batch)
         if self.largest is None or size.tokens > self.largest.tokens:
             self.largest = size
 
-    @staticmethod
-    def _tried(step: Callable[[], T]) -> T | str:
-        """What it gives, or what the failure says."""
-        try:
-            return step()
-        except Exception as error:  # torch raises these two kinds as many types; others go on
-            if not is_out_of_memory(error) and not is_compile_error(error):
-                raise
-            return first_line(error)
-
 
 class EvaluationRetry:
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    """Splits evaluation batches into smaller parts after an out-of-memory failure.
+
+    The loss is a sum over tokens, so parts change only its rounding."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
         self.parts = 1
-        """Into how many an evaluation's batches are split."""
+        """Number of parts that each evaluation batch is split into."""
 
     def run(self, evaluate: Callable[[int], T], *, rows: int, restore: Callable[[], None]) -> T:
-        """`evaluate` takes a batch of `rows` rows in so many parts; `restore` undoes what it has
-        counted before it failed. Raises RunError where one row at a time does not fit."""
+        """Call `evaluate(parts)` until it succeeds, with twice as many parts after each failure.
+
+        `rows`: rows of the batch. `restore` resets the counters that a failed call changed. Raises
+        RunError if one row at a time does not fit."""
         while True:
-            found = self._tried(evaluate)
-            if not isinstance(found, _Failure):
-                return found
-            # The exception is gone, and with it all that its frames held.
+            result = _attempt(lambda: evaluate(self.parts), retry_compile_errors=False)
+            if not isinstance(result, _Failure):
+                return result
+            # The exception, and the tensors that its frames referenced, are released by now.
             release_cached_memory()
             restore()
             if self.parts >= rows:
                 raise RunError(
                     ErrorCode.OUT_OF_MEMORY,
-                    f"Out of memory in an evaluation with one row at a time: {found.text}",
+                    f"Out of memory in an evaluation with one row at a time: {result.text}",
                     category=ErrorCategory.OUT_OF_MEMORY,
-                    hint="Leave out the validation file's longest rows, or set a lower "
+                    hint="Remove the longest rows from the validation file, or set a lower "
                     "recipe.max_seq_length.",
                 )
             self.parts = min(rows, 2 * self.parts)
-            self._tell(
-                f"Out of memory in an evaluation ({found.text}): its batches are taken in "
-                f"{self.parts} parts. Its loss stays that of the whole file."
+            self._warn(
+                f"Out of memory in an evaluation ({result.text}): its batches are split into "
+                f"{self.parts} parts. The loss is still over the whole file."
             )
 
-    def _tried(self, evaluate: Callable[[int], T]) -> T | _Failure:
-        try:
-            return evaluate(self.parts)
-        except Exception as error:  # out of memory comes as many types; others go on
-            if not is_out_of_memory(error):
-                raise
-            return _Failure(first_line(error))
 
-
+@dataclass(frozen=True, slots=True)
 class _Failure:
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
+
+
+def _attempt(work: Callable[[], T], *, retry_compile_errors: bool = True) -> T | _Failure:
+    try:
+        return work()
+    except Exception as error:  # torch raises these two kinds as many types; others propagate
+        if is_out_of_memory(error) or (retry_compile_errors and is_compile_error(error)):
+            return _Failure(first_line(error))
+        raise
 
 
 def release_cached_memory() -> None:
-    """Of what nothing refers to any more, and of what torch keeps for later."""
+    """Collect garbage and return the memory that torch's CUDA allocator caches."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def first_line(error: Exception) -> str:
-    """And the second, where the first ends in a colon."""
+    """Return the first line of an error's message, and the second if the first ends in a colon."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def micro_batch_of(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
-    """Counting labels waits for the device; without it every position counts as labelled."""
+    """Return the size of a batch. `count_labels` waits for the device; without it, every position
+    counts as labelled."""
     rows, longest = (int(size) for size in batch["input_ids"].shape)
     tokens, padded = rows * longest, True
     if "cu_seq_lens_q" in batch:
