@@ -88,9 +88,7 @@ def _score(
     indices = None if layout is None else layout.labelled
     if indices is None:
         indices = mask.flatten().nonzero()[:, 0]
-    sources = indices + indices // max(
-        1, mask.shape[1]
-    )  # index in [B, T], whose rows are one longer
+    sources = indices + indices // max(1, mask.shape[1])  # flat indices in [B, T]
     targets = labels.flatten().index_select(0, sources + 1)
     scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
     per_token = [

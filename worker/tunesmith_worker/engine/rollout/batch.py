@@ -95,7 +95,7 @@ class Batch:
         try:
             self._decode()
         finally:
-            # Otherwise the traceback of an error would keep them alive.
+            # Otherwise the traceback of an error would keep the cache alive.
             self._cache = None
             for row in self._rows:
                 row.release()
