@@ -118,7 +118,7 @@ def test_a_full_disk_costs_the_samples_and_not_the_run(tmp_path: Path) -> None:
     (line,) = run.events.read_text().splitlines()
     event = RunEvent.model_validate_json(line)
     assert (event.kind, event.level) == (EventKind.MESSAGE, "warn")
-    assert "step 2: its 1 samples could not be kept" in event.message
+    assert "step 2: 1 samples not written" in event.message
 
 
 def test_steps_that_are_done_again_leave_no_samples_behind(tmp_path: Path) -> None:

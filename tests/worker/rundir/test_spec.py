@@ -45,8 +45,8 @@ def data_is_missing(run: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no spec.json": (without_spec, "has no spec.json"),
-    "a folder": (spec_is_a_folder, "spec.json cannot be read: Is a directory"),
+    "no spec.json": (without_spec, "file not found: {run}/spec.json"),
+    "a folder": (spec_is_a_folder, "cannot read {run}/spec.json: Is a directory"),
     "no JSON": (spec_is_no_json, "spec.json: Invalid JSON: key must be a string at line 1"),
     "a list": (spec_is_a_list, "spec.json: must be an object"),
     "an unknown field": (
@@ -67,24 +67,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "several": (
         lambda run: change(run, recipe={"max_steps": 0}, seed=-1),
-        " (2 errors; this is the first)",
+        " (first of 2 errors)",
     ),
     "an absolute path": (
         lambda run: change(run, training_file="/data/train.jsonl"),
-        "training_file must lie inside the run directory, got /data/train.jsonl",
+        "training_file must be a path inside the run directory, got /data/train.jsonl",
     ),
     "a path that leaves": (
         lambda run: change(run, validation_file="../other/valid.jsonl"),
-        "validation_file must lie inside the run directory, got ../other/valid.jsonl",
+        "validation_file must be a path inside the run directory, got ../other/valid.jsonl",
     ),
-    "no data": (data_is_missing, "training_file: {run}/data/train.jsonl does not exist"),
+    "no data": (data_is_missing, "training_file: file not found: {run}/data/train.jsonl"),
     "data that is a folder": (
         lambda run: change(run, training_file="data"),
-        "training_file: {run}/data is not a file",
+        "training_file: not a file: {run}/data",
     ),
     "no model": (
         lambda run: change(run, model_path="/nowhere/model"),
-        "Model 'acme/tiny': there is no folder /nowhere/model",
+        "Model 'acme/tiny': folder not found: /nowhere/model",
     ),
 }
 
@@ -119,7 +119,7 @@ def test_the_link_that_is_advised_leads_to_the_file(
     mine.write_text("a row of mine")
     change(run, training_file="../mine.jsonl")
     assert main(run) == 2
-    advised = capsys.readouterr().err.partition("link it there: ")[2].partition(",")[0]
+    advised = capsys.readouterr().err.partition("create a link: ")[2].partition(",")[0]
     subprocess.run(advised.split(), check=True)
     assert (run / "data" / "mine.jsonl").read_text() == "a row of mine"
 
@@ -130,7 +130,7 @@ def test_a_folder_that_is_not_there(
 ) -> None:
     run = tmp_path / "nowhere"
     assert (compare_stock(run, 2) if compared else main(run)) == 2
-    assert f"error: there is no folder {run}\n" in capsys.readouterr().err
+    assert f"error: folder not found: {run}\n" in capsys.readouterr().err
     assert not run.exists()
 
 

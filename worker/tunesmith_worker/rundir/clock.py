@@ -1,6 +1,6 @@
-"""Wall time by phase: every moment belongs to exactly one, so the phases sum to the whole.
+"""Wall time by phase: each moment belongs to one phase, so the phases sum to the total.
 
-Does not know torch: a device that works on while the host goes on brings a timeline of its own.
+A device that runs asynchronously provides a `Timeline`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Protocol
 from tunesmith_schema import COMPUTE, PhaseName
 
 Charge = Callable[[str, float], None]
-"""Books seconds on a phase."""
+"""Adds seconds to a phase."""
 
 
 class Timeline(Protocol):
-    """Books the host's spans once it is known what the device did meanwhile."""
+    """Assigns the host's time to phases once the device's work is known."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
-        """The host has left `ended`, in which it was for `seconds`, and is in `begins` now."""
+        """Note that the host changed from phase `ended`, after `seconds`, to phase `begins`."""
 
     def finish(self, seconds: float) -> None:
-        """Wait for the device and book everything, `seconds` in all since the start."""
+        """Wait for the device and assign all `seconds` since the start."""
 
 
 class WallClock:
-    """Starts in the phase `other`. `now` gives seconds."""
+    """Starts in the phase `other`. `now` returns seconds."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -36,12 +36,12 @@ class WallClock:
         self._timeline: Timeline | None = None
         self._timeline_began = 0.0
         self.phase: str = PhaseName.OTHER
-        """What the time goes to now."""
+        """Current phase."""
         self.computed: Callable[[str, float], None] = lambda phase, seconds: None
-        """Told of each forward, backward and optimiser step once its duration is known."""
+        """Called with phase and seconds of each forward, backward and optimiser step."""
 
     def switch(self, phase: str) -> str:
-        """From here on time goes to `phase`; gives the one before."""
+        """Change to `phase`; return the previous phase."""
         now, ended = self._now(), self.phase
         if self._timeline is None:
             self.charge(ended, now - self._since)
@@ -52,7 +52,7 @@ class WallClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Time goes to `phase` in here, and then again to the one before."""
+        """Change to `phase` for the block."""
         before = self.switch(phase)
         try:
             yield
@@ -65,12 +65,12 @@ class WallClock:
             self.computed(phase, seconds)
 
     def move(self, phase: str, to: str, seconds: float) -> None:
-        """A part of what `phase` was charged with belongs to another one."""
+        """Move seconds from `phase` to another phase."""
         self._spent[phase] = self._spent.get(phase, 0.0) - seconds
         self._spent[to] = self._spent.get(to, 0.0) + seconds
 
     def follow(self, timeline: Timeline) -> None:
-        """Let `timeline` do the booking until `unfollow`."""
+        """Let `timeline` assign the time until `unfollow`."""
         self.switch(self.phase)
         self._timeline, self._timeline_began = timeline, self._now()
 
@@ -86,7 +86,7 @@ class WallClock:
         return self._now() - self._began
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase until now. What is not booked yet counts to the present phase."""
+        """Return seconds by phase. Time not assigned yet counts for the current phase."""
         spent = dict(self._spent)
         missing = self.wall - sum(spent.values())
         spent[self.phase] = spent.get(self.phase, 0.0) + missing

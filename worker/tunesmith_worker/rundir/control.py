@@ -1,6 +1,6 @@
-"""How a run is told to stop: SIGTERM (leave cleanly) and control.json (leave at once, or end here).
+"""Requests to end a run: SIGTERM (save and exit) and control.json (cancel or stop).
 
-Does not save anything itself: once training has begun, the callback acts on `stop_requested`.
+During training the trainer's callback saves and acts on `stop_requested`.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from .paths import RunDirectory, remove_unfinished, write_json
 
 
 class StopControl:
-    def __init__(self, run: RunDirectory, before_leaving: Callable[[], None]) -> None:
-        self._run, self._before_leaving = run, before_leaving
+    def __init__(self, run: RunDirectory, before_exit: Callable[[], None]) -> None:
+        self._run, self._before_exit = run, before_exit
         self._step: int | None = None
         self.stop_requested = False
-        """Leave at the step's end; the job is not over."""
+        """Save and exit at the end of the step; the job continues later."""
         self.end_requested = False
-        """The step that has just ended is to be the last; SIGTERM goes before."""
+        """The last step was the final one. SIGTERM has priority."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
-        """From here on there is something worth saving: SIGTERM waits for the step's end."""
+        """Note that training begins: from now on SIGTERM waits for the end of the step."""
         self._step = 0
 
     def step_ended(self, step: int) -> None:
-        """Leave if cancelled. Costs one `stat` while nobody has asked for anything."""
+        """Exit if cancelled. Costs one `stat` without a request."""
         self._step = step
-        asked = self._asked()
-        if asked == ControlAction.CANCEL:
-            self._leave()
-        self.end_requested = asked == ControlAction.STOP and not self.stop_requested
+        action = self._requested_action()
+        if action == ControlAction.CANCEL:
+            self._exit()
+        self.end_requested = action == ControlAction.STOP and not self.stop_requested
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
-        if self._step is None or self._asked() == ControlAction.CANCEL:
-            self._leave()
+        if self._step is None or self._requested_action() == ControlAction.CANCEL:
+            self._exit()
 
-    def _asked(self) -> ControlAction | None:
+    def _requested_action(self) -> ControlAction | None:
         if not self._run.control.exists():
             return None
         try:
             return ControlFile.model_validate_json(self._run.control.read_bytes()).action
-        except ValidationError:  # half written: the next step looks again
+        except ValidationError:  # incomplete: read again after the next step
             return None
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         remove_unfinished(self._run.root)
-        # _exit, because a signal may arrive in the middle of an import, where raising would be
-        # caught by whoever tries optional packages.
-        self._before_leaving()
+        # os._exit: the signal may arrive during an import of an optional package, where an
+        # exception would be caught.
+        self._before_exit()
         write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))
         os._exit(EXIT_STOPPED)

@@ -1,7 +1,4 @@
-"""Why a run failed, in words a user can act on: exceptions become `JobFailure`s here.
-
-Does not import torch: a light worker uses the data errors too.
-"""
+"""Conversion of exceptions to `JobFailure`s with a message and a hint for the user."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 _MESSAGE_LIMIT = 4000
 EXIT_DISK_FULL = 74
-"""Of a trainer that had not even the space to say so (EX_IOERR of sysexits.h)."""
+"""Exit status of a trainer without disk space for its result (EX_IOERR of sysexits.h)."""
 EXIT_READ_ONLY = 73
-"""Of a trainer that may not write where its result belongs (EX_CANTCREAT of sysexits.h)."""
+"""Exit status of a trainer that cannot write its result (EX_CANTCREAT of sysexits.h)."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _DEVICE = ("cuda error", "cuda driver error", "[cuda]", "nccl", "cublas_status", "cudnn_status")
-"""As torch, Triton and bitsandbytes begin what a card or its driver said; lower case."""
-_SUPPORT = "The worker's log has the traceback. If it happens again, report it with the job id."
+"""Words of device errors in torch, Triton and bitsandbytes, lower case."""
+_SUPPORT = "See the traceback in the worker's log. If it happens again, report it with the job id."
 
 
 class RunError(Exception):
-    """A failure that was foreseen: carries what the user will read."""
+    """An expected failure, with the message for the user."""
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class RunError(Exception):
 
 
 class DataError(RunError):
-    """The data set is at fault."""
+    """An error in the data set."""
 
     def __init__(
         self, message: str, *, code: ErrorCode = ErrorCode.DATASET_INVALID, hint: str | None = None
@@ -58,7 +55,7 @@ class DataError(RunError):
 
 
 def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure:
-    """What to tell the user about `error`. `writable`: a folder that ought to be."""
+    """Return the failure for the user. `writable`: folder that must be writable."""
     if isinstance(error, RunError):
         return error.failure
     if is_out_of_memory(error):
@@ -68,49 +65,60 @@ def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure
         )
         return _out_of_memory("before training", error, advice).failure
     if is_disk_full(error):
-        return disk_full(str(error))
+        return disk_full(error_text(error))
     if is_read_only(error, writable):
-        return storage_read_only(str(error))
+        return storage_read_only(error_text(error))
     if is_device_error(error):
         return _device_error(error)
     return RunError(
         ErrorCode.TRAINER_CRASHED,
-        f"The trainer crashed: {type(error).__name__}: {error}",
+        f"The trainer crashed: {type(error).__name__}: {error_text(error)}",
         category=ErrorCategory.INFRASTRUCTURE,
         hint=_SUPPORT,
     ).failure
 
 
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception; of an OSError the cause and the path, without its number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    cause = "file not found" if isinstance(error, FileNotFoundError) else error.strerror.lower()
+    path = error.filename
+    if path is None:
+        return cause
+    return f"{cause}: {os.fsdecode(path) if isinstance(path, bytes) else path}"
+
+
 def print_failure(failure: JobFailure) -> None:
-    """To somebody who runs a program by hand: one line, and one with what to do."""
+    """Print error and hint on stderr, a line each."""
     sys.stderr.write(f"error: {failure.message}\n")
     if failure.hint:
         sys.stderr.write(f"hint: {failure.hint}\n")
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a write failed for want of space, a quota or a limit, whoever did the writing."""
+    """Return True if a write failed for lack of space, a quota or a limit on file size."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True
-        # Rust libraries (safetensors, tokenizers) raise errors of their own.
+        # Rust libraries (safetensors, tokenizers) raise their own errors.
         if any(f"os error {number})" in str(error) for number in _NO_SPACE):
             return True
         error = error.__cause__
     return False
 
 
-def disk_full(what: str) -> JobFailure:
+def disk_full(cause: str) -> JobFailure:
     return RunError(
         ErrorCode.DISK_FULL,
-        f"The worker's disk is full: {what}",
+        f"The worker's disk is full: {cause}",
         category=ErrorCategory.INFRASTRUCTURE,
         hint="Free space in the worker's data directory, then start the job again.",
     ).failure
 
 
 def is_read_only(error: BaseException | None, writable: Path | None) -> bool:
-    """Whether a write was refused: by a file system that is read-only, or below `writable`."""
+    """Return True if a file system is read-only or a write below `writable` was refused."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EROFS:
             return True
@@ -125,18 +133,18 @@ def is_read_only(error: BaseException | None, writable: Path | None) -> bool:
     return False
 
 
-def storage_read_only(what: str) -> JobFailure:
+def storage_read_only(cause: str) -> JobFailure:
     return RunError(
         ErrorCode.STORAGE_READ_ONLY,
-        f"Nothing can be written on the worker's host: {what}",
+        f"The worker's storage is not writable: {cause}",
         category=ErrorCategory.INFRASTRUCTURE,
-        hint="Is the file system of the worker's data directory mounted read-only, after a disk "
-        "error perhaps (`dmesg`), or does the directory belong to another user?",
+        hint="Check if the file system of the worker's data directory is mounted read-only (after "
+        "a disk error, see `dmesg`) or if the directory belongs to another user.",
     ).failure
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the card or its driver gave up, and not for want of memory."""
+    """Return True for an error of the GPU or its driver, other than out of memory."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _DEVICE)
 
@@ -146,18 +154,18 @@ def _device_error(error: BaseException) -> JobFailure:
     lower = str(error).lower()
     if "device-side assert" in lower:
         hint = (
-            "A kernel met an index out of range, mostly a token id or label that the model does "
-            "not have. CUDA_LAUNCH_BLOCKING=1 in the worker's environment names the place."
+            "An index is out of range, usually a token id or label that the model does not have. "
+            "Set CUDA_LAUNCH_BLOCKING=1 in the worker's environment to locate it."
         )
     elif "ecc" in lower:
         hint = (
-            "The card's memory is damaged: `nvidia-smi -q -d ECC,ROW_REMAPPER` on the worker's "
-            "host; drain the worker (`tunesmith worker drain`) and reset or replace the card."
+            "The GPU's memory is damaged: run `nvidia-smi -q -d ECC,ROW_REMAPPER` on the worker's "
+            "host, drain the worker (`tunesmith worker drain`) and reset or replace the GPU."
         )
     else:
         hint = (
-            "The card or its driver gave up: `dmesg | grep -i xid` and `nvidia-smi` on the "
-            "worker's host. If it happens again there, drain the worker and reset the card."
+            "The GPU or its driver failed: run `dmesg | grep -i xid` and `nvidia-smi` on the "
+            "worker's host. If it happens again, drain the worker and reset the GPU."
         )
     return RunError(
         ErrorCode.DEVICE_ERROR,
@@ -169,7 +177,7 @@ def _device_error(error: BaseException) -> JobFailure:
 
 @contextmanager
 def explain_out_of_memory(batch_size: int) -> Iterator[None]:
-    """When memory runs out in here, say at which batch size and what to set instead."""
+    """Add the batch size and advice to an out-of-memory error of the block."""
     try:
         yield
     except Exception as error:
@@ -185,8 +193,8 @@ def explain_out_of_memory(batch_size: int) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the host's or the device's memory did not suffice."""
-    # torch.OutOfMemoryError is a RuntimeError; the others are a CPU's allocator, by platform.
+    """Return True if the host or the device ran out of memory."""
+    # torch.OutOfMemoryError is a RuntimeError; the other texts are of CPU allocators.
     text = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in text for words in _NO_MEMORY)

@@ -1,6 +1,6 @@
-"""events.jsonl: what a run tells, one RunEvent a line, numbered without gaps.
+"""Writer of events.jsonl: one RunEvent per line, numbered without gaps.
 
-Does not know who reads it. The supervisor writes the first few lines before the trainer starts.
+The supervisor writes the first lines, before the trainer starts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class EventLog:
         self,
         path: Path,
         clock: WallClock | None = None,
-        tell: Callable[[RunEvent], None] = lambda event: None,
+        on_event: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
-        """`clock` is told of the phases too, `tell` of every event once it is written."""
+        """`clock` is switched at each phase; `on_event` is called with each written event."""
         self._path = path
-        self._clock, self._tell = clock or WallClock(), tell
-        self._last_seq = self._mend()
+        self._clock, self._on_event = clock or WallClock(), on_event
+        self._last_seq = self._repair()
 
     def message(self, text: str, *, level: Level = "info", data: JsonData | None = None) -> None:
         self.append(EventKind.MESSAGE, text, data or {}, level=level)
@@ -53,12 +53,11 @@ class EventLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line)
         self._last_seq = event.source_seq
-        self._tell(event)
+        self._on_event(event)
 
     @contextmanager
     def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
-        """Report how long a part of the work took, once it has ended well; `waited`: seconds of it
-        that had passed before."""
+        """Write a PHASE event with the duration if the block succeeds. `waited`: seconds to add."""
         began = time.perf_counter()
         with self._clock.during(_CLOCK_PHASE.get(name, name)):
             yield
@@ -67,8 +66,8 @@ class EventLog:
             EventKind.PHASE, f"{name} took {seconds:.1f} s", {"phase": name, "seconds": seconds}
         )
 
-    def _mend(self) -> int:
-        """Number of the last complete line; what follows it is cut away."""
+    def _repair(self) -> int:
+        """Cut off an incomplete last line; return the number of the last event."""
         if not self._path.exists():
             return 0
         content = self._path.read_bytes()
@@ -80,11 +79,11 @@ class EventLog:
 
 
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""Training tells the clock of its parts by itself; what comes before the first is setting up."""
+"""Training switches the clock by itself; the time before its first phase is set-up."""
 
 JsonData = Mapping[str, JsonValue]
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None

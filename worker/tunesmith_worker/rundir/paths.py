@@ -1,7 +1,4 @@
-"""The run directory's files, and how a file or folder appears in it whole or not at all.
-
-Knows names and durability; not what the content means.
-"""
+"""Paths of a run directory, and atomic writes of its files and folders."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 KEEP_SECONDS = 14 * 24 * 3600.0
-"""Run directories, cached base models and cached tokens unused for so long go."""
+"""Age at which unused run directories, cached base models and cached tokens are removed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class RunDirectory:
         return self.root / "adapter"
 
     def remove_outcome(self) -> None:
-        """Remove how an earlier run ended: a run that is killed must leave none."""
+        """Remove result and report of an earlier run, so that a killed run leaves none."""
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
 
@@ -71,7 +68,7 @@ class RunDirectory:
 
     @property
     def rollouts(self) -> Path:
-        """Completions of the step that is being drawn."""
+        """File of the completions generated so far for the current step."""
         return self.root / "rollouts.jsonl"
 
     def relative(self, path: Path) -> str:
@@ -79,7 +76,7 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: BaseModel) -> None:
-    """Replace `path` in one step: a reader sees the old content or all of the new."""
+    """Replace `path` atomically: a reader sees the whole old or the whole new content."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         file.write(value.model_dump_json(indent=1))
@@ -91,7 +88,7 @@ def write_json(path: Path, value: BaseModel) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it gets its name only once everything in it is on disk."""
+    """Yield a folder to fill; it gets its name once all its files are on disk."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -104,15 +101,15 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def move_folder(path: Path, to: Path) -> None:
-    """Give a whole folder another name in the same run directory, for good."""
-    if to.exists():  # an earlier attempt got this far
+    """Rename a folder durably within the run directory."""
+    if to.exists():  # left by an earlier attempt
         shutil.rmtree(to)
     path.replace(to)
     _sync_folder(to.parent)
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove what `write_json`, `new_folder` and downloads began below `root`."""
+    """Remove unfinished files of `write_json`, `new_folder` and downloads below `root`."""
     for part in list(root.rglob(".*.part")):
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
@@ -121,10 +118,10 @@ def remove_unfinished(root: Path) -> None:
 
 
 def remove_unused(folders: Path, older_than: float) -> None:
-    """Remove folders in which nothing has changed for that many seconds."""
+    """Remove folders without a change for `older_than` seconds."""
     limit = time.time() - older_than
     for folder in folders.iterdir():
-        # Workers share this: what another one renames or removes meanwhile is in use, or gone.
+        # Workers share the folder: one that another worker renames or removes is skipped.
         with contextlib.suppress(FileNotFoundError):
             times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
             if max(times) < limit:
@@ -132,7 +129,7 @@ def remove_unused(folders: Path, older_than: float) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """sha256 of a file, hexadecimal, read in pieces."""
+    """Return the sha256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

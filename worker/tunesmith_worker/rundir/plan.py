@@ -94,11 +94,11 @@ class TrainPlan:
     total_steps: int
     logging_steps: int
     eval_steps: int | None
-    """None: there is no validation file."""
+    """None without a validation file."""
     save_steps: int | None
     """None: no checkpoint before the end of training."""
 
     @property
     def rows_per_step(self) -> int:
-        """Examples of an optimiser step."""
+        """Number of examples per optimiser step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps

@@ -1,7 +1,7 @@
-"""What a resume point is on disk: a flat folder of safetensors and JSON, named by its manifest.
+"""Format of a resume point: a flat folder of safetensors and JSON files, listed in its manifest.
 
-`checkpoints/resume-N/` of a run directory, N optimiser steps done. The manifest is written last; a
-folder without one, or with another file than it names, is no resume point. Does not import torch.
+`checkpoints/resume-N/` of a run directory is the state after N optimiser steps. The manifest is
+written last; without it, or with other files than it lists, the folder is not a resume point.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 TRAINED = "trained.safetensors"
-"""What trains, under the model's own parameter names, in the dtype that it trains in."""
+"""Trainable parameters under the model's parameter names, in their training dtype."""
 OPTIMIZER = "optimizer.safetensors"
-"""Its tensors, as `exp_avg/PARAMETER`."""
+"""Tensors of the optimizer, as `exp_avg/PARAMETER`."""
 OPTIMIZER_JSON = "optimizer.json"
-"""Its kind, its groups, its numbers, and the scheduler."""
+"""Optimizer class, groups and numbers, and the scheduler."""
 TRAINER_STATE = "trainer_state.json"
-"""transformers' TrainerState, the callbacks' state in it."""
+"""TrainerState of transformers, with the callbacks' state."""
 RUN_STATE = "run_state.json"
-"""Layouts, the random numbers of Python and NumPy, and metrics not yet told."""
+"""Layouts, random states of Python and NumPy, and metrics not reported yet."""
 RUN_TENSORS = "run_state.safetensors"
-"""torch's random numbers, and sums over tokens not yet told."""
+"""Random states of torch, and token sums not reported yet."""
 PLAN = "plan.json"
 PREFIX = "resume-"
 
@@ -38,12 +38,12 @@ class FileEntry(BaseModel):
 
 
 class RunIdentity(BaseModel):
-    """What a resume point belongs to. With anything else it would be another run."""
+    """Model, data, seed and settings that a resume point belongs to."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    """The base model's name."""
+    """Name of the base model."""
     base_model: str
     """Fingerprint of the base model's files."""
     training_file: str
@@ -55,37 +55,41 @@ class RunIdentity(BaseModel):
     hyperparameters: dict[str, JsonValue]
     method: str = "supervised"
     grader: dict[str, JsonValue] | None = None
-    """Of reinforcement."""
+    """Grader of a reinforcement job."""
 
 
 class Manifest(BaseModel):
-    """manifest.json"""
+    """Content of manifest.json."""
 
     model_config = ConfigDict(extra="forbid")
 
     format: Literal[1] = FORMAT
     step: int = Field(ge=0)
-    """Optimiser steps done."""
+    """Number of optimiser steps done."""
     made_for: RunIdentity
     made_with: dict[str, str]
-    """Versions of the code: with others the run goes on, but perhaps not bit for bit."""
+    """Versions of the code. With others the run continues, but may not be bit-identical."""
     files: dict[str, FileEntry]
-    """All other files, by name."""
+    """All other files by name."""
 
 
 def resume_step(folder: Path) -> int | None:
-    """N of `resume-N`; None: the name of something else."""
+    """Return N of `resume-N`; None for another name."""
     number = folder.name.removeprefix(PREFIX)
-    is_one = folder.name.startswith(PREFIX) and number.isascii() and number.isdecimal()
-    return int(number) if is_one else None
+    is_valid = folder.name.startswith(PREFIX) and number.isascii() and number.isdecimal()
+    return int(number) if is_valid else None
 
 
 def list_resume_points(checkpoints: Path) -> list[Path]:
-    """Folders with a resume point's name, newest first; whether they are good is not looked at."""
+    """Return folders named as resume points, newest first, without verifying them."""
     if not checkpoints.is_dir():
         return []
-    named = {step: one for one in checkpoints.iterdir() if (step := resume_step(one)) is not None}
-    return [named[step] for step in sorted(named, reverse=True)]
+    folders = {
+        step: folder
+        for folder in checkpoints.iterdir()
+        if (step := resume_step(folder)) is not None
+    }
+    return [folders[step] for step in sorted(folders, reverse=True)]
 
 
 def remove_resume_points(checkpoints: Path) -> None:

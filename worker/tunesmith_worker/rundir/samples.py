@@ -1,7 +1,7 @@
-"""The completions of a reinforcement step, kept beside the run: samples/step-000012.jsonl.
+"""Writer of samples/step-000012.jsonl: the completions of a reinforcement step.
 
-One JSON object a line, in order of places. Plain text, since the trainer must not wait for a
-compressor; the supervisor compresses, stores and removes the file. A run by hand keeps it.
+One JSON object per line, in the order of the batch. Not compressed, so that the trainer does not
+wait; the supervisor compresses, stores and removes the file. A run by hand keeps it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from tunesmith_schema import EventKind
 
+from .errors import error_text
 from .events import EventLog, finite
 from .paths import RunDirectory
 
@@ -28,10 +29,9 @@ _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
 def write_samples(
     run: RunDirectory, events: EventLog, step: int, samples: Sequence[Sample]
 ) -> None:
-    """Keep what was drawn for optimiser step `step`, and tell of it; once a step, after the rewards
-    are known. Texts are kept whole; a number that is none (NaN, infinity) becomes null.
+    """Write the samples of optimiser step `step` and an event, once the rewards are known.
 
-    Samples are not worth a job: where they cannot be written, that is a warning.
+    Texts are complete; NaN and infinity become null. A write error only causes a warning.
     """
     path = run.samples / f"step-{step:06d}.jsonl"
     part = path.with_name(f".{path.name}.part")
@@ -42,7 +42,7 @@ def write_samples(
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        text = f"step {step}: its {len(samples)} samples could not be kept: {error}"
+        text = f"step {step}: {len(samples)} samples not written: {error_text(error)}"
         events.message(text, level="warn", data={"step": step})
         return
     reward = _mean_reward(samples)
@@ -55,7 +55,7 @@ def write_samples(
 
 
 def remove_samples(run: RunDirectory, *, after: int) -> None:
-    """Remove those of later steps, which the run is to do again."""
+    """Remove samples of later steps, which the run will repeat."""
     for path in run.samples.glob("step-*.jsonl"):
         name = _NAME.fullmatch(path.name)
         if name is not None and int(name[1]) > after:
@@ -70,12 +70,12 @@ def _line(sample: Sample) -> bytes:
 
 
 def _as_unicode(value: object) -> object:
-    """Half of a surrogate pair, which a tokenizer can make, is no Unicode: it becomes "?"."""
+    """Replace lone surrogates, which a tokenizer can produce, by "?"."""
     if isinstance(value, Mapping):
         return {_as_unicode(key): _as_unicode(inner) for key, inner in value.items()}
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _mean_reward(samples: Sequence[Sample]) -> float | None:
-    given = [reward for one in samples if isinstance(reward := one["reward"], int | float)]
-    return finite(sum(given) / len(given)) if given else None
+    rewards = [reward for sample in samples if isinstance(reward := sample["reward"], int | float)]
+    return finite(sum(rewards) / len(rewards)) if rewards else None

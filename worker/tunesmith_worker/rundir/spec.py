@@ -1,6 +1,4 @@
-"""spec.json and what it names, looked at before anything is loaded: what is wrong with a run
-directory is told in a sentence. Does not import torch.
-"""
+"""Reading and checking spec.json and the files that it names, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,20 +14,20 @@ from tunesmith_schema.renames import read_stored
 from .errors import RunError
 
 EXIT_UNUSABLE = 2
-"""Of a trainer that could not begin, as argparse's for wrong arguments."""
+"""Exit status of a trainer with an unusable run directory, as argparse's for wrong arguments."""
 
 
 class UnusableRunDirectory(RunError):
-    """Nothing can be trained from this directory as it stands."""
+    """The run directory has an error that the user must fix."""
 
 
 def read_spec(root: Path) -> RunSpec:
-    """Raises UnusableRunDirectory."""
+    """Read and check spec.json. Raise UnusableRunDirectory."""
     if not root.is_dir():
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
-            f"there is no folder {root}",
-            hint="RUN_DIR holds spec.json and data/ (docs/reference/run-directory.md)",
+            f"folder not found: {root}",
+            hint="RUN_DIR must contain spec.json and data/ (docs/reference/run-directory.md)",
         )
     spec = _parsed(root / "spec.json")
     for field, name in (
@@ -43,7 +41,7 @@ def read_spec(root: Path) -> RunSpec:
 
 
 def check_grader(spec: RunSpec, rewards: Sequence[str]) -> None:
-    """`rewards`: what `--reward` gives. Raises UnusableRunDirectory."""
+    """Raise UnusableRunDirectory if nothing scores completions. `rewards`: values of `--reward`."""
     if spec.method == "reinforcement" and spec.grader is None and not rewards:
         raise UnusableRunDirectory(
             ErrorCode.GRADER_INVALID,
@@ -60,20 +58,20 @@ def _parsed(path: Path) -> RunSpec:
     except FileNotFoundError as error:
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
-            f"{path.parent} has no spec.json",
+            f"file not found: {path}",
             hint="docs/reference/run-directory.md has an example",
         ) from error
     except OSError as error:
         raise UnusableRunDirectory(
-            ErrorCode.INVALID_REQUEST, f"{path} cannot be read: {error.strerror}"
+            ErrorCode.INVALID_REQUEST, f"cannot read {path}: {error.strerror}"
         ) from error
     except ValidationError as error:
-        found = field_errors(error.errors())
-        field = found[0].name
-        more = f" ({len(found)} errors; this is the first)" if len(found) > 1 else ""
+        errors = field_errors(error.errors())
+        field = errors[0].name
+        more = f" (first of {len(errors)} errors)" if len(errors) > 1 else ""
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
-            f"{path}: {f'{field}: ' if field else ''}{found[0].message}{more}",
+            f"{path}: {f'{field}: ' if field else ''}{errors[0].message}{more}",
             hint="docs/reference/run-directory.md has an example, docs/reference/recipe.md every "
             "recipe field",
             param=field or None,
@@ -85,29 +83,29 @@ def _check_file(root: Path, field: str, name: str) -> None:
     if path.is_absolute() or ".." in path.parts:
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
-            f"{root / 'spec.json'}: {field} must lie inside the run directory, got {name}",
-            # A link's target counts from the link: only an absolute one means the same file there.
-            hint=f"link it there: ln -s {(root / path).resolve()} {root / 'data' / path.name}, "
-            f"and name it data/{path.name}",
+            f"{root / 'spec.json'}: {field} must be a path inside the run directory, got {name}",
+            # An absolute target, because a relative one counts from the link's folder.
+            hint=f"create a link: ln -s {(root / path).resolve()} {root / 'data' / path.name}, "
+            f"and set {field} to data/{path.name}",
             param=field,
         )
     if not (root / path).is_file():
-        what = "is not a file" if (root / path).exists() else "does not exist"
+        problem = "not a file" if (root / path).exists() else "file not found"
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
-            f"{root / 'spec.json'}: {field}: {root / path} {what}",
-            hint="the path is relative to the run directory",
+            f"{root / 'spec.json'}: {field}: {problem}: {root / path}",
+            hint="paths are relative to the run directory",
             param=field,
         )
 
 
 def _check_model(spec: RunSpec) -> None:
-    """A name that is no path may be one of the hub's: loading finds out."""
+    """Check a model path. Other names can be Hugging Face ids, which loading checks."""
     path = Path(spec.model_path)
     if not path.is_dir() and (path.is_absolute() or spec.model_path.startswith(".")):
         raise UnusableRunDirectory(
             ErrorCode.MODEL_NOT_FOUND,
-            f"Model '{spec.model}': there is no folder {spec.model_path} on this worker.",
-            hint="Give a hub id, or the name of a folder with a model that the worker has.",
+            f"Model '{spec.model}': folder not found: {spec.model_path}.",
+            hint="Set model_path to an existing folder with a model, or to a Hugging Face id.",
             param="model",
         )

@@ -1,5 +1,4 @@
-"""Is a resume point whole: every file there, with the bytes that were written. Does not import
-torch."""
+"""Verification of a resume point: all files exist with the size and sha256 in the manifest."""
 
 from __future__ import annotations
 
@@ -9,12 +8,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from .errors import error_text
 from .paths import file_hash
 from .resume_point import FORMAT, MANIFEST, PREFIX, Manifest, list_resume_points, resume_step
 
 
 class DamagedResumePoint(Exception):
-    """Not a whole resume point; says which file, and what is wrong with it."""
+    """A resume point that fails verification; the message names the file and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,32 +28,33 @@ class ValidResumePoint:
 
 
 def verify(folder: Path) -> ValidResumePoint:
-    """Reads every byte. Raises DamagedResumePoint."""
+    """Verify the hash of every file. Raise DamagedResumePoint."""
     path = folder / MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise DamagedResumePoint(f"it has no {MANIFEST}") from error
+        raise DamagedResumePoint(f"{MANIFEST} is missing") from error
     except OSError as error:
-        raise DamagedResumePoint(f"{MANIFEST} cannot be read: {error.strerror}") from error
+        raise DamagedResumePoint(f"cannot read {MANIFEST}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         if first["loc"] == ("format",):
             raise DamagedResumePoint(
-                f"another version wrote it: its format is not {FORMAT}"
+                f"written by another version: the format is not {FORMAT}"
             ) from error
         raise DamagedResumePoint(f"{MANIFEST} is damaged: {first['msg']}") from error
     if manifest.step != resume_step(folder):
-        raise DamagedResumePoint(f"{MANIFEST} is that of step {manifest.step}")
+        raise DamagedResumePoint(f"{MANIFEST} is for step {manifest.step}")
     for name, entry in manifest.files.items():
         _check(folder / name, entry.bytes, entry.sha256)
     return ValidResumePoint(folder=folder, manifest=manifest)
 
 
 def newest_valid(checkpoints: Path, refused: Callable[[str, str], None]) -> ValidResumePoint | None:
-    """`refused(name, why)` hears of each damaged one that is newer; half-written ones too."""
+    """Return the newest valid resume point. Call `refused(name, reason)` for each damaged or
+    incomplete one before it."""
     for part in sorted(checkpoints.glob(f".{PREFIX}*.part")):
-        refused(part.name, "it was being written when the run ended")
+        refused(part.name, "incomplete: the run ended while writing it")
     for folder in list_resume_points(checkpoints):
         try:
             return verify(folder)
@@ -64,11 +65,10 @@ def newest_valid(checkpoints: Path, refused: Callable[[str, str], None]) -> Vali
 
 def _check(path: Path, size: int, sha256: str) -> None:
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise DamagedResumePoint(f"{path.name} has {found:,} bytes instead of {size:,}")
+        actual = path.stat().st_size
+        if actual != size:
+            raise DamagedResumePoint(f"{path.name} has {actual:,} bytes instead of {size:,}")
         if file_hash(path) != sha256:
-            raise DamagedResumePoint(f"{path.name} is not what was written: its sha256 differs")
+            raise DamagedResumePoint(f"{path.name} was changed: its sha256 differs")
     except OSError as error:
-        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise DamagedResumePoint(f"{path.name} {what}") from error
+        raise DamagedResumePoint(error_text(error)) from error

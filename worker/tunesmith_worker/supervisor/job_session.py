@@ -28,6 +28,7 @@ from tunesmith_schema import (
     RunResult,
     StoredFile,
 )
+from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, remove_unfinished, write_json
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
@@ -303,7 +304,9 @@ class JobSession:
                 # The run continues without the checkpoint, with a warning.
                 log.warning("checkpoint of %s not stored: %s", self._claim.job_id, error)
                 event.files, event.level = [], "warn"
-                event.message = f"{event.message}, but it was not stored: {error}"[:4000]
+                event.message = f"{event.message}, but it was not stored: {error_text(error)}"[
+                    :4000
+                ]
 
     def _store(self, folder: Path) -> list[StoredFile]:
         stored: list[StoredFile] = []

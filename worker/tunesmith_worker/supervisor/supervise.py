@@ -13,6 +13,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure, Outcome
 from tunesmith_worker.rundir.errors import (
     RunError,
     disk_full,
+    error_text,
     is_disk_full,
     is_read_only,
     storage_read_only,
@@ -106,14 +107,16 @@ def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
     if isinstance(error, RunError):
         return error.failure
     if is_disk_full(error):
-        return disk_full(str(error))
+        return disk_full(error_text(error))
     if is_read_only(error, settings.data_dir):
-        return storage_read_only(str(error))
+        return storage_read_only(error_text(error))
     refused = isinstance(error, ServerFault) and error.code == ErrorCode.STORAGE_READ_ONLY
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
         code=ErrorCode.STORAGE_READ_ONLY if refused else ErrorCode.INTERNAL,
-        message=f"the worker failed to run the job: {type(error).__name__}: {error}"[:4000],
+        message=f"the worker failed to run the job: {type(error).__name__}: {error_text(error)}"[
+            :4000
+        ],
         hint="see the server's log for the error of its storage"
         if refused
         else "see the worker's log",

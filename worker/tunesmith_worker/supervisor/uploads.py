@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from tunesmith_schema import EventKind, RunEvent, StoredFile
 from tunesmith_schema.retention import keeps_step
+from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.resume_point import MANIFEST, Manifest
 
@@ -95,7 +96,7 @@ class ResumePointUploads:
             # The resume point is still on this host, and the next upload may succeed.
             log.warning("resume point not stored: %s", error)
             event.kind, event.level = EventKind.MESSAGE, "warn"
-            event.message = f"{event.message}, but it was not stored: {error}"[:4000]
+            event.message = f"{event.message}, but it was not stored: {error_text(error)}"[:4000]
         self._reader.add(event)
 
 
@@ -145,7 +146,7 @@ class SampleUploads:
         except (ServerUnreachable, ServerRefused, OSError) as error:
             log.warning("samples not stored: %s", error)
             if needs_upload(event):
-                drop_samples(event, f"not stored: {error}")
+                drop_samples(event, f"not stored: {error_text(error)}")
             return
         if needs_upload(event):
             event.files = files

@@ -69,7 +69,7 @@ def main(
     `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
     run = RunDirectory(folder.resolve())
     recorder, terminal = RunRecorder(run), ConsoleOutput(show)
-    control = StopControl(run, before_leaving=recorder.leave)
+    control = StopControl(run, before_exit=recorder.leave)
     unusable = False
     try:
         events = EventLog(run.events, recorder.clock, terminal.event)

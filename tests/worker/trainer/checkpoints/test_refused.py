@@ -91,13 +91,13 @@ def _from_the_future(point: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (_truncate, "optimizer.safetensors has"),
-    "bit-flipped": (_flip_a_bit, "trained.safetensors is not what was written"),
-    "half-renamed": (_half_rename, "it was being written when the run ended"),
-    "a file missing": (lambda point: (point / "run_state.json").unlink(), "run_state.json is miss"),
-    "no manifest": (lambda point: (point / "manifest.json").unlink(), "it has no manifest.json"),
+    "bit-flipped": (_flip_a_bit, "trained.safetensors was changed: its sha256 differs"),
+    "half-renamed": (_half_rename, "the run ended while writing it"),
+    "a file missing": (lambda point: (point / "run_state.json").unlink(), "file not found: "),
+    "no manifest": (lambda point: (point / "manifest.json").unlink(), "manifest.json is missing"),
     "manifest cut off": (_cut_the_manifest, "manifest.json is damaged"),
-    "another version's": (_from_the_future, "another version wrote it"),
-    "renamed": (lambda point: point.rename(point.with_name("resume-4")), "is that of step 3"),
+    "another version's": (_from_the_future, "written by another version"),
+    "renamed": (lambda point: point.rename(point.with_name("resume-4")), "is for step 3"),
 }
 
 

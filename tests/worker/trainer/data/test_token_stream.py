@@ -314,7 +314,7 @@ from tunesmith_worker.rundir.plan import DataPlan
 from tests.tiny_model import make_tiny_tokenizer
 
 folder = Path(sys.argv[1])
-StopControl(RunDirectory(folder), before_leaving=lambda: None)
+StopControl(RunDirectory(folder), before_exit=lambda: None)
 plan = DataPlan(max_seq_length=9, overlong="drop", assistant_only_loss=True, packing=False)
 work = Work(tokenizer=make_tiny_tokenizer(), plan=plan, name="train", vocabulary=999)
 stream = TokenStream(work, processes=2, pays=-1.0, warn=print)
