@@ -75,7 +75,7 @@ def test_a_missing_model(make_run: MakeRun, tmp_path: Path) -> None:
     assert "'acme/tiny'" in found.message
     assert found.param == "model"
     assert found.hint is not None
-    assert "hub id" in found.hint
+    assert "Hugging Face id" in found.hint
 
 
 def test_a_model_folder_without_safetensors(make_run: MakeRun, tmp_path: Path) -> None:
