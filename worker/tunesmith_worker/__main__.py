@@ -1,4 +1,4 @@
-"""`python -m tunesmith_worker worker [drain]|demo`: the worker's commands."""
+"""The worker's commands: `python -m tunesmith_worker worker [drain]|demo`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
 from tunesmith_schema.unsafe import first_error
+from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.supervisor.settings import WorkerSettings, unknown_variables
 
 log = logging.getLogger(__name__)
@@ -20,21 +21,21 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tunesmith", description="Tunesmith's worker commands.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
-    worker = verbs.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
-    worker.add_argument("--json", action="store_true", help="say what starts as JSON")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    worker = commands.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
+    worker.add_argument("--json", action="store_true", help="print the start message as JSON")
     worker.add_argument(
         "action",
         nargs="?",
         choices=("drain",),
-        help="drain: tell this host's train workers to take no new job and to let theirs go at a "
-        "resume point; they stay up, idle, until they are stopped",
+        help="drain: tell this host's train workers to claim no new job and to release the current "
+        "one at a resume point; they keep running, idle, until they are stopped",
     )
-    worker.add_argument("--wait", action="store_true", help="drain: until they hold no job")
+    worker.add_argument("--wait", action="store_true", help="drain: wait until they hold no job")
     worker.add_argument("--queue", choices=(TRAIN_QUEUE, LIGHT_QUEUE), default=TRAIN_QUEUE)
-    verbs.add_parser("demo", help="make and tune a small model", add_help=False)
+    commands.add_parser("demo", help="make and tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.verb == "demo":
+    if arguments.command == "demo":
         from tunesmith_worker.demo.__main__ import (
             main as demo,  # torch, matplotlib and the SDK: demo only
         )
@@ -49,26 +50,26 @@ def main(argv: list[str] | None = None) -> int:
     from tunesmith_worker.supervisor.app import run_worker
     from tunesmith_worker.supervisor.shutdown import drain
 
-    os.umask(0o077)  # data and adapters are their owner's alone
-    for unknown in unknown_variables():
-        log.warning("%s", unknown)
+    os.umask(0o077)  # only the owner can read data and adapters
+    for warning in unknown_variables():
+        log.warning("%s", warning)
     try:
         settings = WorkerSettings()
         if arguments.action == "drain":
             return drain(settings, wait=arguments.wait)
         settings.check()
-        for missing in missing_folders(settings.base_model_folders()):
-            log.warning("%s", missing)
-        said = {"event": "starting", "queue": arguments.queue, "server_url": settings.server_url}
+        for warning in missing_folders(settings.base_model_folders()):
+            log.warning("%s", warning)
+        start = {"event": "starting", "queue": arguments.queue, "server_url": settings.server_url}
         text = f"serving queue {arguments.queue} for {settings.server_url}"
-        sys.stdout.write((json.dumps(said) if arguments.json else text) + "\n")
+        sys.stdout.write((json.dumps(start) if arguments.json else text) + "\n")
         sys.stdout.flush()
         run_worker(settings, arguments.queue)
     except ValidationError as error:
         sys.stderr.write(f"error: {first_error(error)}\n")
         return 1
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {error_text(error)}\n")
         return 1
     return 0
 

@@ -42,13 +42,13 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
     ),
     "recompute": (
         {"choices": planned(fits=True), "settings": {"gradient_checkpointing": True}},
-        "recipe.gradient_checkpointing='auto': to keep all activations is predicted to take "
-        "10.00 GiB of 12.00 GiB",
+        "recipe.gradient_checkpointing='auto': keeping all activations is predicted to need "
+        "10.00 GiB; available: 12.00 GiB",
         90 / 4 / 98,
     ),
     "generation": (
         {"phases": {"sync": 2.0, "generate": 98.0}, "rollouts": rollouts()},
-        "recipe.grpo.num_iterations=2, two steps on the same completions, or a lower "
+        "recipe.grpo.num_iterations=2 (two steps on the same completions) or a lower "
         "recipe.grpo.max_completion_length: generating took 100.0 of 198.0 s",
         50 / 198,
     ),
@@ -59,7 +59,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
     ),
     "zero_std": (
         {"phases": {"generate": 50.0, "grade": 2.0}, "rollouts": rollouts(zero_std_share=0.8)},
-        "a larger recipe.grpo.num_generations, or a grader that tells more than right from wrong: "
+        "a larger recipe.grpo.num_generations, or a grader with partial scores: "
         "in 80% of the groups",
         0.8 * 142 / 150,
     ),
@@ -157,7 +157,7 @@ def test_one_evaluation_that_takes_long_wants_fewer_rows() -> None:
 def test_a_short_run_is_told_that_its_start_weighs_much() -> None:
     advice = choose_advice(report(phases={"import": 500.0}))
     assert advice.rule == "none"
-    assert "500.0 of 594.0 s are the start" in advice.text
+    assert "the start took 500.0 of 594.0 s" in advice.text
 
 
 def test_before_the_first_step_there_is_nothing_to_say() -> None:

@@ -1,1 +1,1 @@
-"""The judgement of a run report: what bounds the run and which change would help most."""
+"""Conclusions of a run report: the bottleneck of the run and the most useful change. No torch."""

@@ -1,7 +1,4 @@
-"""What bounds a run: the largest part of its wall time, by rules that stand here as data.
-
-Pure functions of a report. Does not import torch: the supervisor judges too.
-"""
+"""The bottleneck of a run: the largest part of its wall time, by a table of phases."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
         "checkpoints, saving and storing",
     ),
     (BoundBy.HOST, (PhaseName.TRAIN, PhaseName.LOGGING), "the trainer's own loop and logging"),
-    (BoundBy.UNKNOWN, (PhaseName.OTHER,), "time that is not accounted for"),
+    (BoundBy.UNKNOWN, (PhaseName.OTHER,), "unaccounted time"),
 )
-"""Which phases speak for which bound; the part with the most seconds wins."""
+"""Bottleneck, its phases and its name. The one with the most seconds wins."""
 
 HOST_WAITS = 0.5
-"""Compute on a GPU is the host's when the GPU had run out of work at the end of more steps."""
+"""Share of steps at whose end the GPU was idle, above which the host is the bottleneck."""
 
 
 def phase_seconds(report: RunReport, *phases: PhaseName) -> float:
@@ -40,37 +37,39 @@ def phase_seconds(report: RunReport, *phases: PhaseName) -> float:
 
 def find_bound(report: RunReport) -> Bound:
     if report.wall_seconds <= 0 or not report.phases:
-        return Bound(by=BoundBy.UNKNOWN, text="nothing is known yet")
-    by, phases, what = max(PARTS, key=lambda part: phase_seconds(report, *part[1]))
+        return Bound(by=BoundBy.UNKNOWN, text="no data yet")
+    by, phases, name = max(PARTS, key=lambda part: phase_seconds(report, *part[1]))
     seconds = phase_seconds(report, *phases)
-    share = f"{what}: {seconds:.1f} of {report.wall_seconds:.1f} s"
+    share = f"{name}: {seconds:.1f} of {report.wall_seconds:.1f} s"
     if by is BoundBy.GENERATION and report.rollouts is not None:
-        return Bound(by=by, text=f"{share}, {_of_rollouts(report.rollouts)}")
+        return Bound(by=by, text=f"{share}, {_rollout_text(report.rollouts)}")
     if by is not BoundBy.DEVICE_COMPUTE:
         return Bound(by=by, text=f"{share}, more than any other part")
-    return _of_compute(report, share)
+    return _compute_bound(report, share)
 
 
-def _of_rollouts(found: Rollouts) -> str:
+def _rollout_text(rollouts: Rollouts) -> str:
     speed = (
-        "" if found.tokens_per_second is None else f" at {found.tokens_per_second:,.0f} tokens/s"
+        ""
+        if rollouts.tokens_per_second is None
+        else f" at {rollouts.tokens_per_second:,.0f} tokens/s"
     )
-    mean = "" if found.mean_length is None else f", {found.mean_length:,.0f} tokens each"
-    return f"more than any other part: {found.completions:,} completions{mean}{speed}"
+    mean = "" if rollouts.mean_length is None else f", {rollouts.mean_length:,.0f} tokens each"
+    return f"more than any other part: {rollouts.completions:,} completions{mean}{speed}"
 
 
-def _of_compute(report: RunReport, share: str) -> Bound:
+def _compute_bound(report: RunReport, share: str) -> Bound:
     waits, planned, settings = report.device_waits_share, keep_all_estimate(report), report.settings
     if waits is not None and waits > HOST_WAITS:
         return Bound(
             by=BoundBy.HOST,
-            text=f"{share}; at the end of {waits:.0%} of the steps the GPU had nothing left to do",
+            text=f"{share}; at the end of {waits:.0%} of the steps the GPU was idle",
         )
-    less = settings is not None and settings.gradient_checkpointing
-    if planned is not None and not planned.fits and (less or planned.saved > 0):
+    recomputes = settings is not None and settings.gradient_checkpointing
+    if planned is not None and not planned.fits and (recomputes or planned.saved > 0):
         return Bound(
             by=BoundBy.MEMORY,
-            text=f"{share}, with activations recomputed or batches split to fit: to keep all of "
-            f"whole ones would take {gib(planned.peak_bytes)} of {gib(planned.budget_bytes)}",
+            text=f"{share}, with activations recomputed or batches split to fit: keeping all "
+            f"activations needs {gib(planned.peak_bytes)}; available: {gib(planned.budget_bytes)}",
         )
     return Bound(by=BoundBy.DEVICE_COMPUTE, text=f"{share}, more than any other part")

@@ -1,4 +1,4 @@
-"""A report, judged: phases in order, what bounds it, what would help. Does not import torch."""
+"""Completion of a run report: ordered phases, bottleneck and advice."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from tunesmith_schema import Advice, Bound, BoundBy, PhaseName, RunReport, Satur
 from .bound import find_bound
 from .rules import choose_advice
 
-_ORDER: dict[str, int] = {name: place for place, name in enumerate(PhaseName)}
+_ORDER: dict[str, int] = {name: index for index, name in enumerate(PhaseName)}
 
 
 def empty_report(attempt: int, started_at: float) -> RunReport:
-    """Of which nothing is known but when it began (unix seconds)."""
+    """Return a report without data. `started_at` in unix seconds."""
     return RunReport(
         attempt=attempt,
         started_at=started_at,
         wall_seconds=0.0,
-        bound=Bound(by=BoundBy.UNKNOWN, text="nothing is known yet"),
-        saturation=Saturation(state="not_measured", text="not measured: no step has been done"),
-        advice=Advice(rule="none", text="nothing is known yet"),
+        bound=Bound(by=BoundBy.UNKNOWN, text="no data yet"),
+        saturation=Saturation(state="not_measured", text="not measured: no step is done"),
+        advice=Advice(rule="none", text="no data yet"),
     )
 
 
 def complete_report(report: RunReport) -> RunReport:
-    """The report with all that follows from its figures. What the phases leave of the wall time
-    is `other`."""
+    """Add phase `other` (the rest of the wall time), bottleneck and advice to the report."""
     phases = dict(report.phases)
     missing = report.wall_seconds - sum(phases.values())
     phases["other"] = max(0.0, phases.get("other", 0.0) + missing)

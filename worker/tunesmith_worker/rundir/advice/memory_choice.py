@@ -1,6 +1,4 @@
-"""What the memory planner said of a run, read back from its report: what keeping all activations
-would take and cost. Does not import torch: the supervisor judges too.
-"""
+"""The memory planner's estimate of keeping all activations, read from a run report."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pydantic import JsonValue
 from tunesmith_schema import RunReport
 
 NAME = "memory_plan"
-"""Of the choice (engine/memory/describe.py)."""
+"""Name of the memory planner's choice (engine/memory/describe.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,30 +18,29 @@ class KeepAllEstimate:
     budget_bytes: int
     fits: bool
     saved: float
-    """Share of a step's time that the plan in force takes more."""
+    """Share of a step's time that keeping all activations would save."""
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """None where nothing was planned, or where memory ran out after all: then the prediction was
-    wrong, and nothing is to be built on it."""
+    """Return the estimate; None without a plan, or if memory ran out (the estimate was wrong)."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue
         alternatives = choice.figures.get("alternatives")
-        for one in alternatives if isinstance(alternatives, list) else []:
-            if isinstance(one, dict) and one["name"] == "keep":
+        for option in alternatives if isinstance(alternatives, list) else []:
+            if isinstance(option, dict) and option["name"] == "keep":
                 cost = _number(choice.figures["predicted_cost"])
                 return KeepAllEstimate(
-                    peak_bytes=int(_number(one["predicted_peak_bytes"])),
+                    peak_bytes=int(_number(option["predicted_peak_bytes"])),
                     budget_bytes=int(_number(choice.figures["budget_bytes"])),
-                    fits=bool(one["fits"]),
-                    saved=1 - _number(one["predicted_cost"]) / cost,
+                    fits=bool(option["fits"]),
+                    saved=1 - _number(option["predicted_cost"]) / cost,
                 )
     return None
 
 
 def _number(value: JsonValue) -> float:
-    assert isinstance(value, int | float), f"as engine/memory/describe.py writes it, not {value!r}"
+    assert isinstance(value, int | float), f"not a number from engine/memory/describe.py: {value!r}"
     return float(value)
 
 

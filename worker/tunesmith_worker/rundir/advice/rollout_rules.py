@@ -1,6 +1,6 @@
-"""What would help a reinforcement run: figures, and changes with what they save at most.
+"""Advice for reinforcement runs: figures, and changes with their largest saving.
 
-Pure functions of a report, put together as rules in advice.py. Silent for other runs.
+`rules.py` combines them to rules. The figures are None for other runs.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 from .bound import phase_seconds
 
 MOSTLY = 0.50
-"""Above this share, of groups or completions, a word is due."""
+"""Share of groups or completions above which a rule applies."""
 _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 def generating(report: RunReport) -> float:
-    """Seconds of generation, with what brings the weights there."""
+    """Return the seconds of generation, including the weight sync."""
     return phase_seconds(report, PhaseName.SYNC, PhaseName.GENERATE)
 
 
 def generation_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Of the wall time; None where completions serve several steps already."""
-    found = report.rollouts
-    if found is None or found.num_iterations > 1:
+    """Return the share of the wall time; None if completions serve several steps already."""
+    rollouts = report.rollouts
+    if rollouts is None or rollouts.num_iterations > 1:
         return None
     return generating(report) / report.wall_seconds
 
@@ -32,7 +32,7 @@ def generation_share(report: RunReport, settings: TrainingSettings) -> float | N
 def generation(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     seconds = generating(report)
     return (
-        "recipe.grpo.num_iterations=2, two steps on the same completions, or a lower "
+        "recipe.grpo.num_iterations=2 (two steps on the same completions) or a lower "
         f"recipe.grpo.max_completion_length: generating took {seconds:.1f} of "
         f"{report.wall_seconds:.1f} s",
         seconds / 2,
@@ -46,25 +46,25 @@ def ungraded_share(report: RunReport, settings: TrainingSettings) -> float | Non
 def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     share = ungraded_share(report, settings) or 0.0
     return (
-        f"a grader that scores every completion: {share:.0%} had no reward and took no part, and "
-        "the job's warnings say why",
+        f"a grader that scores every completion: {share:.0%} had no reward and were not used; "
+        "see the job's warnings",
         share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
 
 def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    """None where most completions were cut before their answer: they are equal for that."""
-    found = report.rollouts
-    cut = found is not None and (found.truncated_share or 0.0) > MOSTLY
-    return None if found is None or cut else found.zero_std_share
+    """Return the share; None if most completions were cut, which makes their rewards equal."""
+    rollouts = report.rollouts
+    cut = rollouts is not None and (rollouts.truncated_share or 0.0) > MOSTLY
+    return None if rollouts is None or cut else rollouts.zero_std_share
 
 
 def zero_std(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     share = zero_std_share(report, settings) or 0.0
     return (
-        "prompts of another difficulty, a larger recipe.grpo.num_generations, or a grader that "
-        f"tells more than right from wrong: in {share:.0%} of the groups all completions had the "
-        "same reward, and nothing is learned from those",
+        "prompts of another difficulty, a larger recipe.grpo.num_generations, or a grader with "
+        f"partial scores: in {share:.0%} of the groups all completions had the same reward, "
+        "from which nothing is learned",
         share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
@@ -77,27 +77,28 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
     share = truncated_share(report, settings) or 0.0
     limit = report.rollouts.longest if report.rollouts else 0
     return (
-        f"recipe.grpo.max_completion_length={2 * limit}, or prompts that ask for less: {share:.0%} "
-        f"of the completions were cut after {limit} tokens, most likely before their answer",
+        f"recipe.grpo.max_completion_length={2 * limit}, or prompts with shorter answers: "
+        f"{share:.0%} of the completions were cut after {limit} tokens, probably before the answer",
         share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
 
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Waiting for graders over generating. Graders run beside generation: to wait as long again
-    is to grade for twice as long."""
-    waited, drawn = phase_seconds(report, PhaseName.GRADE), generating(report)
+    """Return the ratio of waiting for graders to generating.
+
+    Graders run during generation, so a ratio of 1 means that grading takes twice as long.
+    """
+    waited, generated = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:
         return None
-    return waited / drawn if drawn else math.inf
+    return waited / generated if generated else math.inf
 
 
 def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     waited = phase_seconds(report, PhaseName.GRADE)
     return (
-        "a cheaper method.reinforcement.grader, or more cores for the worker's host: graders were "
-        f"waited for during {waited:.1f} s after the completions were there, which took "
-        f"{generating(report):.1f} s",
+        "a cheaper method.reinforcement.grader, or more cores for the worker's host: after "
+        f"{generating(report):.1f} s of generation, the trainer waited {waited:.1f} s for graders",
         waited,
     )
 
@@ -105,6 +106,6 @@ def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
 def log_probs(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     seconds = phase_seconds(report, PhaseName.LOG_PROBS)
     return (
-        f"recipe.grpo.beta=0, which needs no reference model: its passes took {seconds:.1f} s",
+        f"recipe.grpo.beta=0, which needs no reference model: the model took {seconds:.1f} s",
         seconds,
     )
