@@ -196,7 +196,7 @@ def test_long_prompts_are_dropped_and_counted_or_refused_but_never_cut(tmp_path:
     assert rows == whole[:1]
     assert (counts.rows, counts.kept, counts.dropped_too_long) == (3, 1, 2)
     assert counts.longest == limit
-    (loss,) = counts.losses(path.name, limit)
+    (loss,) = counts.warnings(path.name, limit)
     assert loss.startswith(f"rows.jsonl: 2 of 3 prompts dropped, longer than the {limit} tokens")
     with pytest.raises(DataError, match=f"row 2: {len(whole[1].prompt_ids)} tokens") as refused:
         read(path, limit=limit, refuse=True)

@@ -169,8 +169,8 @@ class TokenStream:
                 self._helpers.append(_Helper(folder))
         except Exception as error:  # no disk space, no process, ...: continue without helpers
             reason = f"{type(error).__name__}: {error}"
-            count = f"{self.processes} process{'es' if self.processes > 1 else ''}"
-            self._warn(f"{work.name}: tokenised by only {count}: {reason}")
+            processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
+            self._warn(f"{work.name}: tokenised by only {processes}: {reason}")
 
 
 class _Helper:
