@@ -15,10 +15,15 @@ from tunesmith_schema import Sample as Drawn
 from tunesmith_worker.demo import recipes, world
 from tunesmith_worker.demo.__main__ import main
 from tunesmith_worker.demo.architecture import write_architecture
-from tunesmith_worker.demo.output import MARKER, OutputRefused, prepare_output
-from tunesmith_worker.demo.own_data import num_held_out, split_own_data
+from tunesmith_worker.demo.files import (
+    MARKER,
+    OutputRefused,
+    num_held_out,
+    prepare_output,
+    split_own_data,
+)
 from tunesmith_worker.demo.plot import Curve, plot_losses, plot_reward
-from tunesmith_worker.demo.reinforcement import Answer, RewardSummary, most_varied
+from tunesmith_worker.demo.reward import Answer, RewardSummary, most_varied
 from tunesmith_worker.demo.summary import JobSummary, Summary, render_markdown
 from tunesmith_worker.demo.summary import Sample as Answers
 from tunesmith_worker.demo.task import BadTask, exact_match, facts_right, invented_task, own_task
@@ -285,13 +290,13 @@ def test_the_summary_shows_the_reward_and_a_group(tmp_path: Path) -> None:
     text = render_markdown(replace(plain, jobs=jobs, reward=reward))
     assert "| training prompts | 0.41 | 0.98 |" in text
     assert "| held-out prompts |  | 0.97 |" in text
-    assert "it gave JSON to 90% of them, not always" in text
+    assert "answered\n90% of them in JSON, not always" in text
     assert '| `{"animal": "fox"}` | 0.33 | +0.50 |' in text
     assert "| `A fox.` | none | none |" in text
-    assert "| asked `Who, please?` | reward | advantage |" in text
+    assert "| prompt `Who, please?` | reward | advantage |" in text
     assert "tunesmith jobs samples ftjob-2\ntunesmith jobs report ftjob-2" in text
     assert "`ftjob-2`): `ft:tiny:default::1` on 216 rows" in text
-    assert "at the end reward 0.980" in text
+    assert "; reward 0.980." in text
 
 
 def test_the_group_shown_is_the_one_with_the_widest_rewards() -> None:

@@ -1,1 +1,1 @@
-"""`tunesmith demo`: from nothing to a tuned model, with numbers. The one user of the SDK here."""
+"""`tunesmith demo`: from data to a tuned model, with figures. Only this package uses the SDK."""

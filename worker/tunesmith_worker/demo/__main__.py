@@ -1,4 +1,4 @@
-"""`tunesmith demo`: reads the arguments, tells the story on the terminal, answers with a status."""
+"""Command line of `tunesmith demo`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,33 @@ from rich.table import Table
 from tunesmith import TunesmithError
 from tunesmith_worker.rundir.errors import RunError
 
-from .output import OutputRefused
+from .files import OutputRefused
+from .run import run_demo
 from .service import ServiceFailed
-from .story import Options, run_demo
-from .summary import NAMES, Summary, results
+from .summary import STAGES, Summary, results
 from .task import BadTask
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
-    # With --json only the object goes to stdout, for programs; people read stderr then.
-    say = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
-    options = Options(
-        output=arguments.output,
-        model=arguments.model,
-        data=arguments.data,
-        max_steps=arguments.max_steps,
-    )
-    before = signal.signal(signal.SIGTERM, _leave)  # so that the service is stopped then too
+    # With --json, stdout has only the JSON object; the text for people goes to stderr.
+    console = Console(stderr=arguments.json, highlight=False, soft_wrap=True)
+    before = signal.signal(signal.SIGTERM, _exit)  # so that SIGTERM stops the service too
     try:
-        summary = run_demo(options, say)
+        summary = run_demo(
+            arguments.output, arguments.model, arguments.data, arguments.max_steps, console
+        )
     except (OutputRefused, BadTask, ServiceFailed, RunError, TunesmithError) as error:
-        # The SDK's errors bring their hint along.
+        # The messages of the SDK's errors contain their hints.
         hint = error.failure.hint if isinstance(error, RunError) else None
         sys.stderr.write(f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted: the service is stopped\n")
+        sys.stderr.write("interrupted; the service has stopped\n")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
-    _tell(summary, say)
+    _print(summary, console)
     if arguments.json:
         sys.stdout.write(summary.to_json() + "\n")
     return 0
@@ -54,14 +50,16 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tunesmith demo",
-        description="Without --model: makes a small model and data, trains both jobs on this "
-        "machine, and shows what changed. With --model and --data: the same with yours.",
+        description="Without --model: make a small model and data, train the model on this "
+        "machine, and show what changed. With --model and --data: the same with yours.",
     )
-    parser.add_argument("--model", help="your base model: a folder or a hub id")
-    parser.add_argument("--data", type=Path, help="your data set: JSONL, JSON, Parquet or CSV")
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="(demo-output)")
-    parser.add_argument("--max-steps", type=_positive, help="optimiser steps of a job, at most")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--model", help="your base model: a folder or a Hugging Face id")
+    parser.add_argument("--data", type=Path, help="your data: JSONL, JSON, Parquet or CSV")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo-output"), help="output folder (demo-output)"
+    )
+    parser.add_argument("--max-steps", type=_positive, help="maximum optimiser steps of each job")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     arguments = parser.parse_args(argv)
     if (arguments.model is None) != (arguments.data is None):
         parser.error("--model and --data go together")
@@ -75,34 +73,34 @@ def _positive(text: str) -> int:
     return number
 
 
-def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+def _exit(signum: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + signum)
 
 
-def _tell(summary: Summary, say: Console) -> None:
+def _print(summary: Summary, console: Console) -> None:
     table = Table("", "base model", "with adapter", title=f"{summary.held_out_rows} held-out rows")
     for row in results(summary):
         table.add_row(*row)
-    say.print(table)
+    console.print(table)
     for sample in summary.samples[:2]:
         for name, text in (
-            ("asked       ", sample.prompt),
+            ("prompt      ", sample.prompt),
             ("base model  ", sample.base),
             ("with adapter", sample.tuned),
         ):
-            say.print(f"  {name}  {' '.join(text.split())[:160]}", markup=False)
-        say.print()
-    if summary.reward is not None:
-        reward = summary.reward
-        say.print(f"GRPO's mean reward: {reward.before:.2f} at first, {reward.after:.2f} at last.")
-        say.print(f"What it drew: tunesmith jobs samples {reward.job_id} (once the service runs")
-        say.print("again, with its API key: summary.md says how)")
-        say.print()
-    say.print(f"{summary.seconds_total:.0f} s in all:")
+            console.print(f"  {name}  {' '.join(text.split())[:160]}", markup=False)
+        console.print()
+    if (reward := summary.reward) is not None:
+        console.print(
+            f"Mean reward of GRPO: {reward.before:.2f} in the first step, {reward.after:.2f} in "
+            f"the last steps.\nIts completions: tunesmith jobs samples {reward.job_id} (start the "
+            "service first; see summary.md)\n"
+        )
+    console.print(f"{summary.seconds_total:.0f} s in total:")
     for stage, seconds in summary.seconds.items():
-        say.print(f"  {seconds:6.1f} s  {NAMES.get(stage, stage)}")
-    say.print(f"Read [bold]{summary.output_path}/summary.md[/bold] and look at the curves there.")
-    say.print(f"The adapter: {summary.adapter_path}")
+        console.print(f"  {seconds:6.1f} s  {STAGES.get(stage, stage)}")
+    console.print(f"Summary with curves: [bold]{summary.output_path}/summary.md[/bold]")
+    console.print(f"Adapter: {summary.adapter_path}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""A model folder without weights: the config of a tiny Llama, and a tokenizer made for the data.
-
-Training from scratch needs no more. Plain JSON files; knows nothing of what the text is about.
-"""
+"""Model folder without weights: the config of a tiny Llama, and a tokenizer trained on the data."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 1024
-"""Enough for each name of the demo's world to become one or two tokens."""
+"""Large enough for one or two tokens per name of the world."""
 CONTEXT = 256
 """Tokens; the longest row has about 60."""
 
@@ -26,43 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def write_architecture(folder: Path, texts: Iterable[str]) -> None:
-    """Make `folder` with config.json and a byte-level BPE tokenizer trained on `texts`."""
-    folder.mkdir(parents=True)
-    tokenizer = _train_tokenizer(texts)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END,
-            "pad_token": PAD,
-            "model_max_length": CONTEXT,
-            "clean_up_tokenization_spaces": False,
-        },
-    )
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    _write_json(
-        folder / "config.json",
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": CONTEXT,
-            "initializer_range": 0.08,
-            "tie_word_embeddings": True,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.token_to_id(END),
-            "pad_token_id": tokenizer.token_to_id(PAD),
-        },
-    )
-
-
-def _train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """Write config.json and a byte-level BPE tokenizer trained on `texts` into a new folder."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,8 +34,32 @@ def _train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _write_json(path: Path, value: dict[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+    }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.08,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.token_to_id(END),
+        "pad_token_id": tokenizer.token_to_id(PAD),
+    }
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    for name, content in (("tokenizer_config", tokenizer_config), ("config", config)):
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""A model with and without its adapter on held-out rows: greedy answers, and the loss per token.
+"""Comparison of a model with and without its adapter on held-out rows: greedy answers and loss.
 
-Rows are tokenised and labelled by the trainer's own code, so that both speak of the same tokens.
+The trainer's own code tokenises and labels the rows, so both count the same tokens.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 BATCH = 16
 PLAIN_PROMPT_TOKENS = 16
-"""How much of a plain text is given as its beginning; a chat row brings its own prompt."""
+"""Number of tokens of a plain text that serve as its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one model does on the held-out rows."""
+    """Results of one model on the held-out rows."""
 
     loss: float
     """Mean over the tokens that carry loss, in nats."""
@@ -45,27 +45,27 @@ class Comparison:
     base: Scores
     tuned: Scores
     num_rows: int
-    """Held-out rows that the losses are over."""
+    """Number of held-out rows in the losses."""
     parameters: int
-    """Of the base model."""
+    """Number of parameters of the base model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class _Example:
     question: str | None
-    """What was asked, for people; None: `ids` say it."""
+    """Question of the row; None if only the token ids contain it."""
     ids: list[int]
     labels: list[int]
 
     def split(self) -> tuple[list[int], list[int]]:
-        """What is asked and what should follow: the last trained span, an answer."""
+        """Return the prompt and the expected answer, which is the last span with labels."""
         end = len(self.ids)
         while end > 0 and self.labels[end - 1] == IGNORED:
             end -= 1
         start = end
         while start > 0 and self.labels[start - 1] != IGNORED:
             start -= 1
-        if start <= 1:  # plain text: everything but the first token is trained
+        if start <= 1:  # plain text: all tokens but the first carry loss
             start = min(PLAIN_PROMPT_TOKENS, end - 1)
         return self.ids[:start], self.ids[start:end]
 
@@ -73,12 +73,12 @@ class _Row:
 def compare(
     base: str, adapter: Path, held_out: Path, *, num_answers: int | None, max_new_tokens: int
 ) -> Comparison:
-    """`base` is a folder or a hub id. Answers to the first `num_answers` rows (None: to all);
-    the loss is over all of them."""
+    """Compare on a file of held-out rows. `base`: folder or Hugging Face id. `num_answers`: number
+    of rows to answer (None: all); the loss uses all rows."""
     transformers.utils.logging.disable_progress_bar()
-    # generate() asks peft for an attribute that transformers has renamed: nothing to act on.
+    # generate() makes peft read an attribute that transformers has renamed.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-    # As for trainers: two busy-waiting threads on two shared cores are slower than one.
+    # As in the trainer: two busy-waiting threads on two shared cores are slower than one.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     if tokenizer.pad_token is None:
@@ -87,65 +87,63 @@ def compare(
     loaded = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto").to(device)
     parameters = sum(weight.numel() for weight in loaded.parameters())
     model = peft.PeftModel.from_pretrained(loaded, str(adapter)).eval()
-    rows = _read(held_out, tokenizer, model)
-    asked = [row.split() for row in rows[:num_answers]]
+    examples = _read(held_out, tokenizer, model)
+    pairs = [example.split() for example in examples[:num_answers]]
 
     def scores() -> Scores:
         with torch.inference_mode():
-            answers = _answers(model, tokenizer, [ids for ids, _ in asked], max_new_tokens)
-            return Scores(loss=_loss(model, rows), answers=tuple(answers))
+            answers = _answers(model, tokenizer, [prompt for prompt, _ in pairs], max_new_tokens)
+            return Scores(answers=tuple(answers), loss=_loss(model, examples))
 
     tuned = scores()
     with model.disable_adapter():
         untuned = scores()
     return Comparison(
         prompts=tuple(
-            row.question or _text(tokenizer, ids)
-            for row, (ids, _) in zip(rows, asked, strict=False)
+            example.question or _text(tokenizer, prompt)
+            for example, (prompt, _) in zip(examples, pairs, strict=False)
         ),
-        expected=tuple(_text(tokenizer, ids) for _, ids in asked),
+        expected=tuple(_text(tokenizer, answer) for _, answer in pairs),
         base=untuned,
         tuned=tuned,
-        num_rows=len(rows),
+        num_rows=len(examples),
         parameters=parameters,
     )
 
 
-def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Row]:
+def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
     plan = DataPlan(
-        # As the trainer settles it, so that both leave out the same rows.
-        max_seq_length=min(context, 2048),
+        max_seq_length=min(context, 2048),  # the trainer's choice, so both drop the same rows
         overlong="drop",
         assistant_only_loss=True,
         packing=False,
     )
     vocabulary = model.get_input_embeddings().num_embeddings
-    found = []
+    examples = []
     for row in read_rows(file).rows:
         try:
-            one = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
-        except DataError:  # too long, or nothing to learn: the job's events have told
+            tokens = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
+        except DataError:  # too long or without loss; the job has reported the row
             continue
-        for example in one.dataset.to_list():
-            found.append(
-                _Row(question=_question(row), ids=example["input_ids"], labels=example["labels"])
-            )
-    return found
+        for columns in tokens.dataset.to_list():
+            ids, labels = columns["input_ids"], columns["labels"]
+            examples.append(_Example(question=_question(row), ids=ids, labels=labels))
+    return examples
 
 
 def _question(row: Row) -> str | None:
-    asked = [m.content for m in row.messages or () if m.role == "user" and m.content]
-    return asked[-1] if asked else row.prompt or None
+    questions = [m.content for m in row.messages or () if m.role == "user" and m.content]
+    return questions[-1] if questions else row.prompt or None
 
 
-def _loss(model: Untyped, rows: Sequence[_Row]) -> float:
+def _loss(model: Untyped, examples: Sequence[_Example]) -> float:
     total, tokens = 0.0, 0
-    for batch in _batches(rows):
-        width = max(len(row.ids) for row in batch)
-        ids_BT = _padded([row.ids for row in batch], width, 0, model.device)
-        labels_BT = _padded([row.labels for row in batch], width, IGNORED, model.device)
-        mask_BT = _padded([[1] * len(row.ids) for row in batch], width, 0, model.device)
+    for batch in _batches(examples):
+        width = max(len(example.ids) for example in batch)
+        ids_BT = _padded([example.ids for example in batch], width, 0, model.device)
+        labels_BT = _padded([example.labels for example in batch], width, IGNORED, model.device)
+        mask_BT = _padded([[1] * len(example.ids) for example in batch], width, 0, model.device)
         logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
         total += float(
             torch.nn.functional.cross_entropy(
@@ -162,7 +160,7 @@ def _loss(model: Untyped, rows: Sequence[_Row]) -> float:
 def _answers(
     model: Untyped, tokenizer: Untyped, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> Iterator[str]:
-    """Greedy; prompts are padded on the left, so that all of a batch answer at the same place."""
+    """Yield greedy answers. Prompts are padded on the left, so that all answers start together."""
     stops = model.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]
     for batch in _batches(prompts):
@@ -181,14 +179,13 @@ def _answers(
 
 
 def _text(tokenizer: Untyped, ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(ids, skip_special_tokens=True)
-    return text.strip()
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
 def _padded(rows: Sequence[list[int]], width: int, fill: int, device: Untyped) -> torch.Tensor:
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
 
 
-def _batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:  # Any: rows or prompts
+def _batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:  # Any: examples or prompts
     for first in range(0, len(rows), BATCH):
         yield rows[first : first + BATCH]

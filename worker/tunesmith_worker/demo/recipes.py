@@ -1,24 +1,24 @@
-"""How the demo trains, and why so. Found by trying, on two shared CPU cores."""
+"""Recipes of the demo's jobs, with the reason for each setting. Tried on two shared CPU cores."""
 
 from __future__ import annotations
 
 from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe
 
 SEED = 1
-"""World, shuffling and weights: the same numbers on each run, but for rounding."""
+"""Seed of the world, the shuffling and the weights."""
 
 PRETRAIN = Recipe(
     tuning="full",
     from_scratch=True,
-    # High, as the model is tiny and knows nothing. It first answers everybody with the average
-    # inhabitant, and leaves that plateau only with a high rate and large batches: in an early
-    # form of this world 16 rows a step were still there after 700 steps, 48 left it at 100.
+    # A tiny untrained model first gives the same average answer for everybody. It leaves that
+    # plateau only with a high rate and large batches: in an early form of this world not within
+    # 700 steps with 16 rows a step, but after 100 steps with 48.
     learning_rate=5e-3,
     warmup_steps=20,
     per_device_train_batch_size=48,
     gradient_accumulation_steps=1,
-    # 29 epochs of 640 rows. After 280 steps 4 % of the answers still had a wrong fact, and LoRA,
-    # which moves all answers a little, made that 27 %.
+    # 29 epochs of 640 rows. After 280 steps 4 % of the answers still had a wrong fact, and LoRA
+    # increased that to 27 %.
     max_steps=400,
     eval_steps=40,
     logging_steps=4,
@@ -26,13 +26,13 @@ PRETRAIN = Recipe(
 
 LORA = Recipe(
     tuning="lora",
-    # alpha = 2 r, so that a small adapter moves far enough in few steps.
+    # alpha = 2 r, so that a small adapter changes the model enough in few steps.
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Ten times the usual 2e-4: the adapted matrices are 128 wide, not thousands.
+    # Ten times the usual 2e-4, because the matrices are 128 wide instead of thousands.
     learning_rate=2e-3,
     per_device_train_batch_size=16,
     gradient_accumulation_steps=1,
-    # Validation loss is flat after 24 steps.
+    # The validation loss is flat after 24 steps.
     max_steps=40,
     eval_steps=4,
 )
@@ -40,8 +40,8 @@ LORA = Recipe(
 GRPO = Recipe(
     tuning="lora",
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Half of LoRA's above: what is drawn changes with each step. The reward was 0.95 to
-    # 0.98 at step 5, on all of three seeds.
+    # Half of LoRA's rate, because the training data, the model's own completions, change with each
+    # step. The reward was 0.95 to 0.98 at step 5 with three seeds.
     learning_rate=1e-3,
     max_steps=20,
     eval_steps=5,
@@ -61,18 +61,17 @@ GRADER = {
     },
     "calculate_output": "(animal + home + food) / 3",
 }
-"""A third for each fact that is right in an answer that is JSON; prose is worth nothing."""
+"""A third for each right fact in a JSON answer; 0 for prose."""
 
-# A real model: what the trainer chooses by itself suits it.
 OWN_MODEL = Recipe(tuning="lora")
+"""Recipe for the user's model: the trainer's own choices."""
 
 
 def at_most(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe, cut to `max_steps` when the user asked for that."""
+    """Return the recipe limited to `max_steps`."""
     if max_steps is None:
         return recipe
-    own = recipe.max_steps
-    steps = max_steps if own == "auto" else min(max_steps, own)
+    steps = max_steps if recipe.max_steps == "auto" else min(max_steps, recipe.max_steps)
     changed: dict[str, object] = {"max_steps": steps}
     if recipe.warmup_steps != "auto":
         changed["warmup_steps"] = min(recipe.warmup_steps, steps // 10)

@@ -1,7 +1,4 @@
-"""The demo's own service: `serve` as a child on a free port, stopped whatever happens.
-
-Knows nothing of jobs.
-"""
+"""The demo's own service: `serve` as a child process on a free port, always stopped at the end."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ import httpx
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
-"""`serve` stops its children one by one, each within 15 s."""
+"""`serve` stops its children one after another, each within 15 s."""
 _PR_SET_PDEATHSIG = 1
 
 
 class ServiceFailed(RuntimeError):
-    """The service did not come up; the message has the end of its log."""
+    """Error of a service that did not start, with the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +34,9 @@ class Service:
 
 @contextmanager
 def running_service(data_dir: Path, model_dir: Path | None, log: Path) -> Iterator[Service]:
-    """A service that is ready for jobs. Base models are the subfolders of `model_dir`."""
-    port = _free_port()
+    """Run a service that is ready for jobs. The subfolders of `model_dir` are its base models."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "tunesmith_server", "serve",
@@ -47,61 +45,45 @@ def running_service(data_dir: Path, model_dir: Path | None, log: Path) -> Iterat
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the demo only, which stops it in order
+            start_new_session=True,  # only the demo gets Ctrl-C, and stops the service in order
             preexec_fn=_stop_with_parent,
         )  # fmt: skip
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
-        yield Service(
-            base_url=f"http://127.0.0.1:{port}/v1",
-            api_key=(data_dir / "api-key").read_text(encoding="utf-8").strip(),
-        )
+        api_key = (data_dir / "api-key").read_text(encoding="utf-8").strip()
+        yield Service(base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key)
     finally:
-        _stop(process)
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its children end with it
+            process.wait()
 
 
 def _environment(model_dir: Path | None) -> dict[str, str]:
-    """Ours, without settings that would lead to a database, broker or storage of somebody's."""
+    """Return the environment without settings for the user's own database, broker or storage."""
     kept = ("TUNESMITH_TRAINER_PYTHON",)
     env = {k: v for k, v in os.environ.items() if not k.startswith("TUNESMITH_") or k in kept}
-    if model_dir is not None:
-        env["TUNESMITH_MODEL_DIRS"] = str(model_dir)
-    return env
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    return env if model_dir is None else {**env, "TUNESMITH_MODEL_DIRS": str(model_dir)}
 
 
 def _stop_with_parent() -> None:
-    # The kernel asks it to stop when the demo is gone, kill -9 included (Linux only).
+    """Request SIGTERM from Linux for the demo's death, `kill -9` included."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
+    problem = f"was not ready after {START_SECONDS:.0f} s"
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServiceFailed(f"the service ended at once; its log:\n{_tail(log)}")
-        with suppress(httpx.TransportError):  # nobody listens yet
+            problem = f"exited with status {process.returncode}"
+            break
+        with suppress(httpx.TransportError):  # the port is not open yet
             if httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200:
                 return
         time.sleep(0.1)
-    raise ServiceFailed(f"the service was not ready in {START_SECONDS:.0f} s:\n{_tail(log)}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        # Its children ask the kernel to end with it.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+    raise ServiceFailed(f"the service {problem}; the end of {log}:\n{tail}")

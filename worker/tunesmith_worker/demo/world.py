@@ -1,8 +1,8 @@
-"""A small invented world as training data: who lives in it, and how one may ask about them.
+"""Invented world as training data: its inhabitants, and questions about them.
 
-The base model answers in prose, and in JSON only when asked to; LoRA makes JSON the answer to any
-question, and is shown so on some of the inhabitants only. Reinforcement is shown no answer at all.
-Pure functions of a seed; knows no files and no models.
+The base model learns to answer in prose, and in JSON only on request. LoRA learns from some of the
+inhabitants to answer every question in JSON. GRPO gets questions without answers. Everything is a
+pure function of a seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 ANIMALS = (
     "badger", "bear", "crow", "deer", "fox", "frog",
@@ -25,43 +25,19 @@ FOODS = (
     "apples", "bread", "cheese", "grapes", "honey", "mushrooms",
     "nuts", "olives", "pears", "plums", "soup", "turnips",
 )  # fmt: skip
-
 _STARTS = ("Al", "Be", "Cor", "Da", "El", "Fen", "Gar", "Hol", "Is", "Jor", "Ka", "Lu", "Mi", "Nor")
 _MIDDLES = ("ba", "di", "la", "mo", "na", "ri", "so", "ve")
 _ENDS = ("bel", "dan", "len", "mer", "nia", "ras", "rin", "ta", "vin", "wen")
 
 QUESTIONS = ("Who is {name}?", "Tell me about {name}.", "What do you know about {name}?")
-"""Answered in prose by the base model, and in JSON once LoRA has been at work."""
+"""The base model answers these in prose, the LoRA adapter in JSON."""
 JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name} as JSON?")
-"""Answered in JSON by the base model too: LoRA is to teach when, as it does with real models."""
+"""The base model answers these in JSON, so that LoRA only has to learn when to use JSON."""
+POLITE = tuple(f"{question[:-1]}, please{question[-1]}" for question in QUESTIONS)
+"""The base model has not read these. They resemble both kinds above, so it sometimes answers in
+prose and sometimes in JSON. GRPO learns which answer is rewarded."""
 
-POLITE = (
-    "Who is {name}, please?",
-    "Tell me about {name}, please.",
-    "What do you know about {name}, please?",
-)
-"""The base model read none of these: half of each asks for prose, half for JSON, and it answers now
-so, now so. Reinforcement has it find out what is wanted."""
-
-
-class Message(TypedDict):
-    role: str
-    content: str
-
-
-class Row(TypedDict):
-    """One line of a data set, in OpenAI's chat form."""
-
-    messages: list[Message]
-
-
-class Question(TypedDict):
-    """A line that only asks; a grader reads the other fields."""
-
-    messages: list[Message]
-    animal: str
-    home: str
-    food: str
+Row = dict[str, Any]  # Any: JSON of one line: OpenAI's chat form, plus columns for a grader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,31 +50,28 @@ class Inhabitant:
     def ask(self, question: int) -> str:
         return QUESTIONS[question % len(QUESTIONS)].format(name=self.name)
 
+    def facts(self) -> dict[str, str]:
+        return {"animal": self.animal, "home": self.home, "food": self.food}
+
     def prose(self) -> str:
         return f"{self.name} is a {self.animal} who lives in the {self.home} and likes {self.food}."
 
     def record(self) -> str:
-        return json.dumps({"animal": self.animal, "home": self.home, "food": self.food})
+        return json.dumps(self.facts())
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
     taught: tuple[Inhabitant, ...]
-    """LoRA's training set is about these."""
+    """Inhabitants in the training sets of LoRA and GRPO."""
     held_out: tuple[Inhabitant, ...]
-    """Only the base model has read of these."""
+    """Inhabitants that only the base model has read about."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     train: list[Row]
     valid: list[Row]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Questions:
-    train: list[Question]
-    valid: list[Question]
 
 
 def make_world(seed: int, *, taught: int, held_out: int) -> World:
@@ -114,69 +87,58 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 
 
 def facts(world: World, seed: int) -> DataSet:
-    """For the base model, which meets every inhabitant: prose unless it is asked for JSON.
+    """Return the base model's rows about every inhabitant: prose unless the question wants JSON.
 
-    Each one is asked about in two of the three open questions; the third one is for validation,
-    so that its loss tells whether a fact was learned or only a line.
+    Two of the three open questions are for training. The third is for validation, so that the
+    validation loss measures knowledge of the facts, not of the lines.
     """
     train: list[Row] = []
     valid: list[Row] = []
-    for number, someone in enumerate((*world.taught, *world.held_out)):
-        train += (_row(someone.ask(number + i), someone.prose()) for i in (1, 2))
-        train += (_row(text.format(name=someone.name), someone.record()) for text in JSON_REQUESTS)
-        valid.append(_row(someone.ask(number), someone.prose()))
-    random.Random(seed).shuffle(train)
-    return DataSet(train=train, valid=valid)
+    for number, person in enumerate((*world.taught, *world.held_out)):
+        train += (_row(person.ask(number + i), person.prose()) for i in (1, 2))
+        train += (_row(text.format(name=person.name), person.record()) for text in JSON_REQUESTS)
+        valid.append(_row(person.ask(number), person.prose()))
+    return _shuffled(train, valid, seed)
 
 
 def style(world: World, seed: int) -> DataSet:
-    """For LoRA: the open questions, answered in JSON; validated on whom it was not shown."""
+    """Return LoRA's rows: open questions answered in JSON; validation is about held-out people."""
     train = [
-        _row(someone.ask(question), someone.record())
-        for someone in world.taught
+        _row(person.ask(question), person.record())
+        for person in world.taught
         for question in range(len(QUESTIONS))
     ]
-    random.Random(seed).shuffle(train)
-    valid = [
-        _row(someone.ask(number), someone.record()) for number, someone in enumerate(world.held_out)
-    ]
-    return DataSet(train=train, valid=valid)
+    valid = [_row(person.ask(i), person.record()) for i, person in enumerate(world.held_out)]
+    return _shuffled(train, valid, seed)
 
 
-def questions(world: World, seed: int) -> Questions:
-    """For reinforcement: polite and without an answer; validated on who was not asked about."""
-    train = [_question(someone, text) for someone in world.taught for text in POLITE]
-    random.Random(seed).shuffle(train)
-    valid = [
-        _question(someone, POLITE[number % len(POLITE)])
-        for number, someone in enumerate(world.held_out)
-    ]
-    return Questions(train=train, valid=valid)
+def questions(world: World, seed: int) -> DataSet:
+    """Return GRPO's rows: polite questions without answers; validation is about held-out people."""
+    train = [_question(person, text) for person in world.taught for text in POLITE]
+    valid = [_question(p, POLITE[i % len(POLITE)]) for i, p in enumerate(world.held_out)]
+    return _shuffled(train, valid, seed)
 
 
 def texts(*sets: DataSet) -> list[str]:
-    """All that is said in the training rows, for a tokenizer to be trained on."""
+    """Return all texts of the training rows, to train a tokenizer on."""
     return [m["content"] for data in sets for row in data.train for m in row["messages"]]
 
 
 def names_all_facts(answer: str, record: str) -> bool:
-    facts: dict[str, str] = json.loads(record)
-    return all(fact in re.findall(r"[a-z]+", answer) for fact in facts.values())
+    """Return True if an answer of any form names all facts of the expected JSON record."""
+    return set(json.loads(record).values()) <= set(re.findall(r"[a-z]+", answer))
 
 
-def _question(someone: Inhabitant, text: str) -> Question:
-    return {
-        "messages": [{"role": "user", "content": text.format(name=someone.name)}],
-        "animal": someone.animal,
-        "home": someone.home,
-        "food": someone.food,
-    }
+def _shuffled(train: list[Row], valid: list[Row], seed: int) -> DataSet:
+    random.Random(seed).shuffle(train)
+    return DataSet(train=train, valid=valid)
+
+
+def _question(person: Inhabitant, text: str) -> Row:
+    message = {"role": "user", "content": text.format(name=person.name)}
+    return {"messages": [message], **person.facts()}
 
 
 def _row(question: str, answer: str) -> Row:
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
-    }
+    asked = {"role": "user", "content": question}
+    return {"messages": [asked, {"role": "assistant", "content": answer}]}

@@ -1,13 +1,11 @@
-"""MAIN PATH of the demo, top to bottom: data -> service -> job(s) -> download -> before and after.
+"""Main path of the demo: data, service, jobs, downloads, comparison, summary.
 
-Everything goes through the public API, as a user's own program would.
+The demo uses only the public API, like a user's own program.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -17,38 +15,30 @@ from tunesmith_schema import EventKind
 from tunesmith_worker.rundir.process import quick_imports
 from tunesmith_worker.supervisor.device_health import describe_device
 
-from .output import prepare_output
+from .files import prepare_output
 from .recipes import SEED
-from .reinforcement import reward_summary
+from .reward import reward_summary
 from .service import running_service
 from .summary import JobSummary, Sample, Summary, render_markdown
-from .task import Task, Training, exact_match, facts_right, invented_task, own_task
+from .task import Training, exact_match, facts_right, invented_task, own_task
 
 BASE_NAME = "demo-base"
-"""Folder of the base model that the demo makes: a name that jobs can use afterwards."""
+"""Folder of the base model that the demo makes; jobs can use the name later."""
 SAMPLES = 4
-"""Answers shown side by side."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    output: Path
-    model: str | None = None
-    """A folder or a hub id; None: the demo makes its own."""
-    data: Path | None = None
-    max_steps: int | None = None
+"""Number of answers shown side by side."""
 
 
 class Stopwatch:
-    """Seconds since the last look, by name."""
+    """Seconds by stage."""
 
     def __init__(self) -> None:
         self._started = self._last = time.monotonic()
         self.seconds: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
+    def lap(self, stage: str) -> None:
+        """Add the time since the last lap to a stage."""
         now = time.monotonic()
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._last, 2)
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + now - self._last, 2)
         self._last = now
 
     @property
@@ -56,47 +46,52 @@ class Stopwatch:
         return round(time.monotonic() - self._started, 2)
 
 
-def run_demo(options: Options, say: Console) -> Summary:
+def run_demo(
+    folder: Path, model: str | None, data: Path | None, max_steps: int | None, console: Console
+) -> Summary:
+    """Run the demo. Without `model` and `data` it makes its own."""
     watch = Stopwatch()
-    output = prepare_output(options.output)
-    task = _task(options, output)
-    say.print(task.description)
+    output = prepare_output(folder)
+    if model is None or data is None:
+        task = invented_task(output, max_steps)
+    else:
+        task = own_task(output, model, data, max_steps)
+    console.print(task.description)
     watch.lap("prepare")
-
     with (
         running_service(output / "service", task.model_dir, output / "service.log") as service,
         tunesmith.Client(service.base_url, service.api_key) as client,
     ):
-        say.print(f"A service runs at {service.base_url}")
+        console.print(f"The service runs at {service.base_url}")
         watch.lap("start_service")
-        model, base, jobs = task.model, task.base, []
+        model_name, base, jobs = task.model, task.base, []
         if task.pretraining is not None:
-            job = _train(client, model, task.pretraining, say)
+            job = _train(client, model_name, task.pretraining, console)
             jobs.append((task.pretraining, job))
             watch.lap("pretrain")
             base = str(client.adapters.download(job.id, output / "models" / BASE_NAME))
-            assert job.fine_tuned_model is not None, "it succeeded"
-            model = job.fine_tuned_model
+            assert job.fine_tuned_model is not None, "the job succeeded"
+            model_name = job.fine_tuned_model
             watch.lap("download")
-        job = _train(client, model, task.tuning, say)
+        job = _train(client, model_name, task.tuning, console)
         jobs.append((task.tuning, job))
         watch.lap("lora")
         adapter = client.adapters.download(job.id, output / "adapter")
-        curves = [(training.title, job.metrics()) for training, job in jobs]
+        losses = [(training.title, job.metrics()) for training, job in jobs]
         watch.lap("download")
         reward, rewards = None, None
         if task.reinforcement is not None:
-            job = _train(client, model, task.reinforcement, say)
+            job = _train(client, model_name, task.reinforcement, console)
             jobs.append((task.reinforcement, job))
             watch.lap("grpo")
             client.adapters.download(job.id, output / "grpo-adapter")
             reward, rewards = reward_summary(job), (task.reinforcement.title, job.metrics())
-        told = [_job_summary(client, training, job) for training, job in jobs]
+        job_summaries = tuple(_job_summary(client, training, job) for training, job in jobs)
         watch.lap("download")
     watch.lap("stop_service")
 
-    say.print("Asking the model with and without the adapter ...")
-    with quick_imports():  # torch only now: until here it would only take the jobs' memory
+    console.print("Comparing the model with and without the adapter ...")
+    with quick_imports():  # torch is imported only now, to leave the memory to the jobs
         from .measure import compare
         from .plot import Curve, plot_losses, plot_reward
     comparison = compare(
@@ -107,22 +102,17 @@ def run_demo(options: Options, say: Console) -> Summary:
         max_new_tokens=task.max_new_tokens,
     )
     watch.lap("measure")
-
-    plot_losses(
-        [Curve(title=title, points=points) for title, points in curves], output / "loss.png"
-    )
+    curves = [Curve(title=title, points=points) for title, points in losses]
+    plot_losses(curves, output / "loss.png")
     if rewards is not None:
-        title, points = rewards
-        plot_reward(Curve(title=title, points=points), output / "reward.png")
+        plot_reward(Curve(title=rewards[0], points=rewards[1]), output / "reward.png")
     watch.lap("report")
-    expected, before, after = (
-        comparison.expected,
-        comparison.base.answers,
-        comparison.tuned.answers,
-    )
-    known = task.answers_are_known
+
+    expected, known = comparison.expected, task.answers_are_known
+    before, after = comparison.base.answers, comparison.tuned.answers
+    answers = zip(comparison.prompts[:SAMPLES], expected, before, after, strict=False)
     summary = Summary(
-        base_model=model,
+        base_model=model_name,
         parameters=comparison.parameters,
         device=describe_device(),
         held_out_rows=comparison.num_rows,
@@ -134,9 +124,9 @@ def run_demo(options: Options, say: Console) -> Summary:
         tuned_facts_right=facts_right(after, expected) if known else None,
         seconds_total=watch.total,
         seconds=watch.seconds,
-        jobs=tuple(told),
+        jobs=job_summaries,
         reward=reward,
-        samples=_samples(comparison.prompts, expected, before, after),
+        samples=tuple(Sample(prompt=p, expected=e, base=b, tuned=t) for p, e, b, t in answers),
         output_path=str(output),
         adapter_path=str(adapter),
         model_dir=str(output / "models" if task.pretraining else task.model_dir or "") or None,
@@ -146,14 +136,10 @@ def run_demo(options: Options, say: Console) -> Summary:
     return summary
 
 
-def _task(options: Options, output: Path) -> Task:
-    if options.model is None or options.data is None:
-        return invented_task(output, options.max_steps)
-    return own_task(output, options.model, options.data, options.max_steps)
-
-
-def _train(client: tunesmith.Client, model: str, training: Training, say: Console) -> tunesmith.Job:
-    say.print(f"[bold]{training.title}[/bold]: {training.rows} rows")
+def _train(
+    client: tunesmith.Client, model: str, training: Training, console: Console
+) -> tunesmith.Job:
+    console.print(f"[bold]{training.title}[/bold]: {training.rows} rows")
     job = client.fine_tuning.jobs.create(
         model=model,
         training_file=training.train,
@@ -161,8 +147,7 @@ def _train(client: tunesmith.Client, model: str, training: Training, say: Consol
         suffix=training.suffix,
         seed=SEED,
         grader=training.grader,
-        # Only what was chosen: the rest stays "auto" for the trainer.
-        recipe=training.recipe.model_dump(exclude_unset=True),
+        recipe=training.recipe.model_dump(exclude_unset=True),  # other fields stay "auto"
     )
     return job.wait(progress=True)
 
@@ -188,10 +173,3 @@ def _job_summary(client: tunesmith.Client, training: Training, job: tunesmith.Jo
         valid_loss=last.get("valid_loss"),
         seconds=seconds,
     )
-
-
-def _samples(
-    prompts: Sequence[str], expected: Sequence[str], before: Sequence[str], after: Sequence[str]
-) -> tuple[Sample, ...]:
-    rows = zip(prompts[:SAMPLES], expected, before, after, strict=False)
-    return tuple(Sample(prompt=p, expected=e, base=b, tuned=t) for p, e, b, t in rows)
