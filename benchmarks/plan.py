@@ -174,7 +174,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
         ),
         Choices(),
         total_steps=2,
-        decided=lambda: None,
+        on_choice=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(

@@ -131,7 +131,7 @@ def ours(task: Task) -> Made:
         total_steps=train.total_steps,
         device=device,
     )
-    layouts = Layouts(layout, choices, total_steps=train.total_steps, decided=lambda: None)
+    layouts = Layouts(layout, choices, total_steps=train.total_steps, on_choice=lambda: None)
     trainer = SFTTrainer(
         model=model,
         args=sft_config(task.folder, train, seed=SEED),

@@ -203,7 +203,7 @@ def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
         slots_per_token={"padding_free": 1.0},
         reason="completions stand end to end",
     )
-    return Layouts(layouts, choices, total_steps=total_steps, decided=lambda: None)
+    return Layouts(layouts, choices, total_steps=total_steps, on_choice=lambda: None)
 
 
 def _plan_engine(

@@ -67,8 +67,9 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         total_steps=train_plan.total_steps,
         device=loaded.device,
     )
-    decided = context.plan.write
-    layouts = Layouts(layout_plan, choices, total_steps=train_plan.total_steps, decided=decided)
+    layouts = Layouts(
+        layout_plan, choices, total_steps=train_plan.total_steps, on_choice=context.plan.write
+    )
     context.plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 

@@ -1,6 +1,6 @@
-"""How the rows of an optimiser step are laid out into micro-batches: the candidates.
+"""Candidate layouts of an optimiser step's rows in micro-batches.
 
-Any layout trains the same rows with the same loss; they differ in speed and memory.
+Every layout trains the same rows with the same loss; speed and memory differ.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from tunesmith_worker.rundir.plan import Device
 Kind = Literal["padded", "padding_free", "packed"]
 
 TRIAL_STEPS = 40
-"""A run that is shorter is over before a measured choice pays."""
+"""Fewest steps of a run for which measuring layouts is worthwhile."""
 MOST_PADDING = 2.0
-"""Slots per token from which padding is not tried: stock layers are not that much faster."""
+"""Most slots per token with which padding is tried: stock layers cannot make up for more."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
-"""Most tokens of a packed micro-batch; larger ones are no faster on a CPU
-(docs/contributing/log)."""
+"""Most tokens of a packed micro-batch; larger ones gain nothing on CPU (docs/contributing/log)."""
 COMPILED = "padded_compiled"
 PAYS_AFTER = 60
-"""Compiling is tried when the rest of the run takes so many times as long: it then costs less than
-a fiftieth if it gains nothing."""
+"""Compiling is tried if the rest of the run takes this many times as long as compiling: it then
+costs less than 2 % if it gains nothing."""
 _SIMULATED_STEPS = 64
 
 
@@ -35,14 +34,14 @@ class Layout:
     """`padded`: side by side, on the model's own layers. `padding_free`: end to end, by rows.
     `packed`: end to end, by tokens."""
     rows: int | None = None
-    """Examples in a micro-batch; not when packed."""
+    """Examples in a micro-batch; None if packed."""
     tokens: int | None = None
-    """At most so many in a micro-batch; only when packed."""
+    """Most tokens in a micro-batch; only if packed."""
     compiled: bool = False
-    """The model's own layers through torch.compile; only when padded."""
+    """Whether the model's own layers run through torch.compile; only if padded."""
 
     def divided(self, parts: int) -> Layout:
-        """The same with micro-batches of about that part of the size, but at least one example."""
+        """Return this layout with micro-batches of 1/`parts` of the size, at least one example."""
         if parts == 1:
             return self
         rows = None if self.rows is None else -(-self.rows // parts)
@@ -52,11 +51,11 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
     candidates: dict[str, Layout]
-    """By name; the first is the one to begin with, and to keep when nothing is faster."""
+    """Layouts by name; the first is used at the start, and kept if no other is faster."""
     slots_per_token: dict[str, float]
-    """What each computes for a token of the data, padding included."""
+    """Computed slots per data token of each candidate, padding included."""
     reason: str
-    """Why there is one candidate, or why the others are tried."""
+    """Why there is one candidate, or why several are measured."""
 
     @property
     def first(self) -> str:
@@ -64,7 +63,7 @@ class LayoutPlan:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The candidates, and the padded one compiled: tried where that would pay."""
+        """The candidates, plus the compiled padded layout, which is tried if worthwhile."""
         padded = self.candidates.get("padded")
         if padded is None or len(self.candidates) == 1:
             return self.candidates
@@ -73,7 +72,7 @@ class LayoutPlan:
     def compiling_pays(
         self, speeds: dict[str, float], seconds_left: float, compile_seconds: float
     ) -> bool:
-        """`speeds`: tokens a second of each candidate. A tenth is the most that compiling gains."""
+        """Whether to try compiling, which gains at most 10 %. `speeds`: tokens per second."""
         near = speeds.get("padded", 0.0) * 1.1 >= max(speeds.values())
         return near and COMPILED in self.layouts and seconds_left >= PAYS_AFTER * compile_seconds
 
@@ -89,23 +88,23 @@ def plan_layouts(
     total_steps: int,
     device: Device,
 ) -> LayoutPlan:
-    """`stock_attention`: why rows cannot stand end to end, if so. `patched`: any layer is ours.
-    `lengths`: tokens of each row of the data. `rows`, `passes`: examples of a micro-batch and
-    micro-batches of a step."""
+    """Choose the candidate layouts of a run.
+
+    `stock_attention`: why rows cannot be concatenated, or None. `patched`: any layer is patched.
+    `lengths`: tokens of each row of the data. `rows`: examples per micro-batch. `passes`:
+    micro-batches per step."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True:
-        return _only("packing", free, "recipe.packing: sequences are filled beforehand")
+        return _only("packing", free, "recipe.packing is true: rows are packed before training")
     if not patched:
-        return _only("padded", padded, "the stock trainer's, as recipe.patches has no layer of us")
+        return _only("padded", padded, "recipe.patches leaves the layers stock")
     if stock_attention is not None:
         return _only("padded", padded, stock_attention)
     if recipe.packing is False:
         return _only("padding_free", free, "recipe.packing is false")
     if total_steps < TRIAL_STEPS:
-        return _only(
-            "padding_free", free, f"{total_steps} steps are over before a measured choice pays"
-        )
+        return _only("padding_free", free, f"{total_steps} steps are too few to measure layouts")
     candidates, ratios = {"padding_free": free}, {"padding_free": 1.0}
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     most = min(PACKED_TOKENS["gpu" if device.is_gpu else "cpu"], rows * passes * longest)
@@ -113,15 +112,15 @@ def plan_layouts(
         candidates["packed"] = Layout(kind="packed", tokens=most)
         ratios["packed"] = 1.0
     padding = padded_slots_per_token(lengths, rows, rows * passes)
-    # One long row among short ones makes a padded batch of it many times larger than any other.
+    # One long row among short rows makes its padded batch many times larger than the others.
     if padding <= MOST_PADDING and rows * longest <= MOST_PADDING * rows * mean + longest:
         candidates["padded"], ratios["padded"] = padded, padding
-    reason = f"measured: padded rows would fill {padding:.2f} slots a token"
+    reason = f"measured: padded rows take {padding:.2f} slots per token"
     return LayoutPlan(candidates=candidates, slots_per_token=ratios, reason=reason)
 
 
 def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
-    """Slots that random steps of the data fill when padded, over their tokens."""
+    """Estimate the padded slots per token from random steps of the data."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):

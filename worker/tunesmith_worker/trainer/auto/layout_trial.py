@@ -1,7 +1,7 @@
-"""Which layout is fastest, found by training the first steps under each in turn.
+"""A trial that finds the fastest layout by training the first steps with each in turn.
 
-Every step trains what it would have trained anyway, so that a trial costs no more than the slower
-candidates' extra time. Pure: fed with what each step took.
+Every step trains the rows it would have trained anyway, so a trial costs only the extra time of
+slower candidates. The trial does no timing; it receives the time of each step.
 """
 
 from __future__ import annotations
@@ -11,38 +11,39 @@ import statistics
 from typing import Any, Self  # Any: JSON
 
 WORTH_ANOTHER_LOOK = (1.3, 1.15, 1.15, 1.08, 1.08)
-"""Candidates within this factor of the best are measured again, after each round."""
+"""After each round, candidates within this factor of the best are measured again."""
 MOST_ROUNDS = 24
-"""While steps of unlike rows leave open which candidate is faster."""
+"""Most rounds while the difference between candidates is within noise."""
 MANY = 8
+"""Steps from which the cost is a trimmed mean instead of a median."""
 HOPELESS = 1.6
-"""A first step that is so much slower than the best candidate settles it."""
+"""A candidate whose first step is slower than the best by this factor is dropped."""
 BETTER = 0.98
-"""The first candidate is kept unless another takes less than this share of its time."""
+"""The first candidate is kept unless another takes less than this fraction of its time."""
 
 
 class LayoutTrial:
     def __init__(self, slots_per_token: dict[str, float], *, slow_start: str = "") -> None:
-        """By name of the candidate; the first is the one to keep when none is faster.
-        `slow_start`: one whose first step says nothing of the others."""
+        """`slots_per_token`: by candidate; the first is kept if none is faster. `slow_start`: a
+        candidate whose first step is slow once and must not drop it."""
         self._slow_start = slow_start
         self._ratios = slots_per_token
         self._seconds: dict[str, list[float]] = {name: [] for name in slots_per_token}
         self._warm: set[str] = set()
-        self._alive = list(slots_per_token)
+        self._remaining = list(slots_per_token)
         self._queue = [name for name in slots_per_token for _ in range(2)]
         self._rounds = 0
         self.steps: list[str] = []
-        """The candidate of each step so far."""
+        """Candidate of each step so far."""
 
     def state(self) -> dict[str, Any]:
-        """As JSON; what it holds must not be changed."""
+        """Return the state as JSON; callers must not change it."""
         return {
             "slow_start": self._slow_start,
             "ratios": self._ratios,
             "seconds": self._seconds,
             "warm": sorted(self._warm),
-            "alive": self._alive,
+            "alive": self._remaining,
             "queue": self._queue,
             "rounds": self._rounds,
             "steps": self.steps,
@@ -50,10 +51,11 @@ class LayoutTrial:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """To go on with in another process, where the first step of each pays anew: it does not
-        count, and each that was to be measured is measured once more."""
+        """Restore a trial in another process, where each candidate's first step is slow again.
+
+        Each queued candidate gets one more step, and that first step does not count."""
         trial = cls(state["ratios"], slow_start=state["slow_start"])
-        trial._seconds, trial._alive = state["seconds"], state["alive"]
+        trial._seconds, trial._remaining = state["seconds"], state["alive"]
         trial._rounds, trial.steps = state["rounds"], state["steps"]
         again = [name for name in dict.fromkeys(state["queue"]) if name in state["warm"]]
         trial._warm = set(state["warm"]) - set(again)
@@ -70,29 +72,29 @@ class LayoutTrial:
 
     @property
     def current(self) -> str:
-        """The candidate whose step it is; the fastest once the trial is over."""
+        """Candidate of the current step; the fastest candidate after the trial."""
         return self._queue[0] if self._queue else self._fastest()
 
     def record(self, seconds: float, slots: int) -> None:
-        """What the current candidate's step took, for so many slots."""
+        """Record the current candidate's step: its seconds and computed slots."""
         name = self._queue.pop(0)
         self.steps.append(name)
         cost = seconds / slots * self._ratios[name]
         if name in self._warm:
             self._seconds[name].append(cost)
-        else:  # the first step of each pays for what is made once
+        else:  # the first step includes one-time costs
             self._warm.add(name)
             if cost > HOPELESS * self._best() and name != self._slow_start:
-                self._queue = [other for other in self._queue if other != name]
-                self._alive.remove(name)
+                self._queue = [queued for queued in self._queue if queued != name]
+                self._remaining.remove(name)
                 self._seconds[name].append(cost)
         if not self._queue:
             self._next_round()
 
     def remove(self, name: str) -> None:
-        """That one cannot be run: not the first, which the others are held against."""
-        self._queue = [other for other in self._queue if other != name]
-        self._alive = [other for other in self._alive if other != name] or [
+        """Drop a candidate that cannot run. The first candidate always remains."""
+        self._queue = [queued for queued in self._queue if queued != name]
+        self._remaining = [left for left in self._remaining if left != name] or [
             next(iter(self._ratios))
         ]
         self._seconds[name].clear()
@@ -100,38 +102,39 @@ class LayoutTrial:
             self._next_round()
 
     def tokens_per_second(self) -> dict[str, float]:
-        """Of each candidate; the data's tokens, padding not counted."""
-        return {name: 1 / self._cost(name) for name, took in self._seconds.items() if took}
+        """Return the data tokens per second of each candidate, without padding."""
+        return {name: 1 / self._cost(name) for name, costs in self._seconds.items() if costs}
 
     def _next_round(self) -> None:
         looks = WORTH_ANOTHER_LOOK
         limit = looks[min(self._rounds, len(looks) - 1)] * self._best()
-        self._alive = [name for name in self._alive if self._cost(name) <= limit]
+        self._remaining = [name for name in self._remaining if self._cost(name) <= limit]
         self._rounds += 1
-        if len(self._alive) < 2:
+        if len(self._remaining) < 2:
             return
-        if self._rounds <= len(looks) or (self._rounds < MOST_ROUNDS and self._open()):
-            self._queue = list(self._alive)
+        if self._rounds <= len(looks) or (self._rounds < MOST_ROUNDS and self._undecided()):
+            self._queue = list(self._remaining)
 
-    def _open(self) -> bool:
-        """Whether the two fastest are no farther apart than chance may put them."""
-        first, second = sorted(self._alive, key=self._cost)[:2]
+    def _undecided(self) -> bool:
+        """Whether the difference of the two fastest is within two standard errors."""
+        first, second = sorted(self._remaining, key=self._cost)[:2]
         error = math.hypot(*(self._error(name) for name in (first, second)))
         return self._cost(second) - self._cost(first) < 2 * error
 
     def _error(self, name: str) -> float:
-        """Standard error of the cost, as that of a mean."""
-        took = self._seconds[name]
-        return statistics.stdev(took) / math.sqrt(len(took))
+        """Return the standard error of the cost, computed as for a mean."""
+        costs = self._seconds[name]
+        return statistics.stdev(costs) / math.sqrt(len(costs))
 
     def _cost(self, name: str) -> float:
-        """The median of few steps; the mean of many, but for the quickest and the slowest."""
-        took = sorted(self._seconds[name])
-        return statistics.mean(took[1:-1]) if len(took) >= MANY else statistics.median(took)
+        """Return the median of few steps, or the mean of many without fastest and slowest."""
+        costs = sorted(self._seconds[name])
+        return statistics.mean(costs[1:-1]) if len(costs) >= MANY else statistics.median(costs)
 
     def _best(self) -> float:
-        return min((self._cost(name) for name, took in self._seconds.items() if took), default=1e30)
+        costs = (self._cost(name) for name, steps in self._seconds.items() if steps)
+        return min(costs, default=1e30)
 
     def _fastest(self) -> str:
-        first = self._alive[0]
-        return min(self._alive, key=lambda n: self._cost(n) / (1 if n == first else BETTER))
+        first = self._remaining[0]
+        return min(self._remaining, key=lambda n: self._cost(n) / (1 if n == first else BETTER))

@@ -1,6 +1,6 @@
-"""The layout of each step: settled from the start, measured while training, or as a plan says.
+"""The layout of each step: fixed from the start, measured while training, or from plan.json.
 
-Times what the host sees of forward and backward; what is fastest is the plan's to say.
+`Layouts` times forward and backward; `LayoutTrial` decides which layout is fastest.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .layout_choice import COMPILED, Layout, LayoutPlan
 from .layout_trial import LayoutTrial
 
 NAME = "packing"
-"""Of the choice."""
+"""Key of this choice in plan.json."""
 
 
 class Layouts:
     def __init__(
-        self, plan: LayoutPlan, choices: Choices, *, total_steps: int, decided: Callable[[], None]
+        self, plan: LayoutPlan, choices: Choices, *, total_steps: int, on_choice: Callable[[], None]
     ) -> None:
-        """`decided`: called once the choice that was measured has been made."""
-        self._plan, self._choices, self._decided = plan, choices, decided
+        """`on_choice`: called after the measured choice has been made."""
+        self._plan, self._choices, self._on_choice = plan, choices, on_choice
         self._total_steps = total_steps
         self._compiled: CompiledLayers | None = None
         self._gave_up_compiling = False
         self._trial: LayoutTrial | None = None
         self._steps: list[str] = []
-        """By which layout each step so far went, while that was measured."""
+        """Layout name of each step during the measurement."""
         self._speeds: dict[str, float] = {}
         self._chosen = self._current = plan.first
         earlier = choices.earlier(NAME)
@@ -49,7 +49,7 @@ class Layouts:
             self._trial = LayoutTrial(plan.slots_per_token)
 
     def state(self) -> dict[str, Any]:
-        """What plan.json does not hold yet, as JSON; it must not be changed."""
+        """Return the state that plan.json does not hold yet, as JSON; do not change it."""
         if self._trial is None:
             return {}
         return {
@@ -61,8 +61,9 @@ class Layouts:
         }
 
     def resume(self, state: dict[str, Any], step: int) -> None:
-        """Go on after `step` steps with what `state` gave then, once the model is patched and its
-        memory is planned. What plan.json has decided since holds."""
+        """Restore `state` as of `step`, after the model is patched and its memory is planned.
+
+        A choice that plan.json holds takes precedence."""
         if self._trial is None:
             return
         trial = LayoutTrial.from_state(state["trial"]) if state else None
@@ -71,7 +72,7 @@ class Layouts:
             self._speeds, self._chosen = state["speeds"], state["settled"]
             if state["gave_up_compiling"]:
                 self._give_up_compiling()
-        else:  # a fork whose layouts are others: its trial begins where it does
+        else:  # a fork with other layouts starts its own trial here
             self._steps = [self._plan.first] * step
 
     def _give_up_compiling(self) -> None:
@@ -86,17 +87,21 @@ class Layouts:
 
     @property
     def untried(self) -> dict[str, Layout]:
-        """Those that are still to be measured against the first one, by name."""
+        """Layouts still to be measured against the first one, by name."""
         if self._trial is None:
             return {}
-        return {n: one for n, one in self._plan.candidates.items() if n != self._plan.first}
+        return {
+            name: layout
+            for name, layout in self._plan.candidates.items()
+            if name != self._plan.first
+        }
 
     def rule_out(self, name: str, reason: str) -> None:
-        """Before the first step: not that one, nor the trial if no other is left to compare."""
+        """Remove a candidate before the first step; without a second one, end the trial."""
         plan = self._plan
         assert name in self.untried
-        kept = {other: one for other, one in plan.candidates.items() if other != name}
-        ratios = {other: plan.slots_per_token[other] for other in kept}
+        kept = {key: layout for key, layout in plan.candidates.items() if key != name}
+        ratios = {key: plan.slots_per_token[key] for key in kept}
         self._plan = replace(plan, candidates=kept, slots_per_token=ratios)
         self._trial = LayoutTrial(ratios) if len(kept) > 1 else None
         if self._trial is None:
@@ -104,15 +109,15 @@ class Layouts:
 
     @property
     def measuring(self) -> bool:
-        """Whether layouts are still tried in turn."""
+        """Whether layouts are still being measured."""
         return self._trial is not None
 
     def may_compile(self, layers: CompiledLayers) -> None:
-        """The layers that a padded layout runs on, once the model is patched."""
+        """Allow compiling these layers of the padded layout; call after patching."""
         self._compiled = layers
 
     def for_step(self, step: int) -> Layout:
-        """`step`: optimiser steps done before it."""
+        """Return the layout of a step. `step`: number of optimiser steps before it."""
         if self._trial is not None:
             self._current = self._trial.current
         else:
@@ -123,13 +128,14 @@ class Layouts:
         return layout
 
     def for_evaluation(self) -> Layout:
-        """What is settled; the model's own layers are not compiled once more for it."""
+        """Return the chosen layout, without compiled layers."""
         if self._compiled is not None:
             self._compiled.use(False)
         return self.chosen
 
     def give_up(self, failure: str) -> str | None:
-        """The step's layout failed: what is done about it, in words; None where nothing can be."""
+        """Drop the current step's layout after a failure; return a message, or None if no other
+        layout is possible."""
         name, trial = self._current, self._trial
         if name == COMPILED and self._compiled is not None:
             self._give_up_compiling()
@@ -139,14 +145,14 @@ class Layouts:
                 self._ended(trial, 0.0)
         elif name == COMPILED:
             self._chosen = "padded"
-            self._steps = ["padded" if one == COMPILED else one for one in self._steps]
+            self._steps = ["padded" if step == COMPILED else step for step in self._steps]
         else:
             return None
-        return f"{name} micro-batches cannot be run here and are given up: {failure}"
+        return f"{name} micro-batches failed and are no longer used: {failure}"
 
     @contextmanager
     def timed(self, slots: int) -> Iterator[None]:
-        """Around forward and backward of a step whose micro-batches have so many slots."""
+        """Time forward and backward of a step with this many slots."""
         trial, compiled = self._trial, self._compiled
         if trial is None:
             yield
@@ -161,7 +167,7 @@ class Layouts:
             self._ended(trial, seconds)
 
     def training_ended(self) -> None:
-        """Before the trial had: a repetition takes the same steps all the same."""
+        """Record the layouts of an unfinished trial, so that a rerun takes the same steps."""
         trial = self._trial
         if trial is not None and trial.steps:
             self._steps += trial.steps
@@ -183,8 +189,8 @@ class Layouts:
             pair = {self._chosen: ratios[self._chosen], COMPILED: ratios["padded"]}
             self._trial = LayoutTrial(pair, slow_start=COMPILED)
             return
-        told = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
-        self._choose(f"{_unit()}, measured over {len(self._steps)} steps: {told}")
+        speeds = ", ".join(f"{name} {speed:,.0f}" for name, speed in self._speeds.items())
+        self._choose(f"{_unit()}, measured over {len(self._steps)} steps: {speeds}")
 
     def _choose(self, reason: str) -> None:
         self._choices.add(
@@ -199,11 +205,11 @@ class Layouts:
                 },
             )
         )
-        self._decided()
+        self._on_choice()
 
 
 def _now() -> float:
-    """Seconds. A CPU's own when one thread computes, so that other programs do not count."""
+    """Return seconds; CPU time if one thread computes, so that other programs do not count."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -211,8 +217,8 @@ def _now() -> float:
 
 
 def _unit() -> str:
-    """Of the speeds that come of `_now`."""
-    return "tokens per CPU-second" if _one_thread_computes() else "tokens a second"
+    """Return the unit of speeds measured with `_now`."""
+    return "tokens per CPU-second" if _one_thread_computes() else "tokens per second"
 
 
 def _one_thread_computes() -> bool:
