@@ -185,6 +185,13 @@ def test_the_end_of_the_users_file_is_held_out(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == rows
 
 
+def test_a_bad_row_of_the_users_file_is_named_by_the_users_file(tmp_path: Path) -> None:
+    source = tmp_path / "notes.jsonl"
+    source.write_text('{"text": "a"}\n' * 20 + "{'text': 'b'}\n")
+    with pytest.raises(DataError, match=r"notes\.jsonl, row 21: not valid JSON at column 2"):
+        split_own_data(source, tmp_path / "t.jsonl", tmp_path / "v.jsonl")
+
+
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [

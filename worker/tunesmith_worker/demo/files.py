@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunesmith_worker.rundir.errors import DataError
 from tunesmith_worker.trainer.data.records import read_records
+from tunesmith_worker.trainer.data.rows import RowChecker, good_rows
 
 MARKER = ".tunesmith-demo"
 """File that marks a directory as the output of a demo."""
@@ -55,13 +56,11 @@ def num_held_out(rows: int) -> int:
 def split_own_data(source: Path, train: Path, valid: Path) -> tuple[int, int]:
     """Write the user's rows as JSONL, the last rows into `valid`. Returns both numbers of rows.
 
-    The service checks the rows themselves.
+    Raises DataError at a bad row, with the name of the user's file.
     """
-    rows = []
-    for record in read_records(source, source.name):
-        if record.problem is not None:
-            raise DataError(f"{source}, row {record.number}: {record.problem}")
-        rows.append(record.value)
+    records = list(read_records(source, source.name))
+    list(good_rows(RowChecker(), records, source.name))
+    rows = [record.value for record in records]
     num_train = len(rows) - num_held_out(len(rows))
     write_jsonl(train, rows[:num_train])
     write_jsonl(valid, rows[num_train:])
