@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.grpo_learns import COMPLETION_TOKENS, GROUP, MODEL, PROMPTS, RANK, RATE, TRAIN
 from benchmarks.sft_side import PROJECTIONS
 from tunesmith_schema import LoraRecipe
-from tunesmith_worker.trainer.rewards.math_answer import find_answer, same
+from tunesmith_worker.trainer.rewards.math_answer import equal_numbers, find_answer
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
@@ -37,7 +37,7 @@ def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) ->
     for (message,), wanted in zip(completions, answer, strict=True):
         given, reference = find_answer(message["content"]), find_answer(wanted)
         assert reference is not None, "every row has an answer"
-        found.append(float(given is not None and same(given, reference, 1e-6)))
+        found.append(float(given is not None and equal_numbers(given, reference, 1e-6)))
     return found
 
 

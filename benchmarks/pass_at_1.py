@@ -21,7 +21,7 @@ from tunesmith_worker.engine.rollout import (
     eos_token_ids,
 )
 from tunesmith_worker.trainer.data.prompts import prompt_rows
-from tunesmith_worker.trainer.rewards import Grading, Sample
+from tunesmith_worker.trainer.rewards import CompletionText, Grading
 
 Untyped = Any  # Any: transformers and PEFT are not typed
 
@@ -53,6 +53,6 @@ def pass_at_1(
         graded = grading.begin(wanted)
         for place, done in enumerate(engine.generate(requests)):
             text = tokenizer.decode(done.token_ids, skip_special_tokens=True)
-            sample = Sample(text, len(done.token_ids), done.finish_reason.value)
+            sample = CompletionText(text, len(done.token_ids), done.finish_reason.value)
             graded.add(place, sample, done.token_ids)
         return fmean(one.rewards[0] or 0.0 for one in graded.finish())

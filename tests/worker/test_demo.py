@@ -29,7 +29,7 @@ from tunesmith_worker.demo.summary import Sample as Answers
 from tunesmith_worker.demo.task import BadTask, exact_match, facts_right, invented_task, own_task
 from tunesmith_worker.rundir.errors import DataError
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
-from tunesmith_worker.trainer.rewards import Grading, Sample
+from tunesmith_worker.trainer.rewards import CompletionText, Grading
 
 
 def _text(row: world.Row) -> str:
@@ -143,7 +143,7 @@ def test_the_grader_is_one_and_wants_what_the_questions_know() -> None:
     with Grading(TypeAdapter(Grader).validate_python(recipes.GRADER)) as grading:
         graded = grading.begin([prompt] * 3)
         for place, text in enumerate((someone.record(), wrong, someone.prose())):
-            graded.add(place, Sample(text, 9, "stop"), [])
+            graded.add(place, CompletionText(text, 9, "stop"), [])
         assert [one.rewards[0] for one in graded.finish()] == pytest.approx([1.0, 2 / 3, 0.0])
 
 

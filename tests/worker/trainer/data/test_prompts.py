@@ -273,7 +273,7 @@ def test_both_files_are_read_and_what_was_lost_is_told(tmp_path: Path) -> None:
         (
             "{{item.answr}}",
             {},
-            "which is not there: the row has question; the same",
+            "which is missing: the row has question; the same",
         ),
         ("{{ item.a.b }}", {"a": {"c": 1}}, "reads {{item.a.b}}"),
         ("{{item.list[1]}}", {"list": [1]}, "reads {{item.list[1]}}"),

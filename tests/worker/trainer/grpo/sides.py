@@ -25,7 +25,7 @@ from tunesmith_worker.trainer.methods.config import grpo_config
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollouts import RolloutRunner
-from tunesmith_worker.trainer.rewards import Graded, Sample
+from tunesmith_worker.trainer.rewards import CompletionText, Graded
 
 Untyped = Any  # Any: transformers and TRL are not typed
 GENERATIONS = 4
@@ -101,7 +101,7 @@ class GivenRound:
     ids: dict[int, Sequence[int]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add(self, place: int, sample: Sample, completion_ids: Sequence[int]) -> None:
+    def add(self, place: int, sample: CompletionText, completion_ids: Sequence[int]) -> None:
         self.ids[place] = completion_ids
 
     def finish(self) -> list[Graded]:

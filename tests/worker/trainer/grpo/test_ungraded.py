@@ -28,8 +28,8 @@ def make(make_run: MakeRun, rows: list[dict[str, str]], **recipe: Any) -> Path:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (2, "No completion of 2 steps in a row could"),
-        (5, "No completion of 3 steps in a row could"),
+        (2, "No completion of 2 consecutive steps could"),
+        (5, "No completion of 3 consecutive steps could"),
     ],
 )
 def test_a_run_without_any_reward_fails(make_run: MakeRun, steps: int, said: str) -> None:

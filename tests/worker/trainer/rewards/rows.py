@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from tunesmith_schema import Grader
-from tunesmith_worker.trainer.rewards import Graded, Sample
+from tunesmith_worker.trainer.rewards import CompletionText, Graded
 from tunesmith_worker.trainer.rewards.grading import SpecGrader
 from tunesmith_worker.trainer.rewards.protocol import Item
-from tunesmith_worker.trainer.rewards.templates import Completion
+from tunesmith_worker.trainer.rewards.templates import GraderInput
 
 _GRADER: TypeAdapter[Grader] = TypeAdapter(Grader)
 
@@ -22,8 +22,8 @@ class Row:
     text: str = "the prompt"
 
 
-def sample(text: str, tokens: int = 5) -> Sample:
-    return Sample(text, tokens, "stop")
+def sample(text: str, tokens: int = 5) -> CompletionText:
+    return CompletionText(text, tokens, "stop")
 
 
 def grader(type: str, **fields: object) -> Grader:
@@ -49,5 +49,5 @@ def error(text: str, item: Item | None = None, **fields: object) -> str:
 
 def _graded(text: str, item: Item | None, fields: dict[str, object]) -> Graded:
     return SpecGrader(_GRADER.validate_python(fields)).grade(
-        Completion(Row(item or {}), sample(text))
+        GraderInput(Row(item or {}), sample(text))
     )

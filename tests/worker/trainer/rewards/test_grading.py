@@ -11,7 +11,7 @@ import pytest
 
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.trainer.rewards import Grading, LocalReward
-from tunesmith_worker.trainer.rewards.templates import Completion
+from tunesmith_worker.trainer.rewards.templates import GraderInput
 
 from .rows import Row, grader, sample
 
@@ -30,7 +30,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Graders wait until what this gives is called."""
     go_on = threading.Event()
 
-    def wait(completion: Completion) -> float:
+    def wait(completion: GraderInput) -> float:
         assert go_on.wait(30)
         return float(completion.sample.text)
 
@@ -85,14 +85,14 @@ def test_what_a_grader_cannot_score_is_none_and_counted(rows: list[Row]) -> None
         graded = step.finish()
         assert graded[3].rewards == (None,)
         assert dict(graded[3].scores) == {"right": None, "short": 0.75}
-        assert graded[3].errors == ("right: row 33: {{item.n}} is not there: the row has m",)
+        assert graded[3].errors == ("right: row 33: {{item.n}} is missing: the row has m",)
         assert [one.rewards[0] is None for one in graded].count(True) == 1
 
 
 def test_a_grader_that_raises_anything_ends_no_run(
     rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(completion: Completion) -> float:
+    def broken(completion: GraderInput) -> float:
         if completion.sample.text == "bad":
             raise KeyError("what")
         return 1.0
@@ -134,7 +134,7 @@ def test_three_steps_of_which_nothing_can_be_scored_end_the_run(rows: list[Row])
     failure = caught.value.failure
     assert (failure.category, failure.code) == ("grader", "grader_failed")
     assert "row 0 and the completion 'answer 0'" in failure.message
-    assert "{{item.answer}} is not there: the row has n" in failure.message
+    assert "{{item.answer}} is missing: the row has n" in failure.message
 
 
 def test_functions_that_never_give_a_reward_end_the_run(rows: list[Row]) -> None:
@@ -150,15 +150,15 @@ def test_functions_that_never_give_a_reward_end_the_run(rows: list[Row]) -> None
                 round_.finish()
         with pytest.raises(RunError, match="the reward functions gave None or NaN") as caught:
             round_.finish()
-    assert (caught.value.failure.hint or "").startswith("Mend the reward function")
+    assert (caught.value.failure.hint or "").startswith("Fix the reward function")
 
 
 def test_names_of_rewards_are_told_apart() -> None:
     local = LocalReward(name="right", function=lambda **_: [])
     for given, functions in ((grader("multi", **BOTH), [local]), (None, [local, local])):
-        with pytest.raises(RunError, match="Two rewards are called 'right'"):
+        with pytest.raises(RunError, match="Two rewards have the name 'right'"):
             Grading(given, functions)
-    with pytest.raises(RunError, match="Nothing scores the completions"):
+    with pytest.raises(RunError, match="The run has no reward"):
         Grading(None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunesmith_worker.trainer.rewards import ErrorsTold, Graded
+from tunesmith_worker.trainer.rewards import Graded, GradingWarnings
 
 
 def step(failed: int, name: str = "a") -> list[Graded]:
@@ -12,17 +12,16 @@ def step(failed: int, name: str = "a") -> list[Graded]:
 
 
 def test_it_is_said_once_and_again_when_it_is_twice_as_many() -> None:
-    told = ErrorsTold("Step")
+    told = GradingWarnings("Step")
     said = [told.sentences(number, step(n)) for number, n in enumerate([0, 3, 3, 5, 0, 6, 9, 12])]
     assert [len(one) for one in said] == [0, 1, 0, 0, 0, 1, 0, 1]
     assert said[5] == [
-        "Step 5: 6 of 16 completions could not be scored, and take no part. The first: "
-        "a: nor a text"
+        "Step 5: 6 of 16 completions could not be scored and are ignored. The first: a: nor a text"
     ]
 
 
 def test_each_grader_has_its_own_count() -> None:
-    told = ErrorsTold("Step")
+    told = GradingWarnings("Step")
     assert len(told.sentences(1, step(8))) == 1
     assert len(told.sentences(2, step(1, "b"))) == 1
     assert told.sentences(3, step(9) + step(1, "b")) == []

@@ -165,7 +165,7 @@ def test_a_signature_that_takes_too_little_is_explained() -> None:
     def reward(prompts: Any, completions: Any) -> list[float]:
         return [1.0, 1.0]
 
-    assert "end its signature in **kwargs" in failure(reward)
+    assert "Add **kwargs to its signature" in failure(reward)
 
 
 FILE = """
@@ -205,13 +205,13 @@ def test_what_cannot_be_loaded_is_explained(file: Path) -> None:
     (file.parent / "broken_rewards.py").write_text("import nothing_of_that_name\n")
     (file.parent / "leaving_rewards.py").write_text("raise SystemExit(0)\n")
     for text, says in (
-        ("rewards.py", "it is not FILE.py:NAME or FILE.py:NAME=WEIGHT"),
-        (f"{file}:good=x", "the weight 'x' is no number"),
-        (f"{file}:good=", "the weight '' is no number"),
-        (f"{file}:good=nan", "the weight 'nan' is no number"),
-        (f"{file}x:good", "there is no file"),
+        ("rewards.py", "must be FILE.py:NAME or FILE.py:NAME=WEIGHT"),
+        (f"{file}:good=x", "the weight 'x' is not a finite number"),
+        (f"{file}:good=", "the weight '' is not a finite number"),
+        (f"{file}:good=nan", "the weight 'nan' is not a finite number"),
+        (f"{file}x:good", "file not found: "),
         (f"{file}:bad", "has no 'bad'; it has good, later"),
-        (f"{file}:NOT", "NOT is no function but int"),
+        (f"{file}:NOT", "NOT is not a function but int"),
         (f"{file.parent}/broken_rewards.py:f", "raised ModuleNotFoundError: No module named"),
         (f"{file.parent}/leaving_rewards.py:f", "raised SystemExit: 0"),
     ):

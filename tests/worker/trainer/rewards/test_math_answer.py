@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith_worker.trainer.rewards.math_answer import Number, find_answer, same
+from tunesmith_worker.trainer.rewards.math_answer import Number, equal_numbers, find_answer
 
 from .rows import error, score
 
@@ -102,7 +102,7 @@ def test_numbers_are_compared_relative_to_the_reference(
     numbers = [find_answer(text) for text in (answer, reference)]
     assert numbers[0]
     assert numbers[1]
-    assert same(numbers[0], numbers[1], tolerance) is equal
+    assert equal_numbers(numbers[0], numbers[1], tolerance) is equal
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)

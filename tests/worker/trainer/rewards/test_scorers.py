@@ -13,7 +13,7 @@ from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.trainer.rewards import missing_fields
 from tunesmith_worker.trainer.rewards.formula import evaluate
 from tunesmith_worker.trainer.rewards.protocol import GraderError, Item
-from tunesmith_worker.trainer.rewards.templates import Completion, renderer
+from tunesmith_worker.trainer.rewards.templates import GraderInput, renderer
 
 from .rows import Row, error, grader, sample, score
 
@@ -162,14 +162,14 @@ def test_a_template_is_filled_in(template: str, text: str) -> None:
         "yes": True,
         "two words": "2",
     }
-    completion = Completion(Row(item), sample('{"x": [1, {"y": "z"}]}'))  # type: ignore[arg-type]  # pydantic's JsonValue is invariant
+    completion = GraderInput(Row(item), sample('{"x": [1, {"y": "z"}]}'))  # type: ignore[arg-type]  # pydantic's JsonValue is invariant
     assert renderer(template)(completion) == text
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.text(), st.text())
 def test_text_is_filled_in_as_it_is(text: str, answer: str) -> None:
-    completion = Completion(Row({"x": text}), sample(answer))
+    completion = GraderInput(Row({"x": text}), sample(answer))
     assert renderer("{{item.x}}|{{sample.output_text}}")(completion) == f"{text}|{answer}"
 
 
@@ -181,7 +181,7 @@ def test_a_completion_without_what_is_read_is_worth_nothing(text: str) -> None:
 
 def test_a_row_without_a_field_is_an_error_that_names_row_field_and_what_there_is() -> None:
     found = error("x", {"b": 1, "c": 2}, operation="eq", **CHECK)
-    assert found == "string_check: row 1: {{item.a}} is not there: the row has b, c"
+    assert found == "string_check: row 1: {{item.a}} is missing: the row has b, c"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_place_where_a_path_ends_is_named(field: str, there: str) -> None:
     row: Item = {"n": [5, 6], "o": {"p": {}}}
     asked = grader("string_check", operation="eq", input=f"{{{{{field}}}}}", reference="x")
     (missing,) = missing_fields(asked, [row])
-    assert str(missing) == f"the grader reads {{{{{field}}}}}, which is not there: {there}"
+    assert str(missing) == f"the grader reads {{{{{field}}}}}, which is missing: {there}"
 
 
 def test_what_rows_lack_is_found_before_the_run() -> None:

@@ -31,7 +31,7 @@ from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.report.rollouts import RewardCounts, RoundFigures
-from tunesmith_worker.trainer.rewards import ErrorsTold, Graded, Grading, Round, Sample
+from tunesmith_worker.trainer.rewards import CompletionText, Graded, Grading, GradingWarnings, Round
 
 from .grpo_metrics import zero_equal_groups
 from .kept_rollouts import KeptRollouts
@@ -91,7 +91,10 @@ class RolloutRunner:
         self._kept, self._write_samples, self.record_figures = kept, write_samples, record_figures
         self._log_info, self._log_warning = log_info, log_warning
         self._stop_requested = stop_requested
-        self._errors = {"train": ErrorsTold("Step"), "valid": ErrorsTold("The evaluation of step")}
+        self._errors = {
+            "train": GradingWarnings("Step"),
+            "valid": GradingWarnings("The evaluation of step"),
+        }
         self.spreads = 0
         """Number of groups in the run whose rewards differ, so that they have a gradient."""
         self._warned_of_slow_steps = False
@@ -216,7 +219,7 @@ class RolloutRunner:
     def _add_completion(self, rollout: Rollout, index: int, completion: Completion) -> None:
         text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         rollout.texts[index] = text
-        sample = Sample(
+        sample = CompletionText(
             text=text,
             tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason.value,

@@ -1,18 +1,18 @@
-"""Rewards of reinforcement tuning: the spec's grader, and reward functions of one's own."""
+"""Rewards of reinforcement tuning: the job's grader and local reward functions."""
 
-from .grading import ErrorsTold, Grading, Round
+from .grading import Grading, GradingWarnings, Round
 from .local import LocalReward
-from .protocol import Graded, Prompt, Sample
+from .protocol import CompletionText, Graded, Prompt
 from .templates import MissingField, missing_fields
 
 __all__ = [
-    "ErrorsTold",
+    "CompletionText",
     "Graded",
     "Grading",
+    "GradingWarnings",
     "LocalReward",
     "MissingField",
     "Prompt",
     "Round",
-    "Sample",
     "missing_fields",
 ]

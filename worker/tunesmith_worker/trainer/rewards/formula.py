@@ -1,4 +1,4 @@
-"""Evaluates the formula of a multi grader: numbers only, so that nothing in it can be large."""
+"""Evaluation of a multi grader's formula. Values are numbers only, so that none can be large."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ _CALL: dict[str, Callable[..., float]] = {
 
 
 def evaluate(tree: ast.expr, scores: Mapping[str, float]) -> float:
-    """Of a tree that `parse_formula` gave. Raises GraderError: a division by zero, what overflows,
-    a root or logarithm that does not exist."""
+    """Return the value of a tree from `parse_formula`.
+
+    Raises GraderError for a division by zero, an overflow, an undefined root or logarithm.
+    """
     try:
         value = _evaluate(tree, scores)
     except (ArithmeticError, ValueError) as error:
-        raise GraderError(f"the formula: {error}, with {_shown(scores)}") from error
+        raise GraderError(
+            f"the formula cannot be computed: {error}, with {_format_scores(scores)}"
+        ) from error
     if not math.isfinite(value):
-        raise GraderError(f"the formula gives {value}, with {_shown(scores)}")
+        raise GraderError(f"the formula's value is {value}, with {_format_scores(scores)}")
     return value
 
 
@@ -69,16 +73,16 @@ def _evaluate(node: ast.expr, scores: Mapping[str, float]) -> float:
                 if bool(value) is ends:
                     break
             return value
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            sides = [_evaluate(part, scores) for part in (left, *others)]
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            sides = [_evaluate(part, scores) for part in (left, *comparators)]
             pairs = zip(ops, sides, sides[1:], strict=False)
             return float(all(_COMPARE[type(op)](a, b) for op, a, b in pairs))
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return _evaluate(body if _evaluate(test, scores) else other, scores)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _evaluate(body if _evaluate(test, scores) else orelse, scores)
         case ast.Call(func=ast.Name(id=name), args=arguments):
             return float(_CALL[name](*(_evaluate(part, scores) for part in arguments)))
-    raise AssertionError(f"parse_formula let {type(node).__name__} pass")
+    raise AssertionError(f"parse_formula does not reject {type(node).__name__}")
 
 
-def _shown(scores: Mapping[str, float]) -> str:
+def _format_scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in scores.items())

@@ -1,5 +1,7 @@
-"""Grades a step's completions beside their generation: the graders of the spec one by one in a
-thread, as completions end; local reward functions over the whole step at its end.
+"""Grading of a step's completions while others are generated.
+
+The job's grader scores each completion in a thread as soon as it ends; local reward functions score
+all completions at the end of the step.
 """
 
 from __future__ import annotations
@@ -18,23 +20,24 @@ from tunesmith_worker.rundir.errors import RunError
 
 from .formula import evaluate
 from .local import LocalReward, trl_arguments
-from .protocol import Graded, GraderError, NoSuchOutput, Prompt, Sample
+from .protocol import CompletionText, Graded, GraderError, NoSuchOutput, Prompt
 from .scorers import Scorer, scorer
-from .templates import Completion
+from .templates import GraderInput
 
 FEW = 3
-"""Steps in a row without any reward that end a run, all of them in a shorter one: one step may be a
-row's fault."""
+"""Consecutive steps without any reward that end a run; one step may be due to a faulty row."""
 
 
 class SpecGrader:
-    """A grader of the spec: its single graders, and the formula over them."""
+    """The job's grader: its single graders, and the formula over them."""
 
     def __init__(self, grader: Grader) -> None:
-        """Raises RunError where the grader is no good."""
+        """Raises RunError for an invalid grader."""
         self.name = grader.name
         graders = grader.by_name if isinstance(grader, MultiGrader) else {grader.name: grader}
-        self._scorers: dict[str, Scorer] = {name: scorer(one) for name, one in graders.items()}
+        self._scorers: dict[str, Scorer] = {
+            name: scorer(single) for name, single in graders.items()
+        }
         self._formula = (
             parse_formula(grader.calculate_output, graders)
             if isinstance(grader, MultiGrader)
@@ -44,11 +47,11 @@ class SpecGrader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the single graders."""
+        """Names of the single graders."""
         return tuple(self._scorers)
 
-    def grade(self, completion: Completion) -> Graded:
-        """Its reward and all scores; what goes wrong on one completion is kept, never raised."""
+    def grade(self, completion: GraderInput) -> Graded:
+        """Return reward and scores. Errors are part of the result and never raised."""
         scores: dict[str, float | None] = {}
         errors: list[str] = []
         for name, score in self._scorers.items():
@@ -56,9 +59,9 @@ class SpecGrader:
                 scores[name] = score(completion)
             except NoSuchOutput:
                 scores[name] = 0.0
-            except Exception as error:  # one completion must not end the run, whatever it is
+            except Exception as error:  # an error on one completion must not end the run
                 scores[name] = None
-                errors.append(_said(name, error))
+                errors.append(_format_error(name, error))
         return Graded(rewards=(self._reward(scores, errors),), scores=scores, errors=tuple(errors))
 
     def _reward(self, scores: Mapping[str, float | None], errors: list[str]) -> float | None:
@@ -70,50 +73,53 @@ class SpecGrader:
         try:
             return evaluate(self._formula, known)
         except GraderError as error:
-            errors.append(_said(self.name, error))
+            errors.append(_format_error(self.name, error))
             return None
 
 
 class Grading:
-    """All that scores the completions of a run. To be closed."""
+    """The graders and reward functions of a run. Close it after use."""
 
     def __init__(
         self, grader: Grader | None, local: Sequence[LocalReward] = (), *, steps: int = FEW
     ) -> None:
-        """`steps`: that a whole run has. Raises RunError where a grader is no good."""
+        """`steps`: number of the run's steps. Raises RunError for an invalid grader."""
         self._spec = SpecGrader(grader) if grader is not None else None
         self._local = tuple(local)
         own = (self._spec.name,) if self._spec else ()
         self.columns: tuple[str, ...] = (*own, *(reward.name for reward in self._local))
-        """A reward's name each: the spec's grader, then the local functions."""
+        """Names of the rewards: the job's grader, then the local functions."""
         self.weights: tuple[float, ...] = (*(1.0 for _ in own), *(r.weight for r in self._local))
-        """Of the columns."""
+        """Weights of the columns."""
         names = [*{*own, *(self._spec.names if self._spec else ())}, *(r.name for r in self._local)]
         twice = [name for name, count in Counter(names).items() if count > 1]
         if not self.columns or twice:
             raise RunError(
                 ErrorCode.GRADER_INVALID,
-                f"Two rewards are called '{twice[0]}': give each its own name"
+                f"Two rewards have the name '{twice[0]}': give each its own name"
                 if twice
-                else "Nothing scores the completions: give a grader, or --reward FILE.py:NAME",
+                else "The run has no reward: add a grader, or --reward FILE.py:NAME",
             )
         self.ungraded_steps = 0
-        """In a row, in which no completion had a reward."""
+        """Number of consecutive steps in which no completion had a reward."""
         self.patience = min(FEW, steps)
-        """So many of them end the run."""
-        # One thread: graders are Python, and more would only wait for each other and for decoding.
+        """Number of such steps that end the run."""
+        # One thread: graders are Python, so that more threads would wait for the interpreter lock.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
 
     def begin(
         self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
     ) -> Round:
-        """A step: one prompt for each completion that will come. `trainer_state`: transformers'
-        TrainerState, for local functions; `trains`: nothing is trained without its rewards."""
+        """Begin a step; `prompts`: one for each completion.
+
+        `trainer_state`: transformers' TrainerState, for local functions. `trains`: False for an
+        evaluation, which never ends the run.
+        """
         return Round(self, prompts, trainer_state, trains=trains)
 
     def close(self) -> None:
-        """What is being graded is given up."""
+        """Cancel pending grading."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._loop.close()
 
@@ -128,25 +134,25 @@ class Grading:
     ) -> None:
         self.close()
 
-    def _grade_soon(self, completion: Completion) -> Future[Graded] | None:
+    def _grade_soon(self, completion: GraderInput) -> Future[Graded] | None:
         return self._thread.submit(self._spec.grade, completion) if self._spec else None
 
     def _call_local(self, arguments: Mapping[str, object], count: int) -> list[list[float | None]]:
-        """Local rewards, one list for each function."""
-        answers = {r.name: r.call(arguments) for r in self._local if not r.is_async}
+        """Return the local rewards, one list for each function."""
+        results = {r.name: r.call(arguments) for r in self._local if not r.is_async}
         waiting = [reward for reward in self._local if reward.is_async]
 
         async def together() -> dict[str, object]:
-            found = await asyncio.gather(*(reward.wait(arguments) for reward in waiting))
-            return {reward.name: answer for reward, answer in zip(waiting, found, strict=True)}
+            values = await asyncio.gather(*(reward.wait(arguments) for reward in waiting))
+            return {reward.name: value for reward, value in zip(waiting, values, strict=True)}
 
         if waiting:
-            answers |= self._loop.run(together())
-        return [reward.checked(answers[reward.name], count) for reward in self._local]
+            results |= self._loop.run(together())
+        return [reward.checked(results[reward.name], count) for reward in self._local]
 
 
 class Round:
-    """The completions of one step, graded as they come."""
+    """The completions of one step; each is graded when it is added."""
 
     def __init__(
         self,
@@ -159,26 +165,28 @@ class Round:
         self._grading, self._trains = grading, trains
         self._prompts = prompts
         self._trainer_state = trainer_state
-        self._samples: list[Sample | None] = [None] * len(prompts)
+        self._samples: list[CompletionText | None] = [None] * len(prompts)
         self._ids: list[Sequence[int]] = [()] * len(prompts)
         self._coming: list[Future[Graded] | None] = [None] * len(prompts)
         self.extras: dict[str, list[object]] = defaultdict(list)
-        """What local functions gave `log_extra`: a value for each completion, by column."""
+        """Values from `log_extra` of local functions: one for each completion, by column."""
         self.metrics: dict[str, float] = {}
-        """What they gave `log_metric`, its mean."""
+        """Means of the values from `log_metric`."""
 
-    def add(self, place: int, sample: Sample, completion_ids: Sequence[int]) -> None:
-        """A completion of the prompt at `place`; each place once, in any order. Returns at once."""
-        assert self._samples[place] is None, f"place {place} has its completion"
+    def add(self, place: int, sample: CompletionText, completion_ids: Sequence[int]) -> None:
+        """Add the completion of the prompt at `place`, in any order. Returns at once."""
+        assert self._samples[place] is None, f"place {place} already has a completion"
         self._samples[place] = sample
         self._ids[place] = completion_ids
-        completion = Completion(self._prompts[place], sample)
+        completion = GraderInput(self._prompts[place], sample)
         self._coming[place] = self._grading._grade_soon(completion)
 
     def finish(self) -> list[Graded]:
-        """What graders say, in the order of places; waits for them. Raises RunError: for
-        `patience` steps in a row no completion had a reward, or a local function raised or
-        gave what is none."""
+        """Wait for the graders; return their results in the order of places.
+
+        Raises RunError if no completion had a reward for `patience` consecutive steps, or if a
+        local function raised or returned an invalid value.
+        """
         samples = [sample for sample in self._samples if sample is not None]
         assert len(samples) == len(self._prompts), "a completion is missing"
         nothing = Graded(rewards=(), scores={})
@@ -189,7 +197,7 @@ class Round:
             self._count(graded)
         return graded
 
-    def _with_local(self, graded: list[Graded], samples: list[Sample]) -> list[Graded]:
+    def _with_local(self, graded: list[Graded], samples: list[CompletionText]) -> list[Graded]:
         logged: dict[str, list[float]] = defaultdict(list)
         arguments = {
             **trl_arguments(self._prompts, samples, self._ids),
@@ -211,7 +219,7 @@ class Round:
 
     def _count(self, graded: Sequence[Graded]) -> None:
         grading = self._grading
-        if any(one.is_graded for one in graded):
+        if any(result.is_graded for result in graded):
             grading.ungraded_steps = 0
             return
         grading.ungraded_steps += 1
@@ -224,38 +232,40 @@ class Round:
         at_fault = "grader" if grading._spec else "reward function"
         raise RunError(
             ErrorCode.GRADER_FAILED,
-            f"No completion of {grading.patience} steps in a row could be scored. For row "
+            f"No completion of {grading.patience} consecutive steps could be scored. For row "
             f"{prompt.number} and the completion {sample.text[:200] if sample else ''!r}: {reason}",
             category=ErrorCategory.GRADER,
-            hint=f"Mend the {at_fault}, or the rows that it reads; then start again.",
+            hint=f"Fix the {at_fault} or the rows that it reads, then start the job again.",
         )
 
 
-def _said(name: str, error: Exception) -> str:
+def _format_error(name: str, error: Exception) -> str:
     text = str(error) if isinstance(error, GraderError) else f"{type(error).__name__}: {error}"
     return f"{name}: {text[:500]}"
 
 
-class ErrorsTold:
+class GradingWarnings:
+    """Warnings of completions that cannot be scored, not one for each of them."""
+
     def __init__(self, occasion: str) -> None:
-        """`occasion`: begins the sentences, before the step's number."""
+        """`occasion`: start of each sentence, before the step's number."""
         self._occasion = occasion
         self._most: dict[str, int] = {}
-        """By grader, the most completions of a step that were told of."""
+        """Largest number of completions in a warning so far, by grader."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """For each grader once, and again when at least twice as many are concerned."""
+        """Return the first warning of each grader, and one each time the number has doubled."""
         by_grader: dict[str, list[str]] = {}
-        for one in graded:
-            for name, error in {text.partition(":")[0]: text for text in one.errors}.items():
+        for result in graded:
+            for name, error in {text.partition(":")[0]: text for text in result.errors}.items():
                 by_grader.setdefault(name, []).append(error)
-        found = []
+        sentences = []
         for name, errors in by_grader.items():
             if len(errors) < 2 * self._most.get(name, 0):
                 continue
             self._most[name] = len(errors)
-            found.append(
+            sentences.append(
                 f"{self._occasion} {step}: {len(errors)} of {len(graded)} completions could not be "
-                f"scored, and take no part. The first: {errors[0]}"
+                f"scored and are ignored. The first: {errors[0]}"
             )
-        return found
+        return sentences

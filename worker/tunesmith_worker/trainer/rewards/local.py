@@ -1,11 +1,10 @@
-"""Reward functions of one's own, with TRL's signature, in a run by hand:
-`tunesmith run RUN_DIR --reward FILE.py:NAME[=WEIGHT]`.
+"""Local reward functions with TRL's signature, for `tunesmith run RUN_DIR --reward FILE.py:NAME`.
 
     def f(prompts, completions, completion_ids, *, trainer_state, log_extra, log_metric, **columns)
         -> list[float | None]
 
-sync or async. `prompts` and `completions` are lists of messages where the rows are conversations,
-else texts; each further column of the rows is a list.
+A function may be async. `prompts` and `completions` are lists of messages if the rows are
+conversations, else texts. Each other column of the rows is a list.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.rundir.errors import RunError
 
-from .protocol import Prompt, Sample
+from .protocol import CompletionText, Prompt
 
-_GIVEN = (
+_SIGNATURE_HINT = (
     "A reward function is called with prompts, completions, completion_ids, trainer_state, "
-    "log_extra, log_metric and one list for each column of the rows: end its signature in **kwargs."
+    "log_extra, log_metric and one list for each column of the rows. Add **kwargs to its signature."
 )
 _NOT_COLUMNS = ("messages", "prompt", "completion", "completion_ids")
 
@@ -38,29 +37,29 @@ class LocalReward:
     """A reward function and its weight."""
 
     name: str
-    function: Callable[..., Any]  # Any: the user's; its answer is checked
+    function: Callable[..., Any]  # Any: the user's; its result is checked
     weight: float = 1.0
 
     @classmethod
     def load(cls, text: str) -> LocalReward:
-        """From `FILE.py:NAME[=WEIGHT]`. Raises RunError."""
-        place, equals, given = text.partition("=")
+        """Load `FILE.py:NAME[=WEIGHT]`. Raises RunError."""
+        place, equals, number = text.partition("=")
         path, colon, name = place.rpartition(":")
         if not colon or not path or not name.isidentifier():
-            raise _unusable(text, "it is not FILE.py:NAME or FILE.py:NAME=WEIGHT")
+            raise _invalid(text, "must be FILE.py:NAME or FILE.py:NAME=WEIGHT")
         try:
-            weight = float(given) if equals else 1.0
+            weight = float(number) if equals else 1.0
         except ValueError:
             weight = math.nan
         if not math.isfinite(weight):
-            raise _unusable(text, f"the weight '{given}' is no number")
+            raise _invalid(text, f"the weight '{number}' is not a finite number")
         module = _module(Path(path), text)
         function = getattr(module, name, None)
         if function is None:
-            there = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
-            raise _unusable(text, f"{path} has no '{name}'; it has {', '.join(there) or 'nothing'}")
+            names = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
+            raise _invalid(text, f"{path} has no '{name}'; it has {', '.join(names) or 'nothing'}")
         if not callable(function):
-            raise _unusable(text, f"{name} is no function but {type(function).__name__}")
+            raise _invalid(text, f"{name} is not a function but {type(function).__name__}")
         return cls(name=name, function=function, weight=weight)
 
     @property
@@ -70,22 +69,22 @@ class LocalReward:
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
         )
 
-    def call(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's answer
-        """Its answer, or a coroutine's. Raises RunError."""
+    def call(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's result
+        """Call the function; return its result. Raises RunError."""
         try:
             return self.function(**arguments)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise self.failed(error) from error
 
-    async def wait(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's answer
+    async def wait(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's result
         try:
-            answer: Awaitable[Any] = self.function(**arguments)
-            return await answer
+            result: Awaitable[Any] = self.function(**arguments)
+            return await result
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> RunError:
-        traceback.print_exception(error)  # to find what a library under it did
+        traceback.print_exception(error)  # shows errors inside libraries
         trace, where, file = error.__traceback__, "", self._file()
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == file:
@@ -95,29 +94,32 @@ class LocalReward:
             ErrorCode.GRADER_FAILED,
             f"Reward function '{self.name}' raised {type(error).__name__}{where}: {error}",
             category=ErrorCategory.GRADER,
-            hint=_GIVEN if isinstance(error, TypeError) and not where else None,
+            hint=_SIGNATURE_HINT if isinstance(error, TypeError) and not where else None,
         )
 
     def _file(self) -> str | None:
-        """Where it is written; None: it is no Python."""
+        """Return the file that defines the function; None if it is not Python."""
         for function in (inspect.unwrap(self.function), type(self.function).__call__):
             if (code := getattr(function, "__code__", None)) is not None:
                 return str(code.co_filename)
         return None
 
-    def checked(self, answer: Any, count: int) -> list[float | None]:  # Any: the user's answer
-        """One number or None for each completion. NaN is None, as in TRL. Raises RunError."""
+    def checked(self, result: Any, count: int) -> list[float | None]:  # Any: the user's result
+        """Return one number or None for each completion; NaN becomes None, as in TRL.
+
+        Raises RunError.
+        """
         try:
-            values = list(answer)
+            values = list(result)
         except TypeError:
-            raise self._wrong(f"returned {type(answer).__name__}, not a list") from None
+            raise self._wrong(f"returned {type(result).__name__}, not a list") from None
         if len(values) != count:
             raise self._wrong(
                 f"returned {len(values)} rewards, but {count} were expected: one per completion"
             )
         return [self._number(place, value) for place, value in enumerate(values)]
 
-    def _number(self, place: int, value: Any) -> float | None:  # Any: the user's answer
+    def _number(self, place: int, value: Any) -> float | None:  # Any: the user's result
         if value is None:
             return None
         try:
@@ -128,28 +130,30 @@ class LocalReward:
             raise self._wrong(f"returned {value!r:.80} for completion {place}, not a finite number")
         return None if math.isnan(number) else number
 
-    def _wrong(self, what: str) -> RunError:
+    def _wrong(self, message: str) -> RunError:
         return RunError(
             ErrorCode.GRADER_FAILED,
-            f"Reward function '{self.name}' {what}",
+            f"Reward function '{self.name}' {message}",
             category=ErrorCategory.GRADER,
         )
 
 
 def load_rewards(texts: Sequence[str], method: str) -> tuple[LocalReward, ...]:
-    """Of `--reward`, given once or several times. Raises RunError."""
+    """Load the functions of all `--reward` options. Raises RunError."""
     if texts and method != "reinforcement":
-        raise _unusable(texts[0], f"the run's method is {method}, which has no rewards")
+        raise _invalid(texts[0], f"the run's method is {method}, which has no rewards")
     return tuple(LocalReward.load(text) for text in texts)
 
 
 def trl_arguments(
-    prompts: Sequence[Prompt], samples: Sequence[Sample], completion_ids: Sequence[Sequence[int]]
+    prompts: Sequence[Prompt],
+    samples: Sequence[CompletionText],
+    completion_ids: Sequence[Sequence[int]],
 ) -> dict[str, object]:
-    """What TRL gives a reward function of a batch, but for the trainer's state and its logs."""
+    """Return the arguments of TRL's reward functions, without trainer_state and log functions."""
     columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.item))
-    asked = [_asked(prompt) for prompt in prompts]
-    answered = [
+    asked = [_prompt_value(prompt) for prompt in prompts]
+    answers = [
         [{"role": "assistant", "content": sample.text}] if isinstance(prompt, list) else sample.text
         for prompt, sample in zip(asked, samples, strict=True)
     ]
@@ -160,13 +164,13 @@ def trl_arguments(
             if name not in _NOT_COLUMNS
         },
         "prompts": asked,
-        "completions": answered,
+        "completions": answers,
         "completion_ids": [list(ids) for ids in completion_ids],
     }
 
 
-def _asked(prompt: Prompt) -> object:
-    for name in ("messages", "prompt"):  # the order in which data files are read
+def _prompt_value(prompt: Prompt) -> object:
+    for name in ("messages", "prompt"):  # in the order of the data reader
         if isinstance(value := prompt.item.get(name), str | list):
             return value
     return prompt.text
@@ -179,24 +183,24 @@ def _module(path: Path, text: str) -> ModuleType:
     if loaded is not None and loaded.__file__ == str(path):
         return loaded
     if not path.is_file():
-        raise _unusable(text, f"there is no file {path}")
+        raise _invalid(text, f"file not found: {path}")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise _unusable(text, f"{path.name} is no Python file")
+        raise _invalid(text, f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.append(str(path.parent))  # what stands beside it can be imported
+    sys.path.append(str(path.parent))  # allows imports of files in the same folder
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
-        raise _unusable(text, f"{path.name} raised {type(error).__name__}: {error}") from error
+        raise _invalid(text, f"{path.name} raised {type(error).__name__}: {error}") from error
     return module
 
 
-def _unusable(text: str, what: str) -> RunError:
+def _invalid(text: str, message: str) -> RunError:
     return RunError(
         ErrorCode.GRADER_INVALID,
-        f"--reward {text}: {what}",
+        f"--reward {text}: {message}",
         param="reward",
     )

@@ -1,5 +1,6 @@
-r"""The number that a text gives as its answer: after `####`, in `\boxed{}`, or its last one. They
-are compared as exact fractions. Knows no algebra: `x^{10}` or `\sqrt{2}` is no number here.
+r"""The number that is a text's answer: after `####`, in `\boxed{}`, or its last number.
+
+Numbers are compared as exact fractions. Algebra such as `x^{10}` or `\sqrt{2}` is not a number.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Literal
 
 AnswerFormat = Literal["any", "hashes", "boxed"]
 _LOOKED_AT = 10_000
-"""Characters from the end in which a last number is sought."""
+"""Characters from the end to search for the last number."""
 _MARKS = 50
-"""So many `####` or boxes from the end are tried."""
+"""Number of `####` or boxes to try, from the end."""
 _LONGEST = 400
-"""Characters of an answer in a box, or of a number: what is longer is none."""
+"""Maximum characters of an answer in a box, or of a number."""
 
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
 _DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]++)?|\.[0-9]++)"
@@ -36,7 +37,7 @@ _BOX = re.compile(r"\\boxed\s?\{")
 _BRACES = r"\{([^{}]{1,99})\}"
 _POWER_OF_TEN = r"\s?(?:\\times|\\cdot|[\u00d7*])\s?10\^(?:\{([-+]?[0-9]{1,3})\}|([-+]?[0-9]{1,3}))"
 _REWRITTEN = (
-    (re.compile("[−–﹣－]"), "-"),  # noqa: RUF001 - these signs are what it is about
+    (re.compile("[−–﹣－]"), "-"),  # noqa: RUF001 - replaces these signs
     (re.compile(r"\\([$%])"), r"\1"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"(?<=[0-9])(?:\\[,!;: ]|[\u00a0\u2009\u202f])(?=[0-9]{3})"), ""),
@@ -52,12 +53,12 @@ _MORE_THAN_UNARY = re.compile(r"[\w)\]}%]")
 @dataclass(frozen=True)
 class Number:
     value: Fraction
-    """Before a percent sign counts."""
+    """Without the effect of a percent sign."""
     percent: bool = False
 
 
 def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
-    """The answer that a text gives; None: it gives no number where `format` wants one."""
+    """Return a text's answer; None if it has no number where `format` requires it."""
     if format in ("any", "hashes"):
         marks = [found[1] for found in _HASHES.finditer(text)][-_MARKS:]
         for line in reversed(marks):
@@ -72,9 +73,11 @@ def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
     return _last(text[-_LOOKED_AT:]) if format == "any" else None
 
 
-def same(answer: Number, reference: Number, tolerance: float) -> bool:
-    """Whether two numbers differ by no more than `tolerance`, relative to the reference. A percent
-    sign that only one of them has is no difference, and may be a factor of 100 as well."""
+def equal_numbers(answer: Number, reference: Number, tolerance: float) -> bool:
+    """Return True if two numbers differ by at most `tolerance`, relative to the reference.
+
+    If only one has a percent sign, the sign may mean nothing or a factor of 100.
+    """
     wanted = {reference.value}
     if answer.percent and not reference.percent:
         wanted.add(reference.value * 100)
@@ -110,7 +113,7 @@ def _numbers(text: str) -> Iterator[Number]:
 
 
 def _is_negative(before: str) -> bool:
-    """Whether a minus before a number is its sign: not that of `5 - 3`, of `5-3`, or of a list."""
+    """Return True for a minus sign, False for a subtraction (`5 - 3`, `5-3`) or a list's bullet."""
     found = _SIGN.search(_CURRENCY.sub("", before))
     if found is None or found["sign"] != "-":
         return False
@@ -123,7 +126,7 @@ def _is_negative(before: str) -> bool:
 
 
 def _in_braces(text: str) -> str | None:
-    """Up to the brace that closes what is open."""
+    """Return the text up to the closing brace."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "{") - (letter == "}")

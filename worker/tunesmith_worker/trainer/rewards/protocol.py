@@ -1,4 +1,4 @@
-"""What graders are given and what they answer. Knows no trainer, no model and no tokenizer."""
+"""Input and results of graders, independent of trainer, model and tokenizer."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 Item = Mapping[str, JsonValue]
-"""A row of the data set: what `{{item.x}}` reads."""
+"""A row of the data set, for `{{item.x}}`."""
 
 
 class Prompt(Protocol):
-    """Of `data.prompt_rows.PromptRow`, what grading needs."""
+    """The part of `data.prompt_rows.PromptRow` that grading needs."""
 
     @property
-    def number(self) -> int: ...  # of the row in its file
+    def number(self) -> int: ...  # line of the row in its file
 
     @property
     def item(self) -> Item: ...
 
     @property
-    def text(self) -> str: ...  # as the model was asked
+    def text(self) -> str: ...  # with the chat template applied
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A completion."""
+class CompletionText:
+    """A completion as text."""
 
     text: str
     tokens: int
@@ -36,26 +36,27 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Graded:
-    """What graders say of one completion."""
+    """Rewards and scores of one completion."""
 
     rewards: tuple[float | None, ...]
-    """One for each of `Grading.columns`. None: it could not be scored, and takes no part, as in
-    TRL."""
+    """One for each of `Grading.columns`. None: could not be scored, ignored as in TRL."""
     scores: Mapping[str, float | None]
-    """Of every single grader and local reward function by name, before any formula."""
+    """Scores of all graders and local reward functions by name, before any formula."""
     errors: tuple[str, ...] = ()
-    """Why one of them is None."""
+    """The reasons for None."""
 
     @property
     def is_graded(self) -> bool:
-        """Whether it has a reward at all."""
-        return any(one is not None for one in self.rewards)
+        """True if the completion has any reward."""
+        return any(reward is not None for reward in self.rewards)
 
 
 class GraderError(Exception):
-    """One completion cannot be scored: the grader or the row is at fault, not the completion."""
+    """A completion cannot be scored, due to a fault of the grader or the row."""
 
 
 class NoSuchOutput(Exception):
-    """The completion lacks what a template reads: it is worth 0, or a model that writes broken JSON
-    would escape its bad reward."""
+    """The completion lacks a value that a template reads; its score is 0.
+
+    Without a score, a model that writes broken JSON would avoid a bad reward.
+    """

@@ -1,4 +1,4 @@
-"""One function for each grader of a spec: a completion in, 0 to 1 out."""
+"""Scoring functions, one for each type of grader: from a completion to a score of 0 to 1."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tunesmith_schema.graders import (
 )
 from tunesmith_worker.rundir.errors import RunError
 
-from .math_answer import find_answer, same
+from .math_answer import equal_numbers, find_answer
 from .protocol import GraderError, NoSuchOutput
 from .similarity import metric
-from .templates import Completion, read_json, renderer
+from .templates import GraderInput, read_json, renderer
 
-Scorer = Callable[[Completion], float]
-"""Raises GraderError, and NoSuchOutput, which is a score of 0."""
+Scorer = Callable[[GraderInput], float]
+"""Raises GraderError, or NoSuchOutput for a score of 0."""
 PATTERN_SECONDS = 1.0
-"""A pattern that takes longer on one completion is given up there."""
+"""Time limit of a pattern on one completion."""
 
 
 def scorer(grader: SingleGrader) -> Scorer:
-    """Raises RunError where the grader itself is no good."""
+    """Return the scoring function of a grader. Raises RunError for an invalid grader."""
     match grader:
         case StringCheckGrader():
             return _string_check(grader)
@@ -47,72 +47,73 @@ def scorer(grader: SingleGrader) -> Scorer:
 
 
 def _string_check(grader: StringCheckGrader) -> Scorer:
-    looked_at, reference = renderer(grader.input), renderer(grader.reference)
+    input_text, reference = renderer(grader.input), renderer(grader.reference)
     compare: dict[str, Callable[[str, str], bool]] = {
         "eq": lambda text, wanted: text == wanted,
         "ne": lambda text, wanted: text != wanted,
         "like": lambda text, wanted: wanted in text,
         "ilike": lambda text, wanted: wanted.casefold() in text.casefold(),
     }
-    holds = compare[grader.operation]
-    return lambda completion: float(holds(looked_at(completion), reference(completion)))
+    matches = compare[grader.operation]
+    return lambda completion: float(matches(input_text(completion), reference(completion)))
 
 
 def _text_similarity(grader: TextSimilarityGrader) -> Scorer:
-    looked_at, reference = renderer(grader.input), renderer(grader.reference)
-    alike = metric(grader.evaluation_metric)
-    return lambda completion: alike(looked_at(completion), reference(completion))
+    input_text, reference = renderer(grader.input), renderer(grader.reference)
+    similarity = metric(grader.evaluation_metric)
+    return lambda completion: similarity(input_text(completion), reference(completion))
 
 
 def _math_answer(grader: MathAnswerGrader) -> Scorer:
-    looked_at, reference = renderer(grader.input), renderer(grader.reference)
+    input_text, reference = renderer(grader.input), renderer(grader.reference)
 
-    def score(completion: Completion) -> float:
+    def score(completion: GraderInput) -> float:
         text = reference(completion)
         wanted = find_answer(text)
         if wanted is None:
             raise GraderError(
                 f"row {completion.prompt.number}: the reference has no number: {text[:80]!r}"
             )
-        answer = find_answer(looked_at(completion), grader.format)
-        return float(answer is not None and same(answer, wanted, grader.tolerance))
+        answer = find_answer(input_text(completion), grader.format)
+        return float(answer is not None and equal_numbers(answer, wanted, grader.tolerance))
 
     return score
 
 
 def _regex(grader: RegexGrader) -> Scorer:
-    looked_at = renderer(grader.input)
+    input_text = renderer(grader.input)
     try:
         pattern = regex.compile(grader.pattern, regex.I if grader.ignore_case else 0)
     except regex.error as error:
-        raise _unusable(grader.name, f"the pattern {grader.pattern[:80]!r}: {error}") from error
+        message = f"the pattern {grader.pattern[:80]!r} is not valid: {error}"
+        raise _invalid(grader.name, message) from error
 
-    def score(completion: Completion) -> float:
+    def score(completion: GraderInput) -> float:
         try:
-            found = pattern.search(looked_at(completion), timeout=PATTERN_SECONDS, concurrent=True)
+            match = pattern.search(input_text(completion), timeout=PATTERN_SECONDS, concurrent=True)
         except TimeoutError as error:
             raise GraderError(
                 f"the pattern {grader.pattern[:80]!r} took more than {PATTERN_SECONDS:g} s on one "
-                "completion: it backtracks without end, as (a+)+ does"
+                "completion: it backtracks too much, as (a+)+ does"
             ) from error
-        return float(found is not None)
+        return float(match is not None)
 
     return score
 
 
 def _json_schema(grader: JsonSchemaGrader) -> Scorer:
-    looked_at = renderer(grader.input)
+    input_text = renderer(grader.input)
     try:
         validator = jsonschema_rs.Draft202012Validator(
             grader.json_schema, offline=True, validate_formats=True
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        what = str(error).partition("\n")[0]
-        raise _unusable(grader.name, f"its json_schema is not valid: {what}") from error
+        reason = str(error).partition("\n")[0]
+        raise _invalid(grader.name, f"its json_schema is not valid: {reason}") from error
 
-    def score(completion: Completion) -> float:
+    def score(completion: GraderInput) -> float:
         try:
-            return float(validator.is_valid(read_json(looked_at(completion))))
+            return float(validator.is_valid(read_json(input_text(completion))))
         except ValueError as error:
             raise NoSuchOutput(str(error)) from error
 
@@ -120,7 +121,7 @@ def _json_schema(grader: JsonSchemaGrader) -> Scorer:
 
 
 def _length(grader: LengthGrader) -> Scorer:
-    def score(completion: Completion) -> float:
+    def score(completion: GraderInput) -> float:
         sample = completion.sample
         counted = {
             "tokens": lambda: sample.tokens,
@@ -133,7 +134,7 @@ def _length(grader: LengthGrader) -> Scorer:
     return score
 
 
-def _unusable(name: str, what: str) -> RunError:
+def _invalid(name: str, message: str) -> RunError:
     return RunError(
-        ErrorCode.GRADER_INVALID, f"Grader '{name}': {what}", category=ErrorCategory.GRADER
+        ErrorCode.GRADER_INVALID, f"Grader '{name}': {message}", category=ErrorCategory.GRADER
     )

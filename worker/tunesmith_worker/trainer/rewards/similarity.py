@@ -1,5 +1,5 @@
-"""How alike two texts are, 0 to 1, by NLTK (BLEU, GLEU, METEOR) and RapidFuzz (edit distance,
-longest common subsequence). Nothing is downloaded: METEOR goes without WordNet's synonyms.
+"""Similarity of two texts, 0 to 1, by NLTK (BLEU, GLEU, METEOR) and RapidFuzz (edit distance,
+longest common subsequence). METEOR does not use synonyms, since WordNet would be a download.
 
 ROUGE: Lin (2004), https://aclanthology.org/W04-1013. GLEU: https://arxiv.org/abs/1609.08144.
 METEOR: https://aclanthology.org/W05-0909. BLEU: https://aclanthology.org/P02-1040.
@@ -22,20 +22,22 @@ _TOKENS = re.compile(r"\w+|[^\w\s]")
 
 
 class _NoSynonyms:
-    """In WordNet's place."""
+    """Replaces WordNet."""
 
     def synsets(self, word: str) -> list[object]:
         return []
 
 
 def metric(name: str) -> Metric:
-    """The function (candidate, reference) -> 0 to 1 of an `evaluation_metric`. Two texts without a
-    word are alike, a text without one is like no other."""
+    """Return the function (candidate, reference) -> 0 to 1 of an `evaluation_metric`.
+
+    Two texts without words have similarity 1; one text without words has 0 to any other.
+    """
     if name.startswith("rouge_"):
         order = name.removeprefix("rouge_")
         return rouge_l if order == "l" else partial(rouge_n, order=int(order))
     if name in ("bleu", "gleu", "meteor"):
-        import nltk  # noqa: F401 - takes most of a second, which a run that needs none shall not wait
+        import nltk  # noqa: F401 - loads it here; takes most of a second, only if needed
 
     return {
         "fuzzy_match": fuzzy_match,
@@ -47,12 +49,12 @@ def metric(name: str) -> Metric:
 
 
 def fuzzy_match(candidate: str, reference: str) -> float:
-    """1 - insertions and deletions / characters of both."""
+    """Return 1 - (insertions and deletions) / (characters of both)."""
     return fuzz.ratio(candidate, reference) / 100
 
 
 def cosine(candidate: str, reference: str) -> float:
-    """Of the angle between the texts' word counts."""
+    """Return the cosine similarity of the texts' word counts."""
     ours, theirs = Counter(_words(candidate)), Counter(_words(reference))
     if not ours or not theirs:
         return float(ours == theirs)
@@ -62,8 +64,10 @@ def cosine(candidate: str, reference: str) -> float:
 
 
 def bleu(candidate: str, reference: str) -> float:
-    """Of one sentence, up to 4-grams (fewer where a text is shorter), those that never match
-    smoothed as in NIST's mteval (Chen and Cherry's third method)."""
+    """Return BLEU of one sentence, with up to 4-grams, fewer for a shorter text.
+
+    n-grams without a match are smoothed as in NIST's mteval (Chen and Cherry's third method).
+    """
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
     ours, theirs = _TOKENS.findall(candidate), _TOKENS.findall(reference)
@@ -76,7 +80,7 @@ def bleu(candidate: str, reference: str) -> float:
 
 
 def gleu(candidate: str, reference: str) -> float:
-    """The lesser of n-gram precision and recall, over 1- to 4-grams together."""
+    """Return the minimum of n-gram precision and recall, over all 1- to 4-grams."""
     from nltk.translate.gleu_score import sentence_gleu
 
     ours, theirs = _TOKENS.findall(candidate), _TOKENS.findall(reference)
@@ -86,7 +90,7 @@ def gleu(candidate: str, reference: str) -> float:
 
 
 def meteor(candidate: str, reference: str) -> float:
-    """Words matched as they are or by their stems (Porter), without synonyms."""
+    """Return METEOR, which matches words exactly or by their stems (Porter)."""
     from nltk.translate.meteor_score import single_meteor_score
 
     ours, theirs = _TOKENS.findall(candidate), _TOKENS.findall(reference)
@@ -96,13 +100,13 @@ def meteor(candidate: str, reference: str) -> float:
 
 
 def rouge_n(candidate: str, reference: str, *, order: int) -> float:
-    """F1 of shared n-grams of words."""
+    """Return the F1 of shared word n-grams."""
     ours, theirs = (_ngrams(_words(text), order) for text in (candidate, reference))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def rouge_l(candidate: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words."""
+    """Return the F1 of the longest common subsequence of words."""
     ours, theirs = _words(candidate), _words(reference)
     return _f1(LCSseq.similarity(ours, theirs), len(ours), len(theirs))
 

@@ -1,4 +1,4 @@
-"""Renders graders' templates, and finds what a data set lacks for them before a run starts."""
+"""Rendering of graders' templates, and the fields that rows lack for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, JsonValue
 from tunesmith_schema import Grader, MultiGrader
 from tunesmith_schema.templates import Reference, parse_template, references
 
-from .protocol import GraderError, Item, NoSuchOutput, Prompt, Sample
+from .protocol import CompletionText, GraderError, Item, NoSuchOutput, Prompt
 
 _FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _SHOWN_FIELDS = 12
@@ -22,27 +22,29 @@ _DEEPEST = 500
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One completion and the row it answers; its JSON is read once."""
+class GraderInput:
+    """A completion and its row, as a grader reads them; JSON is parsed once."""
 
     prompt: Prompt
-    sample: Sample
+    sample: CompletionText
 
     @cached_property
     def output_json(self) -> JsonValue:
-        """Raises NoSuchOutput."""
+        """The completion parsed as JSON. Raises NoSuchOutput."""
         return read_json(self.sample.text)
 
 
-Render = Callable[[Completion], str]
+Render = Callable[[GraderInput], str]
 
 
 def renderer(template: str) -> Render:
-    """What makes text of a template. It raises GraderError (the row lacks a field) and NoSuchOutput
-    (the completion does)."""
+    """Return the function that renders a template.
+
+    It raises GraderError if the row lacks a field, NoSuchOutput if the completion does.
+    """
     parts = parse_template(template)
 
-    def render(completion: Completion) -> str:
+    def render(completion: GraderInput) -> str:
         return "".join(
             part if isinstance(part, str) else as_text(_value(part, completion)) for part in parts
         )
@@ -51,28 +53,30 @@ def renderer(template: str) -> Render:
 
 
 def as_text(value: JsonValue) -> str:
-    """Text as it is; anything else as JSON."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_json(text: str) -> JsonValue:
-    """Of a whole text, or of the Markdown fence that is all of it. Raises NoSuchOutput, also for
-    what is nested so deeply that those who walk it would run out of stack; NaN and Infinity are no
-    JSON."""
+    """Parse a text that is JSON or one Markdown code block of JSON.
+
+    Raises NoSuchOutput for other text, for NaN and Infinity, and for nesting so deep that recursive
+    code would overflow the stack.
+    """
     fenced = _FENCE.fullmatch(text)
     try:
         value: JsonValue = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # ValueError: also digits by the thousand
+    except (ValueError, RecursionError) as error:  # ValueError: also too many digits
         raise NoSuchOutput(f"the completion is not JSON: {error}") from error
     level, depth = [value], 0
-    while level := [inner for outer in level for inner in _inside(outer)]:
+    while level := [inner for outer in level for inner in _children(outer)]:
         depth += 1
         if depth > _DEEPEST:
-            raise NoSuchOutput(f"the completion is nested more than {_DEEPEST} deep")
+            raise NoSuchOutput(f"the completion's JSON is nested more than {_DEEPEST} deep")
     return value
 
 
-def _inside(value: JsonValue) -> Iterable[JsonValue]:
+def _children(value: JsonValue) -> Iterable[JsonValue]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -80,44 +84,43 @@ def _inside(value: JsonValue) -> Iterable[JsonValue]:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingField:
-    """A template reads what rows do not have."""
+    """A field of a template that rows lack."""
 
     field: str
-    """As the template names it."""
+    """Name of the field in the template."""
     first: int
-    """Where the first row without it stands among the items."""
+    """Index of the first row without the field."""
     rows: int
-    """How many have none."""
-    there: str
-    """What the first one has in its place."""
+    """Number of rows without the field."""
+    explanation: str
+    """Where the field is missing in the first row, and what the row has."""
 
     def __str__(self) -> str:
-        return f"the grader reads {{{{{self.field}}}}}, which {self.there}"
+        return f"the grader reads {{{{{self.field}}}}}, which {self.explanation}"
 
 
 def missing_fields(grader: Grader, items: Iterable[Item]) -> list[MissingField]:
-    """One for each reference of a grader's templates that some rows lack, in the order in which
-    they are met."""
-    asked = {
+    """Return the fields of a grader's templates that some rows lack, in order of occurrence."""
+    fields = {
         reference.text: reference
         for template in _templates(grader)
         for reference in references(template)
         if reference.root == "item"
     }
-    found: dict[str, MissingField] = {}
+    missing: dict[str, MissingField] = {}
     for place, item in enumerate(items):
-        for text, reference in asked.items():
+        for text, reference in fields.items():
             try:
                 _walk(item, reference.path)
             except LookupError:
-                known = found.get(text)
-                found[text] = MissingField(
+                known = missing.get(text)
+                missing[text] = MissingField(
                     field=text,
                     first=known.first if known else place,
                     rows=known.rows + 1 if known else 1,
-                    there=known.there if known else _there_is(item, reference.path),
+                    explanation=known.explanation if known else _explain(item, reference.path),
                 )
-    return list(found.values())
+    return list(missing.values())
 
 
 def _templates(grader: BaseModel) -> list[str]:
@@ -127,7 +130,7 @@ def _templates(grader: BaseModel) -> list[str]:
     return [text for text in texts if text is not None]
 
 
-def _value(reference: Reference, completion: Completion) -> JsonValue:
+def _value(reference: Reference, completion: GraderInput) -> JsonValue:
     if reference.root == "output_text":
         return completion.sample.text
     if reference.root == "output_json":
@@ -139,12 +142,12 @@ def _value(reference: Reference, completion: Completion) -> JsonValue:
         return _walk(completion.prompt.item, reference.path)
     except LookupError:
         row = completion.prompt
-        there = _there_is(row.item, reference.path)
-        raise GraderError(f"row {row.number}: {{{{{reference.text}}}}} {there}") from None
+        explanation = _explain(row.item, reference.path)
+        raise GraderError(f"row {row.number}: {{{{{reference.text}}}}} {explanation}") from None
 
 
 def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
-    """Raises LookupError."""
+    """Follow a path. Raises LookupError."""
     for step in path:
         match value, step:
             case Mapping(), str():
@@ -153,22 +156,22 @@ def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
                 value = value[step]
             case _:
                 raise LookupError(step)
-    return value  # type: ignore[return-value]  # a path has a step at least, or starts at JSON
+    return value  # type: ignore[return-value]  # the path is not empty, or `value` is JSON
 
 
-def _there_is(item: Item, path: Sequence[str | int]) -> str:
-    """Where a row's path ends that leads nowhere."""
+def _explain(item: Item, path: Sequence[str | int]) -> str:
+    """Return where the path of a missing field ends in a row, and the row's content there."""
     value: JsonValue | Item = item
     for depth in range(len(path)):
         try:
             value = _walk(value, path[depth : depth + 1])
         except LookupError:
             break
-    return f"is not there: {_named(path[:depth])} {_content(value)}"
+    return f"is missing: {_name(path[:depth])} {_content(value)}"
 
 
-def _named(path: Sequence[str | int]) -> str:
-    inner = "".join(f".{one}" if isinstance(one, str) else f"[{one}]" for one in path)
+def _name(path: Sequence[str | int]) -> str:
+    inner = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in path)
     return f"the row's '{inner.removeprefix('.')[:80]}'" if inner else "the row"
 
 
@@ -183,4 +186,4 @@ def _content(value: JsonValue | Item) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
