@@ -207,9 +207,10 @@ def test_recipes_that_cannot_work(
 
 
 def test_a_bad_row_is_named(make_run: MakeRun) -> None:
-    found = failure(make_run([*QUESTIONS, {"question": "a", "answer": ""}], recipe=FAST))
+    rows = [*QUESTIONS, {"question": "a", "answer": ""}]
+    found = failure(make_run(rows, recipe=FAST, training_file_name="my questions.jsonl"))
     assert (found.code, found.category) == (ErrorCode.DATASET_INVALID, ErrorCategory.DATA)
-    assert found.message == "train.jsonl, row 17: answer is empty"
+    assert found.message == "my questions.jsonl, row 17: answer is empty"
     assert found.hint == "Fix the row and upload the file again."
 
 

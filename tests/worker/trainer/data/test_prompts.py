@@ -286,10 +286,10 @@ def test_a_grader_that_reads_what_a_row_has_not_is_found_before_training(
     run_of(tmp_path, grader(template), good)
     bad = {"question": "a", **row}
     with pytest.raises(RunError) as refused:
-        run_of(tmp_path, grader(template), good, bad)
+        run_of(tmp_path, grader(template), good, bad, training_file_name="sums.jsonl")
     failure = refused.value.failure
     assert (failure.category, failure.code) == (ErrorCategory.GRADER, ErrorCode.GRADER_INVALID)
-    assert failure.message.startswith("train.jsonl, row 2: ")
+    assert failure.message.startswith("sums.jsonl, row 2: ")
     assert said in failure.message
     assert failure.message.endswith("the same in 1 of 2 rows.")
 

@@ -55,7 +55,7 @@ class Host:
             cache=self.cache,
             scratch=self.scratch,
             processes=1,
-            tell=self.told.append,
+            report=self.told.append,
             warn=self.warned.append,
         )
 
@@ -201,14 +201,14 @@ def test_what_was_used_least_recently_makes_room(tmp_path: Path) -> None:
         os.utime(entry, (time.time() - age,) * 2)
     size = sum(file.stat().st_size for file in host.folder.rglob("*") if file.is_file())
     host.tokens(paths[0])  # used again: now the other one is the oldest
-    small = Host(tmp_path, most_bytes=int(size * 1.2))
+    small = Host(tmp_path, max_bytes=int(size * 1.2))
     kept = small.tokens(paths[2])
     for path in (paths[2], paths[0], paths[1]):
         small.tokens(path)
     assert ["read from" in told for told in small.told] == [False, True, True, False]
     assert len(kept.dataset[0]["input_ids"]) > 0
 
-    none = Host(tmp_path, most_bytes=0)
+    none = Host(tmp_path, max_bytes=0)
     used = none.tokens(data_file(tmp_path, "new.jsonl", rows=9))
     assert none.entries() == []
     assert used.dataset.to_list() == none.tokens(tmp_path / "new.jsonl").dataset.to_list()

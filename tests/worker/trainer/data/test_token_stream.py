@@ -48,7 +48,7 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "MOST_ROWS", 7)
+    monkeypatch.setattr(chunks, "MAX_ROWS", 7)
 
 
 def work(template: str | None = templates.QWEN3, **plan: Any) -> Work:
@@ -140,7 +140,9 @@ def cases() -> Iterator[tuple[str, str]]:
 def streamed(one: Work, path: Path, processes: int) -> tuple[list[Any], Counts, int]:
     """Rows, counts and how many processes took part."""
     counts, batches = Counts(), []
-    with TokenStream(one, processes=processes, pays=-1.0, warn=pytest.fail) as stream:
+    with TokenStream(
+        one, processes=processes, helpers_min_seconds=-1.0, warn=pytest.fail
+    ) as stream:
         for batch, of_batch in stream.results(read_chunks(path)):
             batches.append(batch)
             counts.add(of_batch)
@@ -210,7 +212,7 @@ def done_with_helpers(
     before = set(psutil.Process().children())
     warnings: list[str] = []
     batches, counts = [], Counts()
-    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
+    with TokenStream(work(), processes=2, helpers_min_seconds=-1.0, warn=warnings.append) as stream:
         for batch, of_batch in stream.results(read_chunks(path)):
             for helper in set(psutil.Process().children()) - before:
                 befalls(helper)
@@ -238,7 +240,7 @@ def test_a_helper_that_answers_nonsense_is_done_with(
     monkeypatch.setattr("tunesmith_worker.trainer.data.token_stream.request_tokens", nonsense)
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     counts, warnings = Counts(), list[str]()
-    with TokenStream(work(), processes=2, pays=-1.0, warn=warnings.append) as stream:
+    with TokenStream(work(), processes=2, helpers_min_seconds=-1.0, warn=warnings.append) as stream:
         for _, of_batch in stream.results(read_chunks(path)):
             counts.add(of_batch)
     assert counts.rows == 50
@@ -250,7 +252,7 @@ def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before the time that the trainer's own pace allows it, here more than the least."""
-    do, give_up, silent = Work.do, token_stream._Helper.give_up, list[float]()
+    do, give_up, silent = Work.tokenize, token_stream._Helper.give_up, list[float]()
 
     def slow(self: Work, chunk: Chunk) -> token_stream.Result:
         time.sleep(0.03)
@@ -260,7 +262,7 @@ def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
         silent.append(self.silent)
         give_up(self)
 
-    monkeypatch.setattr(Work, "do", slow)
+    monkeypatch.setattr(Work, "tokenize", slow)
     monkeypatch.setattr(token_stream._Helper, "give_up", told)
     monkeypatch.setattr(token_stream, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(token_stream, "_POLL_SECONDS", 0.1)
@@ -284,7 +286,7 @@ def test_a_tokenizer_that_cannot_be_saved_is_used_by_the_trainer_alone(
     one, warnings = work(), list[str]()
     monkeypatch.setattr(one.tokenizer, "save_pretrained", unsaved)
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 20)
-    with TokenStream(one, processes=3, pays=-1.0, warn=warnings.append) as stream:
+    with TokenStream(one, processes=3, helpers_min_seconds=-1.0, warn=warnings.append) as stream:
         assert sum(batch.num_rows for batch, _ in stream.results(read_chunks(path))) == 20
         assert stream.processes == 1
     assert warnings == [
@@ -295,7 +297,7 @@ def test_a_tokenizer_that_cannot_be_saved_is_used_by_the_trainer_alone(
 def test_no_helper_outlives_its_stream(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl", [{"text": "a"}] * 50)
     before = set(psutil.Process().children())
-    with TokenStream(work(), processes=2, pays=-1.0, warn=pytest.fail) as stream:
+    with TokenStream(work(), processes=2, helpers_min_seconds=-1.0, warn=pytest.fail) as stream:
         results = stream.results(read_chunks(path))
         assert next(results)[0].num_rows + next(results)[0].num_rows > 0
         assert len(set(psutil.Process().children()) - before) == 1
@@ -317,7 +319,7 @@ folder = Path(sys.argv[1])
 StopControl(RunDirectory(folder), before_exit=lambda: None)
 plan = DataPlan(max_seq_length=9, overlong="drop", assistant_only_loss=True, packing=False)
 work = Work(tokenizer=make_tiny_tokenizer(), plan=plan, name="train", vocabulary=999)
-stream = TokenStream(work, processes=2, pays=-1.0, warn=print)
+stream = TokenStream(work, processes=2, helpers_min_seconds=-1.0, warn=print)
 results = stream.results(chunk for _ in range(99) for chunk in read_chunks(folder / "train.jsonl"))
 print(next(results) and next(results) and "tokenising", flush=True)
 time.sleep(60)

@@ -27,8 +27,8 @@ from .records import (
 )
 from .rows import RowChecker, good_rows
 
-MOST_ROWS = 500
-MOST_BYTES = 2**20
+MAX_ROWS = 500
+MAX_BYTES = 2**20
 """Maximum size of a chunk; a single row may be larger."""
 
 
@@ -97,7 +97,7 @@ def _from_lines(path: Path) -> Iterator[Chunk]:
         for line in file:
             lines.append(line)
             length += len(line)
-            if len(lines) == MOST_ROWS or length >= MOST_BYTES:
+            if len(lines) == MAX_ROWS or length >= MAX_BYTES:
                 read += length
                 yield Chunk(first=first, content=b"".join(lines), share=read / size)
                 first, lines, length = first + len(lines), [], 0
@@ -120,7 +120,7 @@ def _from_records(path: Path) -> Iterator[Chunk]:
         if problem is not None:
             break
         length += len(lines[-1])
-        if len(lines) == MOST_ROWS or length >= MOST_BYTES:
+        if len(lines) == MAX_ROWS or length >= MAX_BYTES:
             read += length
             yield Chunk(first=first, content=b"".join(lines), share=min(1.0, read / size))
             first, lines, length = first + len(lines), [], 0
@@ -134,7 +134,7 @@ def _from_parquet(path: Path) -> Iterator[Chunk]:
     first = 1
     try:
         for batch, share in read_batches(path):
-            rows = max(1, min(MOST_ROWS, batch.num_rows * MOST_BYTES // max(1, batch.nbytes)))
+            rows = max(1, min(MAX_ROWS, batch.num_rows * MAX_BYTES // max(1, batch.nbytes)))
             for start in range(0, batch.num_rows, rows):
                 part = batch.slice(start, rows)
                 yield Chunk(first=first, content=arrow_stream(part), kind="table", share=share)

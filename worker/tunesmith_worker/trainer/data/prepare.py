@@ -65,7 +65,7 @@ class RowNumbers:
         work, seen = self._work, 0
         for chunk in read_chunks(self._path):
             rows = chunk_rows(chunk, work.name)
-            _, counts = work.do(chunk)
+            _, counts = work.tokenize(chunk)
             if seen + counts.examples <= example:
                 seen += counts.examples
                 continue
@@ -131,7 +131,7 @@ def _read(
         scratch=run.root,
         processes=usable_processes(),
         name=name,
-        tell=events.message,
+        report=events.message,
         warn=lambda text: events.message(text, level="warn"),
     )
     counts = tokenized.counts

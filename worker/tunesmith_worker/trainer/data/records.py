@@ -30,7 +30,7 @@ _NOT_TEXT = {
 TOO_DEEP = "not readable JSON: nested too deeply"
 _NUMBER_TOO_LONG = "not readable JSON: a number with more than 4,300 digits"
 
-MOST_EXPANDED = 8 * 2**30
+MAX_EXPANDED = 8 * 2**30
 """Maximum bytes of decoded columns for any file."""
 ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any file may expand to."""
@@ -203,7 +203,7 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    limit = min(MOST_EXPANDED, max(ALWAYS_ALLOWED, RATIO * path.stat().st_size))
+    limit = min(MAX_EXPANDED, max(ALWAYS_ALLOWED, RATIO * path.stat().st_size))
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)

@@ -28,8 +28,8 @@ from tunesmith_worker.rundir.plan import DataPlan
 from .chat import Tokenizer
 from .examples import SCHEMA, Batch, Counts
 
-MOST_BYTES = 32 * 2**30
-MOST_OF_DISK = 0.1
+MAX_BYTES = 32 * 2**30
+MAX_DISK_SHARE = 0.1
 """Maximum share of the file system. The smaller limit applies."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
@@ -88,11 +88,11 @@ class TokensWriter:
 
 
 class TokenCache:
-    def __init__(self, folder: Path, *, most_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int | None = None) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
-        share = int(MOST_OF_DISK * shutil.disk_usage(folder).total)
-        self._most_bytes = min(MOST_BYTES, share) if most_bytes is None else most_bytes
+        share = int(MAX_DISK_SHARE * shutil.disk_usage(folder).total)
+        self._max_bytes = min(MAX_BYTES, share) if max_bytes is None else max_bytes
 
     def get(self, key: str, warn: Warn) -> Tokens | None:
         """Return an entry, or None if it is missing or damaged. A damaged entry is removed, and
@@ -137,7 +137,7 @@ class TokenCache:
                 entries.append((folder.stat().st_mtime, size, folder))
         total = sum(size for _, size, _ in entries)
         for _, size, folder in sorted(entries):
-            if total <= self._most_bytes:
+            if total <= self._max_bytes:
                 return
             shutil.rmtree(folder, ignore_errors=True)
             total -= size

@@ -28,9 +28,9 @@ from .examples import Batch, Counts, tokenize
 from .token_cache import tokenizer_hash
 from .token_helper import HelperJob, request_tokens
 
-PAYS_SECONDS = 5.0
+HELPERS_MIN_SECONDS = 5.0
 """Minimum remaining seconds of work to start helpers. A helper takes 1.2 s of a core to start."""
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 """Maximum number of processes. A helper takes 150 MB."""
 _MAX_PENDING = 3
 """Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
@@ -46,7 +46,7 @@ Result = tuple[Batch, Counts]
 def usable_processes() -> int:
     """Return the number of processes that may tokenise on this host, including the trainer."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(MOST_PROCESSES, cores)
+    return min(MAX_PROCESSES, cores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,26 @@ class Work:
     name: str
     vocabulary: int
 
-    def do(self, chunk: Chunk) -> Result:
+    def tokenize(self, chunk: Chunk) -> Result:
         rows = chunk_rows(chunk, self.name)
         return tokenize(rows, self.tokenizer, self.plan, name=self.name, vocabulary=self.vocabulary)
 
 
 class TokenStream:
     def __init__(
-        self, work: Work, *, processes: int, pays: float = PAYS_SECONDS, warn: Callable[[str], None]
+        self,
+        work: Work,
+        *,
+        processes: int,
+        helpers_min_seconds: float = HELPERS_MIN_SECONDS,
+        warn: Callable[[str], None],
     ) -> None:
-        self._work, self._most_helpers, self._pays, self._warn = work, processes - 1, pays, warn
+        self._work, self._max_helpers, self._helpers_min_seconds, self._warn = (
+            work,
+            processes - 1,
+            helpers_min_seconds,
+            warn,
+        )
         self._helpers: list[_Helper] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._slowest = 0.0
@@ -92,17 +102,17 @@ class TokenStream:
         waiting: deque[tuple[Chunk, Future[Result | None]]] = deque()
         for chunk in chunks:
             waiting.append((chunk, self._submit(chunk)))
-            while waiting and (waiting[0][1].done() or len(waiting) > self._most_waiting):
+            while waiting and (waiting[0][1].done() or len(waiting) > self._max_waiting):
                 yield self._result(*waiting.popleft())
-            if not self._helpers and self._most_helpers > 0:
+            if not self._helpers and self._max_helpers > 0:
                 spent = time.perf_counter() - began
-                if spent * (1 / chunk.share - 1) > self._pays:
+                if spent * (1 / chunk.share - 1) > self._helpers_min_seconds:
                     self._start_helpers()
         while waiting:
             yield self._result(*waiting.popleft())
 
     @property
-    def _most_waiting(self) -> int:
+    def _max_waiting(self) -> int:
         return 2 * _MAX_PENDING * len(self._helpers)
 
     def _submit(self, chunk: Chunk) -> Future[Result | None]:
@@ -114,7 +124,7 @@ class TokenStream:
             return min(free, key=lambda helper: helper.pending).submit(chunk)
         done: Future[Result | None] = Future()
         try:
-            done.set_result(self._do(chunk))
+            done.set_result(self._tokenize(chunk))
         except Exception as error:  # raised when the results reach this chunk
             done.set_exception(error)
         return done
@@ -124,11 +134,11 @@ class TokenStream:
             self._kill_hung_helpers()
         result = future.result()
         self._report_lost_helpers()
-        return self._do(chunk) if result is None else result
+        return self._tokenize(chunk) if result is None else result
 
-    def _do(self, chunk: Chunk) -> Result:
+    def _tokenize(self, chunk: Chunk) -> Result:
         began = time.perf_counter()
-        result = self._work.do(chunk)
+        result = self._work.tokenize(chunk)
         self._slowest = max(self._slowest, time.perf_counter() - began)
         return result
 
@@ -146,12 +156,12 @@ class TokenStream:
             if not helper.usable and not helper.reported:
                 helper.reported = True
                 self._warn(
-                    f"{self._work.name}: a tokenising helper process {helper.loss()}; "
+                    f"{self._work.name}: a tokenising helper process {helper.end_reason()}; "
                     "the trainer does its work"
                 )
 
     def _start_helpers(self) -> None:
-        count, self._most_helpers = self._most_helpers, 0
+        count, self._max_helpers = self._max_helpers, 0
         self._folder = tempfile.TemporaryDirectory(prefix="tunesmith-")
         folder, work = Path(self._folder.name), self._work
         try:
@@ -226,7 +236,7 @@ class _Helper:
         self.usable, self._hung = False, True
         self._process.kill()
 
-    def loss(self) -> str:
+    def end_reason(self) -> str:
         if self._hung:
             return "did not reply and was killed"
         status = self._process.wait()

@@ -54,7 +54,7 @@ def tokenize_file(
     scratch: Path,
     processes: int,
     name: str | None = None,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> TokenizedRows:
     """Return the file's examples, from the cache or tokenised now.
@@ -79,7 +79,7 @@ def tokenize_file(
             if cache is not None:
                 cache.keep(key, folder, warn)
         how = f"tokenised by {stream.processes} process{'es' if stream.processes > 1 else ''}"
-    tell(f"{name}: {how} in {time.perf_counter() - began:.2f} s")
+    report(f"{name}: {how} in {time.perf_counter() - began:.2f} s")
     # A given fingerprint saves hashing all the content.
     dataset = datasets.Dataset(tokens.table, fingerprint=key[:16])
     first = tuple(dataset[0]["input_ids"])
