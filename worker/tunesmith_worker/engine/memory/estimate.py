@@ -1,16 +1,15 @@
-"""How many bytes a training step holds at its peak, in closed form and item by item.
+"""Prediction of a training step's peak memory, in closed form and item by item.
 
-Per token and layer, our half blocks keep for backward (kernels/tunesmith_kernels/lora.py and
-attention.py say what they save), with elements of e bytes and a residual stream of s:
+Bytes that our half blocks keep for backward, per token and layer, with elements of e bytes and a
+residual stream of s bytes (kernels/tunesmith_kernels/lora.py and attention.py list the tensors):
 
     s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
 
-a recomputed layer keeps its input, s H; an offloaded one keeps that in the host's memory. (Layers
-in 8 bits keep their projections' inputs as well: bitsandbytes holds them where recomputation cannot
-let them go.) The peak
-is the largest of four kinds of moments: the head, the backward of each layer (the layers below
-still hold theirs), the embedding's gradient and the optimiser's step. Knows no device and no
-torch: what is measured corrects it through `Correction`.
+A recomputed layer keeps its input, s H; an offloaded layer keeps it in host memory. 8-bit layers
+also keep their projections' inputs, which bitsandbytes does not free on recomputation. The peak is
+the largest of four kinds of moments: the head, the backward of each layer (the layers below still
+keep their activations), the embedding's gradient and the optimiser's step. The file uses neither
+torch nor a device: `Correction` carries the probe's measurements.
 """
 
 from __future__ import annotations
@@ -20,30 +19,31 @@ from typing import Literal
 
 from .shapes import Engine, MicroBatch, ModelShape, Tuning
 
-_TILE = 1 << 18  # tunesmith_kernels.tiles.TILE_ELEMENTS: of each of the CPU paths' temporaries
+_TILE = 1 << 18  # tunesmith_kernels.tiles.TILE_ELEMENTS: elements of a temporary on a CPU
 _HEAD_ROWS = {False: 512, True: 4096}  # tunesmith_kernels.log_prob: rows of logits at a time
 _HEAD_BYTES = {False: 128 << 20, True: 2 << 30}
 _HEAD_BLOCK = 16384  # tunesmith_kernels.head_chunks: rows of a half-precision weight gradient
 _STOCK_HEAD = (4096, 32768)  # TRL's fused head: tokens and vocabulary of one tile
-_STOCK_TEMPORARIES = 29  # bytes for each logit: without Triton, seven of fp32 and one bool
-_BATCH_BYTES = 40  # of a token: ids, labels, positions and row numbers, all int64 or int32
+_STOCK_TEMPORARIES = 29  # bytes per logit without Triton: seven fp32 and one bool
+_BATCH_BYTES = 40  # per token: ids, labels, positions and row numbers, int64 or int32
 
 Mode = Literal["keep", "recompute", "offload"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Where each layer's activations are between forward and backward. The first `offload` layers'
-    inputs go to the host, the last `keep` layers keep everything, those between keep their input.
+    """Placement of each layer's activations between forward and backward. The first `offload`
+    layers move their input to the host, the last `keep` layers keep everything, the layers between
+    keep their input.
 
-    Kept layers are the last ones because their memory is free again when the others recompute;
-    offloaded ones are the first because there the copy has the longest time to come back.
+    The last layers keep everything because their memory is free again when the others recompute.
+    The first layers offload because their copies have the most time to return.
     """
 
     keep: int
     offload: int = 0
     parts: int = 1
-    """Into how many parts a batch's rows are split."""
+    """Number of parts that a batch's rows are split into."""
 
     def mode_of(self, layer: int, layers: int) -> Mode:
         if layer >= layers - self.keep:
@@ -53,14 +53,14 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What the probe measured over what was predicted."""
+    """Ratios of measured to predicted bytes, from the probe."""
 
     kept: float = 1.0
-    """Of what a kept layer keeps."""
+    """Ratio for the bytes of a kept layer."""
     workspace: float = 1.0
-    """Of all that is neither resident nor kept by layers."""
+    """Ratio for workspace and logits: bytes neither resident nor kept by layers."""
     allocator: int = 0
-    """Bytes that a host's allocator holds beyond live tensors: freed, and not given back."""
+    """Freed bytes that the host's allocator has not returned to the kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,11 @@ class Prediction:
     moment: str
     """`head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
-    """weights, adapter, gradients, optimizer, batch, activations, layer_inputs, workspace,
-    attention_workspace, logits: what each holds at the peak. allocator: what was freed and is
-    still resident, where it was measured."""
+    """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
+    layer_inputs, workspace, attention_workspace, logits; allocator: freed bytes that are still
+    resident, if measured."""
     by_layer: tuple[int, ...] = ()
-    """What each layer keeps on the device between forward and backward."""
+    """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
 
     @property
@@ -83,12 +83,12 @@ class Prediction:
 
     @property
     def tensors(self) -> int:
-        """What live tensors hold of the peak."""
+        """Bytes of live tensors at the peak."""
         return self.peak - self.items.get("allocator", 0)
 
     @property
     def resident(self) -> int:
-        """There before a step begins."""
+        """Bytes resident before a step."""
         return sum(self.items.get(name, 0) for name in ("weights", "adapter", "optimizer"))
 
 
@@ -100,19 +100,19 @@ def predict(
     policy: Policy,
     correction: Correction | None = None,
 ) -> Prediction:
-    """The peak of a step that is not the first (whose optimiser state is there already)."""
+    """Predict the peak of a step; the optimiser's state is already allocated."""
     correction = correction or Correction()
     batch = batch.part(policy.parts)
     full_layer = round(layer_kept(shape, tuning, batch, engine) * correction.kept)
     one_input = batch.tokens * shape.hidden * tuning.stream_bytes
     modes = [policy.mode_of(layer, shape.layers) for layer in range(shape.layers)]
-    stuck = _eight_bit_inputs(shape, tuning) * batch.tokens
-    recomputed = {"keep": full_layer, "recompute": one_input + stuck, "offload": stuck}
-    held = [recomputed[mode] for mode in modes]
+    retained = _eight_bit_inputs(shape, tuning) * batch.tokens
+    by_mode = {"keep": full_layer, "recompute": one_input + retained, "offload": retained}
+    held = [by_mode[mode] for mode in modes]
     if "offload" in modes:
         held[modes.index("offload")] += 2 * one_input  # the two staging buffers on the device
-    inputs = [0 if mode == "keep" else one for mode, one in zip(modes, held, strict=True)]
-    kept = [one if mode == "keep" else 0 for mode, one in zip(modes, held, strict=True)]
+    inputs = [0 if mode == "keep" else size for mode, size in zip(modes, held, strict=True)]
+    kept = [size if mode == "keep" else 0 for mode, size in zip(modes, held, strict=True)]
     base = {
         "weights": tuning.weights,
         "adapter": tuning.adapter,
@@ -134,19 +134,19 @@ def predict(
     for layer in range(shape.layers):
         activations = sum(kept[:layer]) + full_layer
         below = sum(inputs[:layer])
-        there = {"layer_inputs": below, "gradients": gradients.above(layer)}
-        both = {"activations": activations, "workspace": mlp_work, **there}
-        moments.append((f"layer {layer}", base | both))
-        alone = {
+        common = {"layer_inputs": below, "gradients": gradients.above(layer)}
+        in_mlp = {"activations": activations, "workspace": mlp_work, **common}
+        moments.append((f"layer {layer}", base | in_mlp))
+        in_attention = {
             "activations": round(activations - mlp_kept),
             "attention_workspace": attention_work,
         }
-        moments.append((f"layer {layer}", base | alone | there))
+        moments.append((f"layer {layer}", base | in_attention | common))
     moments.append(("embedding", base | {"workspace": one_input, "gradients": gradients.all}))
     moments.append(("optimizer", base | {"gradients": gradients.all}))
 
     corrected = [(name, _corrected(items, correction)) for name, items in moments]
-    moment, items = max(corrected, key=lambda one: sum(one[1].values()))
+    moment, items = max(corrected, key=lambda moment: sum(moment[1].values()))
     items = items | {"allocator": correction.allocator}
     return Prediction(
         moment=moment,
@@ -165,7 +165,7 @@ def _corrected(items: dict[str, int], correction: Correction) -> dict[str, int]:
 
 
 def layer_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> int:
-    """What one kept layer holds between forward and backward, its input included."""
+    """Bytes that a kept layer keeps between forward and backward, its input included."""
     return round(
         _attention_kept(shape, tuning, batch, engine) + _mlp_kept(shape, tuning, batch, engine)
     )
@@ -209,9 +209,9 @@ def _mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engi
 def _stock_attention_kept(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> float:
-    """transformers' and PEFT's modules: the norm's input and output, rotated q and k, v, the output
-    and the softmax's sums. Under a mask, k and v are repeated for each query head and the mask is
-    kept in the compute dtype."""
+    """Bytes kept by transformers' and PEFT's attention: the norm's input and output, rotated q and
+    k, v, the output and the softmax's sums. Under a mask, k and v are repeated for each query head,
+    and the mask is kept in the compute dtype."""
     e, h, q = tuning.compute_bytes, shape.hidden, shape.q
     inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     noise = 1 if engine.on_gpu else 4
@@ -221,7 +221,7 @@ def _stock_attention_kept(
     else:
         per_token += e * (2 * q + 2 * (q if batch.padded else shape.kv)) + 4 * shape.heads
     if not tuning.dropout and (tuning.full or e == 4):
-        per_token += 4 * tuning.rank_of("o_proj")  # reads the output where it is
+        per_token += 4 * tuning.rank_of("o_proj")  # reads the output without a copy
     else:
         per_token += _stock_input_kept(tuning, q, ("o_proj",), noise)
     mask = e * batch.rows * batch.longest**2 if batch.padded else 0
@@ -241,20 +241,20 @@ def _stock_mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine
 
 
 def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
-    """The norm's input (in fp32 a copy where the stream is narrower), its statistics and, where
-    its weight is trained, its output before the weight."""
+    """Bytes per token of a norm: its input (plus an fp32 copy if the stream is narrower), its
+    statistics and, if its weight is trained, its output before the weight."""
     copies = 4 * shape.hidden if tuning.stream_bytes != 4 else 0
     trained = tuning.stream_bytes * shape.hidden if tuning.full else 0
     return tuning.stream_bytes * shape.hidden + copies + 4 + trained
 
 
 def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], noise: int) -> int:
-    """What linear modules of one input keep of it, and h A' of their adapters: a copy for each
-    module where it has to be cast, or goes through a dropout (`noise`: bytes of a mask's cell)."""
+    """Bytes per token that linear modules keep of a shared input, and h A' of their adapters. Each
+    module has a copy if it is cast or has dropout (`noise`: bytes of a dropout mask's element)."""
     cast = tuning.compute_bytes != 4
     if tuning.full:
-        there = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
-        return tuning.compute_bytes * width * (len(there) if cast else 1)
+        separate = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
+        return tuning.compute_bytes * width * (len(separate) if cast else 1)
     adapted = sum(map(tuning.adapts, modules))
     copies = adapted if cast or tuning.dropout else min(adapted, 1)
     masks = noise * adapted if tuning.dropout else 0
@@ -262,19 +262,19 @@ def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], nois
 
 
 def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -> float:
-    """Copies in the compute dtype that our nodes keep: of weights under autocast, of adapters."""
+    """Bytes of weights (under autocast) and adapters that our kernels keep in the compute dtype."""
     if tuning.compute_bytes == 4 or (tuning.full and tuning.stream_bytes == tuning.compute_bytes):
         return 0
     if tuning.full:
-        fused = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
-        weights = sum(a * b for a, b in map(shape.widths, fused))
+        separate = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
+        weights = sum(a * b for a, b in map(shape.widths, separate))
         return tuning.compute_bytes * weights
     ranks = [(name, rank) for name, rank in tuning.ranks if name in modules]
     return tuning.compute_bytes * sum(rank * sum(shape.widths(name)) for name, rank in ranks)
 
 
 def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
-    """Of a token, in a layer: what q, k and v read, the output projection, gate and up, down."""
+    """Bytes per token that a layer's 8-bit projections keep of their inputs."""
     if not tuning.eight_bits:
         return 0
     return tuning.compute_bytes * (2 * shape.hidden + shape.q + shape.intermediate)
@@ -283,8 +283,8 @@ def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
 def _layer_workspaces(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[int, int]:
-    """Transient bytes of a layer's backward: in its MLP, while all it keeps is there, and in its
-    attention, when the MLP's is free again."""
+    """Transient bytes of a layer's backward: in its MLP, with all activations still kept, and in
+    its attention, after the MLP's activations are freed."""
     e, s, h, i = (*_sizes(tuning), shape.hidden, shape.intermediate)
     rank = max((rank for _, rank in tuning.ranks), default=0)
     cast = e * h if e != s else 0
@@ -305,21 +305,21 @@ def _layer_workspaces(
 
 
 def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
-    """What a group of 4-bit weights is in the compute dtype, for its product: of a layer's MLP
-    (gate and up together) and of its attention (q, k and v). Stock layers take them one by one."""
+    """Bytes of dequantised 4-bit weights for a product: in a layer's MLP (gate and up together) and
+    its attention (q, k and v). Stock layers dequantise one weight at a time."""
     if not tuning.packed:
         return 0, 0
-    one, h = tuning.compute_bytes, shape.hidden
+    e, h = tuning.compute_bytes, shape.hidden
     ours = {"mlp_block", "attention_block"} & engine.ours
-    gate_up = one * h * shape.intermediate * (2 if "mlp_block" in ours else 1)
-    qkv = one * h * (shape.q + 2 * shape.kv if "attention_block" in ours else shape.q)
+    gate_up = e * h * shape.intermediate * (2 if "mlp_block" in ours else 1)
+    qkv = e * h * (shape.q + 2 * shape.kv if "attention_block" in ours else shape.q)
     return gate_up, qkv
 
 
 def _head(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(logits, workspace) of the head's forward, and of its backward with the last norm's."""
+    """Bytes (logits, workspace) of the head's forward, and of its backward with the last norm's."""
     e, s, h, v = (*_sizes(tuning), shape.hidden, shape.vocabulary)
     stream = batch.tokens * h * s
     norm = 2 * stream + (batch.tokens * h * 4 if s != 4 else 0) + (stream if tuning.full else 0)
@@ -347,7 +347,7 @@ def _head(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes of gradients that are there; with accumulation all of them, all the time."""
+    """Bytes of allocated gradients; with accumulation, all of them at every moment."""
 
     shape: ModelShape
     tuning: Tuning
@@ -362,7 +362,7 @@ class _Gradients:
         return self.all if self.accumulated else 0
 
     def above(self, layer: int) -> int:
-        """When backward is at `layer`: those of the layers after it, and of the head."""
+        """Bytes when backward reaches `layer`: gradients of head and later layers."""
         if self.accumulated:
             return self.all
         table = self.shape.embedding_parameters

@@ -81,21 +81,23 @@ class StepRetry:
         """Allocate the optimiser's state; on failure release cached memory and try once more.
 
         Raises RunError if the second attempt fails."""
-        for last in (False, True):
-            result = _attempt(lambda: make_state(self._trainer.optimizer))
-            if not isinstance(result, _Failure):
-                self._has_state = True
-                return
-            if last:
-                break
+
+        def allocate() -> None:
+            make_state(self._trainer.optimizer)
+
+        failure = _attempt(allocate)
+        if failure is not None:
             release_cached_memory()
-        raise RunError(
-            ErrorCode.OUT_OF_MEMORY,
-            f"Out of memory for the optimiser's state, before the first update: {result.text}",
-            category=ErrorCategory.OUT_OF_MEMORY,
-            hint="A smaller batch does not help. Use a smaller model, LoRA instead of full "
-            "tuning, or for full tuning recipe.precision='bf16_sr8'.",
-        )
+            failure = _attempt(allocate)
+        if failure is not None:
+            raise RunError(
+                ErrorCode.OUT_OF_MEMORY,
+                f"Out of memory for the optimiser's state, before the first update: {failure.text}",
+                category=ErrorCategory.OUT_OF_MEMORY,
+                hint="A smaller batch does not help. Use a smaller model, LoRA instead of full "
+                "tuning, or for full tuning recipe.precision='bf16_sr8'.",
+            )
+        self._has_state = True
 
     def observe(self, batch: Batch) -> None:
         """Record the size of a micro-batch before its forward pass."""

@@ -1,6 +1,6 @@
-"""What the memory model needs to know of a model, of what is trained in it, and of a micro-batch.
+"""Sizes of a model, its tuning and a micro-batch: the inputs of the memory prediction.
 
-Numbers only, read from a configuration: no torch, so that a plan can be made without a model.
+Numbers only, read from a configuration, without torch: planning needs no loaded model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Phi-3 has one module where others have several."""
+"""Phi-3's fused module for several projections."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
+    """Sizes of a causal language model."""
+
     layers: int
     hidden: int
     intermediate: int
@@ -29,14 +31,14 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     rotary: int
-    """Dimensions of a head that RoPE turns."""
+    """Dimensions of a head that RoPE rotates."""
     vocabulary: int
     tied: bool
     before_norms: bool
     after_norms: bool
     qk_norm: bool
     softcap: bool
-    """Scores are bent: torch's varlen kernels cannot do this."""
+    """Soft-capped attention scores, which torch's varlen kernels do not support."""
 
     @property
     def q(self) -> int:
@@ -48,7 +50,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the linear layers; biases and norms are left out (below 0.1 %)."""
+        """Weights of a layer's linear modules; biases and norms are ignored (below 0.1 %)."""
         attention = self.hidden * (2 * self.q + 2 * self.kv)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -62,7 +64,7 @@ class ModelShape:
         return self.layers * self.layer_parameters + tables * self.embedding_parameters
 
     def widths(self, module: str) -> tuple[int, int]:
-        """(in, out) of a projection, by its name."""
+        """Return (in, out) features of a projection."""
         h, i = self.hidden, self.intermediate
         return {
             "q_proj": (h, self.q),
@@ -81,8 +83,10 @@ Untyped = Any  # Any: a configuration of transformers, which is not typed
 
 
 def shape_of(config: Untyped) -> ModelShape:
-    """Shape of a causal language model like Llama (engine/patches/families.py). Others get
-    a rough one, which the probe corrects. Raises AttributeError where there is no size to read."""
+    """Read the shape from a configuration of transformers.
+
+    Exact for models like Llama (engine/patches/families.py); approximate for others, and corrected
+    by the probe. Raises AttributeError if the configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -107,36 +111,37 @@ def shape_of(config: Untyped) -> ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What is trained, and in which dtypes. Bytes are of one element or of a whole, as named."""
+    """The trained parameters and the dtypes of training."""
 
     full: bool
     compute_bytes: int
-    """An element of what the products work on: 4 in fp32, 2 in bf16 (autocast's where it is on)."""
+    """Bytes of an element in matrix products: 4 in fp32, 2 in bf16 or under autocast."""
     stream_bytes: int
-    """An element of the residual stream."""
+    """Bytes of an element of the residual stream."""
     weights: int
-    """Bytes of all weights as they are held while training, the adapter's not counted."""
+    """Bytes of all weights during training, without the adapter."""
     trained: int
-    """Parameters that are trained."""
+    """Number of trained parameters."""
     adapter: int = 0
     """Bytes of the adapter."""
     ranks: tuple[tuple[str, int], ...] = ()
-    """Adapted projections of a layer, and the rank of each."""
+    """Adapted projections of a layer with their ranks."""
     dropout: bool = False
     gradient_bytes: int = 4
-    """Of one trained parameter's gradient."""
+    """Bytes of gradient per trained parameter."""
     optimizer_bytes: float = 8.0
-    """What the optimiser keeps for one trained parameter: 8 for AdamW's two moments in fp32."""
+    """Bytes of optimiser state per trained parameter: 8 for AdamW's two moments in fp32."""
     tables: int = 0
-    """Of the embedding and the head, how many train as a whole; tied ones are one."""
+    """Number of fully trained matrices among embedding and head; tied matrices count once."""
     whole_head: bool = False
-    """Whether the head's matrix is one of them."""
+    """True if the head's matrix is fully trained."""
     packed: bool = False
-    """The base's linear weights are in 4 bits: ours widen a group of them at a time."""
+    """True for 4-bit linear weights: our kernels dequantise one group of them at a time."""
     eight_bits: bool = False
-    """They are in 8 bits: bitsandbytes' layers, which hold on to their inputs."""
+    """True for 8-bit linear weights: bitsandbytes' layers keep their inputs."""
 
     def rank_of(self, *modules: str) -> int:
+        """Sum of the ranks of `modules`."""
         return sum(rank for name, rank in self.ranks if name in modules)
 
     def adapts(self, module: str) -> bool:
@@ -144,7 +149,7 @@ class Tuning:
 
 
 def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: bool) -> Tuning:
-    """fp32 adapters on a frozen base. `targets`: names of projections."""
+    """Tuning of fp32 adapters on a frozen base. `targets`: names of projections."""
     fused = tuple(dict.fromkeys(targets))
     ranks = tuple((name, recipe.r) for name in fused)
     per_layer = sum(recipe.r * sum(shape.widths(name)) for name in fused)
@@ -163,7 +168,7 @@ def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: boo
 
 
 def full(shape: ModelShape, *, bf16: bool) -> Tuning:
-    """All weights in fp32; with `bf16` the products run in it (autocast)."""
+    """Tuning of all weights in fp32; with `bf16`, products run in bf16 (autocast)."""
     return Tuning(
         full=True,
         compute_bytes=2 if bf16 else 4,
@@ -177,20 +182,20 @@ def full(shape: ModelShape, *, bf16: bool) -> Tuning:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One forward pass."""
+    """Size of one forward pass."""
 
     rows: int
     longest: int
     """Tokens of the longest row."""
     tokens: int
-    """All positions that are computed: rows x longest where rows are padded, else their sum."""
+    """Computed positions: rows x longest if padded, else the sum of the rows' lengths."""
     labelled: int
     """Positions with a label; at most `tokens`."""
     padded: bool
-    """Rows side by side under a mask, instead of end to end."""
+    """True for padded rows under a mask; False for rows concatenated into one sequence."""
 
     def part(self, parts: int) -> MicroBatch:
-        """The largest of `parts` about equal parts, by rows."""
+        """Return the largest of `parts` about equal parts, split by rows."""
         if parts == 1:
             return self
         rows = -(-self.rows // parts)
@@ -204,10 +209,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Who computes what."""
+    """The kernels, the device and the micro-batches of a step."""
 
     ours: frozenset[str]
-    """Mechanisms of ours that are in the model (engine/patches/patch.py)."""
+    """Names of our patches that every layer uses (engine/patches/patch.py)."""
     on_gpu: bool
     passes: int
-    """Micro-batches of an optimiser step."""
+    """Number of micro-batches in an optimiser step."""
