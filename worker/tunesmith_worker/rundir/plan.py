@@ -80,6 +80,13 @@ class DataPlan:
     overlong: Literal["drop", "truncate", "error"]
     assistant_only_loss: bool
     packing: bool
+    context: int | None = None
+    """Positions of the model; None if its configuration does not give them."""
+
+    @property
+    def fits_longer_rows(self) -> bool:
+        """Whether the model's context allows a larger max_seq_length."""
+        return self.context is None or self.max_seq_length < self.context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,21 @@ def test_long_rows_are_dropped_cut_or_refused_as_asked() -> None:
         tokenized(tokenizer, QA, long, max_seq_length=60, overlong="error")
 
 
+@pytest.mark.parametrize(("context", "raises"), [(None, True), (61, True), (60, False)])
+@pytest.mark.parametrize("overlong", ["drop", "error"])
+def test_hints_for_long_rows_respect_the_models_context(
+    context: int | None, raises: bool, overlong: str
+) -> None:
+    long = {"question": "hi", "answer": "word " * 60}
+    with pytest.raises(RunError) as caught:
+        tokenized(
+            make_tiny_tokenizer(), long, max_seq_length=60, overlong=overlong, context=context
+        )
+    hint = caught.value.failure.hint or ""
+    assert ("raise recipe.max_seq_length" in hint) == raises
+    assert "split the rows" in hint
+
+
 def test_a_row_cut_down_to_its_prompt_is_dropped() -> None:
     tokenizer = make_tiny_tokenizer()
     long = {"question": "word " * 60, "answer": "hi"}

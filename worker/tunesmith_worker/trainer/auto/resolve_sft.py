@@ -53,6 +53,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
             "train what the model is to say, not what it is asked",
         ),
         packing=recipe.packing is True,
+        context=context,
     )
 
 

@@ -201,8 +201,7 @@ def _fit(
                 f"{name}, row {row.number}: {len(ids)} tokens are more than "
                 f"max_seq_length={limit}.",
                 code=ErrorCode.ROW_TOO_LONG,
-                hint="Shorten the row, raise recipe.max_seq_length, or set recipe.overlong to "
-                "'drop' or 'truncate'.",
+                hint=f"{_longer_rows_hint(plan)}, or set recipe.overlong to 'drop' or 'truncate'.",
             )
         if plan.overlong == "drop":
             counts.examples_too_long += 1
@@ -210,6 +209,12 @@ def _fit(
         counts.truncated += 1
         ids, labels = ids[:limit], labels[:limit]
     return (ids, labels) if any(label != IGNORED for label in labels) else None
+
+
+def _longer_rows_hint(plan: DataPlan) -> str:
+    """Return the remedy for long rows; max_seq_length cannot exceed the model's context."""
+    remedy = "Shorten or split the rows"
+    return f"{remedy}, raise recipe.max_seq_length" if plan.fits_longer_rows else remedy
 
 
 def _count(ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Counts) -> None:
@@ -239,7 +244,7 @@ def no_examples_error(counts: Counts, plan: DataPlan, name: str) -> DataError:
             f"{name}: all {counts.rows} rows are longer than max_seq_length="
             f"{plan.max_seq_length} and were dropped.",
             code=ErrorCode.NO_TRAINABLE_TOKENS,
-            hint="Raise recipe.max_seq_length, or set recipe.overlong='truncate'.",
+            hint=f"{_longer_rows_hint(plan)}, or set recipe.overlong='truncate'.",
         )
     return DataError(
         f"{name}: none of the {counts.rows} rows has a token to train on "

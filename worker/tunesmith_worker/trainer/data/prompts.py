@@ -98,9 +98,9 @@ def read_prompts(
             base.tokenizer,
             limit=max_prompt_tokens,
             refuse=spec.recipe.overlong == "error",
-            remedy="use a model with a longer context"
-            if spec.recipe.max_seq_length == "auto"
-            else _RAISE,
+            remedy=_RAISE
+            if spec.recipe.max_seq_length not in ("auto", base.context)
+            else "use a model with a longer context",
             vocabulary=base.vocabulary,
             name=name,
         )
