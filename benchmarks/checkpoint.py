@@ -66,13 +66,13 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
     from tunesmith_worker.rundir.control import StopControl
     from tunesmith_worker.trainer import run
     from tunesmith_worker.trainer.checkpoints.saver import ResumePoints
-    from tunesmith_worker.trainer.checkpoints.write import Writer
+    from tunesmith_worker.trainer.checkpoints.write import ResumePointWriter
 
     points: list[dict[str, float]] = []
     began: list[float] = []
     ended: list[float] = []
     steps: list[int] = []
-    save, write = ResumePoints.save, Writer._write
+    save, write = ResumePoints.save, ResumePointWriter._write
 
     def timed_save(self: Any, trainer: Any) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -97,7 +97,7 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
             ended.extend(now)
 
     ResumePoints.save = timed_save  # type: ignore[method-assign]  # adds timing
-    Writer._write = timed_write  # type: ignore[assignment,method-assign]  # adds timing
+    ResumePointWriter._write = timed_write  # type: ignore[assignment,method-assign]  # adds timing
     StopControl.step_ended = step_ended  # type: ignore[method-assign]  # stops by time instead of by command
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)

@@ -23,8 +23,8 @@ from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, new_folder
 from tunesmith_worker.trainer.checkpoints.best_weights import (
     BestWeights,
-    stage_best,
-    take_best_from,
+    restore_best_weights,
+    stage_best_weights,
 )
 from tunesmith_worker.trainer.early_stopping import Course, EarlyStopping
 from tunesmith_worker.trainer.run import main
@@ -228,7 +228,7 @@ class Trainer:
 
     def begin(self, point: Path | None = None) -> None:
         if point is not None:
-            take_best_from(point, self.run.checkpoints)
+            restore_best_weights(point, self.run.checkpoints)
             self.state = transformers.TrainerState.load_from_json(str(point / "state.json"))
             stored = self.state.stateful_callbacks["EarlyStopping"]
             for name, value in stored["attributes"].items():
@@ -242,7 +242,7 @@ class Trainer:
             self.stopping.on_evaluate(None, self.state, self.control)
 
     def resume_point(self, point: Path) -> Path:
-        stage_best(self.run.checkpoints, self.state.global_step).rename(point)
+        stage_best_weights(self.run.checkpoints, self.state.global_step).rename(point)
         self.state.stateful_callbacks = {"EarlyStopping": self.stopping.state()}
         self.state.save_to_json(str(point / "state.json"))
         return point

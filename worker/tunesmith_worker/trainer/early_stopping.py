@@ -136,7 +136,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
                 level="warn",
             )
             return last_step, save(folder)
-        self._kept.become(self.course.best_step, folder)
+        self._kept.move_to(self.course.best_step, folder)
         self._tell_kept(last_step)
         return self.course.best_step, self._saved
 

@@ -18,7 +18,7 @@ from tunesmith_worker.rundir.resume_point import (
 )
 from tunesmith_worker.rundir.samples import remove_samples
 from tunesmith_worker.rundir.verify_resume_point import ValidResumePoint, newest_valid
-from tunesmith_worker.trainer.checkpoints.best_weights import take_best_from
+from tunesmith_worker.trainer.checkpoints.best_weights import restore_best_weights
 from tunesmith_worker.trainer.checkpoints.identity import differences, made_for, made_with
 
 _OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
@@ -55,7 +55,7 @@ def find_resume_point(
     if point is not None:
         _check(point, run, spec)
         _warn_of_versions(point, events)
-        take_best_from(point.folder, run.checkpoints)
+        restore_best_weights(point.folder, run.checkpoints)
         if not run.plan.exists():
             shutil.copyfile(point.folder / PLAN, run.plan)
     elif spec.forked:

@@ -166,7 +166,7 @@ def train(
             try:
                 trainer.train()
             except ready.interruption:
-                points.save_where_it_left_off(trainer)
+                points.save_interrupted_step(trainer)
             trainer.guard.check()
         recorder.training_ended()
     ready.memory.report()

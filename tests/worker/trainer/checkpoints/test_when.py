@@ -17,7 +17,7 @@ from tunesmith_schema import ErrorCode, EventKind, Recipe
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.trainer.checkpoints import saver, state, write
 from tunesmith_worker.trainer.checkpoints.light_checkpoints import LightCheckpoints
-from tunesmith_worker.trainer.checkpoints.state import State
+from tunesmith_worker.trainer.checkpoints.state import ResumeState
 from tunesmith_worker.trainer.checkpoints.tensors import write_tensors
 from tunesmith_worker.trainer.run import main
 
@@ -56,7 +56,7 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
     times = (lambda: clock[0], lambda: 0.0)
     monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", times)
     without_cpu(monkeypatch)
-    taken = state.take
+    taken = state.capture_state
 
     def slow(*given: Any) -> Any:
         clock[0] += 1.0  # blocks for a second
@@ -64,11 +64,11 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
 
     def after_step(self: Any, *given: Any, **_: Any) -> None:
         clock[0] += 31.0
-        self._tell(self._writer.taken(wait=True))  # the thread is quicker than 31 s
+        self._report(self._writer.finish(wait=True))  # the thread is quicker than 31 s
         on_step_end(self, *given)
 
     on_step_end = saver.ResumePoints.on_step_end
-    monkeypatch.setattr(saver, "take", slow)
+    monkeypatch.setattr(saver, "capture_state", slow)
     monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
     run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
     assert main(run) == 0
@@ -83,7 +83,7 @@ def test_a_host_that_gives_training_few_cpu_seconds_takes_fewer(
     times = (lambda: clock[0], lambda: cpu[0])
     monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", times)
     without_cpu(monkeypatch, but=0.025)
-    taken, on_step_end = state.take, saver.ResumePoints.on_step_end
+    taken, on_step_end = state.capture_state, saver.ResumePoints.on_step_end
 
     def slow(*given: Any) -> Any:
         cpu[0] += 0.01
@@ -92,10 +92,10 @@ def test_a_host_that_gives_training_few_cpu_seconds_takes_fewer(
     def after_step(self: Any, *given: Any, **_: Any) -> None:
         clock[0] += 31.0
         cpu[0] += 1.0
-        self._tell(self._writer.taken(wait=True))  # the thread is quicker than 31 s
+        self._report(self._writer.finish(wait=True))  # the thread is quicker than 31 s
         on_step_end(self, *given)
 
-    monkeypatch.setattr(saver, "take", slow)
+    monkeypatch.setattr(saver, "capture_state", slow)
     monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
     run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
     assert main(run) == 0
@@ -104,19 +104,19 @@ def test_a_host_that_gives_training_few_cpu_seconds_takes_fewer(
 
 def without_cpu(monkeypatch: pytest.MonkeyPatch, *, but: float = 0.0) -> None:
     """What the writing thread says it cost, in CPU-seconds."""
-    write_point = write.Writer._write
+    write_point = write.ResumePointWriter._write
 
     def written(*given: Any) -> Any:
         return replace(write_point(*given), cpu_seconds=but)
 
-    monkeypatch.setattr(write.Writer, "_write", written)
+    monkeypatch.setattr(write.ResumePointWriter, "_write", written)
 
 
 def test_a_state_too_large_to_copy_is_written_as_it_lies(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saver, "host_free", lambda: 0)
-    monkeypatch.setattr(State, "copied", None)
+    monkeypatch.setattr(ResumeState, "copied", None)
     run = make_run(QUESTIONS, recipe=RECIPE | {"save_steps": 2})
     assert interrupt(run, monkeypatch, kill=5) == 1
     assert resume_points(run) == ["resume-2", "resume-4"]

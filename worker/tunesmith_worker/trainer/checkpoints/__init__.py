@@ -1,4 +1,1 @@
-"""Resume points: all that a run needs to go on from a step, bit for bit, in one folder.
-
-This package's `format`, `verify` and `identity` do not import torch: the supervisor uses them too.
-"""
+"""Resume points: all state that a run needs to continue from a step, bit for bit, in one folder."""

@@ -1,7 +1,7 @@
-"""The best weights so far, as files: `checkpoints/best-step-N`, one such folder at a time.
+"""The best weights so far, in the folder `checkpoints/best-step-N`.
 
-A resume point takes them along by hard links, so that a run goes on with the best of its own past
-even where a later best had replaced it. Knows nothing of metrics.
+Each resume point has hard links to the best weights of its time, so that a resumed run starts with
+them even if later ones have replaced them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # it imports torch
     from tunesmith_worker.engine.model.adapters import SavedAdapter
 
 Save = Callable[[Path], "SavedAdapter | None"]
-"""Writes the weights that the model has now into a folder, whole or not at all."""
+"""Write the model's current weights into a folder, atomically."""
 
 _PREFIX = "best-step-"
 _IN_POINT = re.compile(rf"({_PREFIX}\d+)\.(.+)")
-"""A file of a folder, in a resume point, which is flat."""
+"""Name of a file of that folder inside a resume point, which has no subfolders."""
 
 
 class BestWeights:
@@ -34,19 +34,22 @@ class BestWeights:
         return self._checkpoints / f"{_PREFIX}{step}"
 
     def keep(self, step: int) -> SavedAdapter | None:
-        """Save the weights of `step`, then forget those kept before."""
+        """Save the weights of `step`, then remove earlier ones."""
         saved = self._save(self.folder(step))
-        _forget(self._checkpoints, but=self.folder(step))
+        _remove(self._checkpoints, but=self.folder(step))
         return saved
 
-    def become(self, step: int, result: Path) -> None:
-        """Those of `step` are the run's result."""
+    def move_to(self, step: int, result: Path) -> None:
+        """Move the weights of `step` to the run's result."""
         move_folder(self.folder(step), result)
 
 
-def stage_best(checkpoints: Path, step: int) -> Path:
-    """A folder with what is kept now, as the files `best-step-N.FILE` of a resume point at `step`:
-    it may be written while a better one comes. No copies where the file system has links."""
+def stage_best_weights(checkpoints: Path, step: int) -> Path:
+    """Return a folder with hard links `best-step-N.FILE` for the resume point of `step`.
+
+    Better weights may replace the original files before the resume point is written. On file
+    systems without links, the files are copied.
+    """
     staged = checkpoints / f".best-at-{step}.part"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -56,9 +59,9 @@ def stage_best(checkpoints: Path, step: int) -> Path:
     return staged
 
 
-def take_best_from(point: Path, checkpoints: Path) -> None:
-    """Keep what the resume point holds, and nothing else. The point has been verified."""
-    _forget(checkpoints)
+def restore_best_weights(point: Path, checkpoints: Path) -> None:
+    """Replace the kept weights by those of a verified resume point."""
+    _remove(checkpoints)
     files = [(match, file) for file in point.iterdir() if (match := _IN_POINT.fullmatch(file.name))]
     for name in {match[1] for match, _ in files}:
         with new_folder(checkpoints / name) as folder:
@@ -67,7 +70,7 @@ def take_best_from(point: Path, checkpoints: Path) -> None:
                     _link(file, folder / match[2])
 
 
-def _forget(checkpoints: Path, but: Path | None = None) -> None:
+def _remove(checkpoints: Path, but: Path | None = None) -> None:
     for folder in checkpoints.glob(f"{_PREFIX}*"):
         if folder != but:
             shutil.rmtree(folder)
@@ -76,5 +79,5 @@ def _forget(checkpoints: Path, but: Path | None = None) -> None:
 def _link(file: Path, name: Path) -> None:
     try:
         os.link(file, name)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(file, name)

@@ -1,4 +1,4 @@
-"""What a resume point was made for, and what of it is different now. Does not import torch."""
+"""Inputs that a resume point was made from, and their differences from a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tunesmith_worker.rundir.resume_point import RunIdentity
 Json = dict[str, Any]  # Any: JSON
 
 _WHOLE = 64 * 2**20
-"""Files up to this many bytes are read whole."""
+"""Maximum bytes of files that are hashed completely."""
 _BLOCK = 64 * 1024
 _BLOCKS = 256
-"""Of a larger file, so many blocks evenly apart: a model that was trained on differs in all."""
+"""Number of blocks to hash of a larger file, evenly spaced; training changes all of them."""
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
 _LIBRARIES = ("tunesmith", "torch", "transformers", "trl", "peft")
 
@@ -46,8 +46,10 @@ def made_with() -> dict[str, str]:
 
 
 def fingerprint(model_path: str) -> str:
-    """Of a model's folder: names, sizes and content, of large files blocks spread over them. Of a
-    model that is the hub's, its name."""
+    """Return a hash of a model folder's names, sizes and content (of large files: blocks).
+
+    For a model on the Hugging Face Hub, return its name.
+    """
     folder, digest = Path(model_path), hashlib.sha256()
     if not folder.is_dir():
         return f"hub:{model_path}"
@@ -60,33 +62,33 @@ def fingerprint(model_path: str) -> str:
 
 
 def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
-    """Every field that has changed, dotted as in a request, and how, in words."""
-    found: list[tuple[str, str]] = []
-    for name, what in (
+    """Return the dotted name of each changed request field, and a description of the change."""
+    changes: list[tuple[str, str]] = []
+    for name, text in (
         ("training_file", "the training file has other content"),
         ("validation_file", "the validation file has other content"),
         ("base_model", "the base model's files have other content"),
     ):
         if getattr(then, name) != getattr(now, name):
-            found.append(("model" if name == "base_model" else name, what))
+            changes.append(("model" if name == "base_model" else name, text))
     for name in ("model", "seed"):
         before, after = getattr(then, name), getattr(now, name)
         if before != after:
-            found.append((name, f"it was {before!r} and is {after!r}"))
-    found += _changed("recipe", _today(Recipe, then.recipe), now.recipe)
-    found += _changed(
-        "hyperparameters", _today(Hyperparameters, then.hyperparameters), now.hyperparameters
+            changes.append((name, f"it was {before!r} and is {after!r}"))
+    changes += _changed("recipe", _current_form(Recipe, then.recipe), now.recipe)
+    changes += _changed(
+        "hyperparameters", _current_form(Hyperparameters, then.hyperparameters), now.hyperparameters
     )
-    found += _changed("method.type", then.method, now.method)
-    found += _changed("method.reinforcement.grader", then.grader, now.grader)
-    return found
+    changes += _changed("method.type", then.method, now.method)
+    changes += _changed("method.reinforcement.grader", then.grader, now.grader)
+    return changes
 
 
-def _today(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
-    """As this version writes it: a field that is new since has its default."""
+def _current_form(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
+    """Convert to this version's form; new fields get their default."""
     try:
         return model.model_validate(current_names(saved)).model_dump(mode="json")
-    except ValidationError:  # it has one that is gone: compared as it is, and named
+    except ValidationError:  # a field was removed since; the comparison will name it
         return saved
 
 
@@ -94,7 +96,7 @@ def _changed(prefix: str, then: JsonValue, now: JsonValue) -> list[tuple[str, st
     if isinstance(then, dict) and isinstance(now, dict):
         names = sorted(then.keys() | now.keys())
         both = [_changed(f"{prefix}.{name}", then.get(name), now.get(name)) for name in names]
-        return [one for found in both for one in found]
+        return [change for changes in both for change in changes]
     if then == now:
         return []
     return [(prefix, f"it was {json.dumps(then)} and is {json.dumps(now)}")]

@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints to sample from stay in its directory."""
+"""Retention of the run's light checkpoints (weights only, to sample from)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """A callback only for its state, which goes into resume points."""
+    """A callback only so that its state is part of resume points."""
 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
         self._run, self._recipe, self._forked = run, recipe, forked
         self.saved: dict[str, float | None] = {}
-        """How bad each was, by step: see `selection_loss`."""
+        """`selection_loss` of each checkpoint, by step."""
 
     def state(self) -> dict[str, Untyped]:
         return {"args": {}, "attributes": {"saved": self.saved}}
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         if self._forked:
-            self.saved = {}  # those of the job it comes from, which keeps them by its own limit
+            self.saved = {}  # these belong to the original job, which has its own limit
 
     def add(self, step: int, selection_loss: float | None) -> None:
-        """One is whole on disk; what is beyond the recipe's limit goes."""
+        """Record a saved checkpoint; remove those beyond the recipe's limit."""
         self.saved[str(step)] = selection_loss
-        values = {int(one): value for one, value in self.saved.items()}
+        values = {int(saved): value for saved, value in self.saved.items()}
         for old in checkpoints_to_drop(values, self._recipe):
             shutil.rmtree(self._run.checkpoint(old), ignore_errors=True)
             del self.saved[str(old)]

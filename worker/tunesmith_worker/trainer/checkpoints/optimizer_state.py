@@ -1,5 +1,5 @@
-"""An optimiser's and its scheduler's state, by parameter name: any `torch.optim.Optimizer` whose
-state is tensors and numbers (AdamW, plain or fused, with error words, with 8-bit moments).
+"""State of optimizer and scheduler, by parameter name: for any `torch.optim.Optimizer` whose state
+is tensors and numbers (AdamW, plain or fused, with error words, with 8-bit moments).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _RENAMED_KINDS = {"ErrorWordAdamW": "SplitMasterAdamW"}
 
 
 def inner(optimizer: Untyped) -> torch.optim.Optimizer:
-    """What accelerate wraps."""
-    found: Untyped = getattr(optimizer, "optimizer", optimizer)
-    assert isinstance(found, torch.optim.Optimizer)
-    return found
+    """Return the optimizer inside accelerate's wrapper."""
+    unwrapped: Untyped = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(unwrapped, torch.optim.Optimizer)
+    return unwrapped
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
@@ -32,7 +32,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], scheduler: Untyped
 ) -> tuple[Json, dict[str, torch.Tensor]]:
-    """JSON, and the live tensors as `exp_avg/PARAMETER`. `names`: of all that trains."""
+    """Return JSON, and the live tensors as `exp_avg/PARAMETER`. `names`: of trained parameters."""
     numbers: dict[str, Json] = {}
     tensors: dict[str, torch.Tensor] = {}
     for parameter, state in optimizer.state.items():
@@ -57,7 +57,7 @@ def restore_optimizer(
     plain: Json,
     tensors: dict[str, torch.Tensor],
 ) -> None:
-    """Raises RunError when it is another optimiser, or one of other parameters."""
+    """Load the state. Raises RunError for another optimizer or other parameters."""
     saved_kind = _RENAMED_KINDS.get(plain["kind"], plain["kind"])
     if kind_of(optimizer) != saved_kind:
         raise _misfit(
@@ -67,12 +67,12 @@ def restore_optimizer(
         )
     groups = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
-        raise _misfit("its optimiser has other parameters or groups", "recipe.weight_decay")
+        raise _misfit("its optimizer has other parameters or groups", "recipe.weight_decay")
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():
         what, _, name = key.partition("/")
         states.setdefault(name, {})[what] = tensor
-    fresh = optimizer.state_dict()  # rates and decay are this run's: a fork may have others
+    fresh = optimizer.state_dict()  # keeps this run's rates and decay, which a fork may change
     order = [names[one] for group in optimizer.param_groups for one in group["params"]]
     numbers = [number for group in fresh["param_groups"] for number in group["params"]]
     state = {n: states[name] for n, name in zip(numbers, order, strict=True) if name in states}
@@ -82,7 +82,7 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """A fork's rates are those of its own schedule at that step."""
+    """Load the state; a fork uses its own schedule at that step."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:
@@ -93,10 +93,10 @@ def restore_scheduler(
         group["lr"] = rate
 
 
-def _misfit(what: str, param: str) -> RunError:
+def _misfit(reason: str, param: str) -> RunError:
     return RunError(
         ErrorCode.RESUME_MISMATCH,
-        f"The resume point does not fit the run: {what}.",
-        hint="Set it as it was, or start a new job.",
+        f"The resume point does not fit the run: {reason}.",
+        hint=f"Restore the former value of {param}, or start a new job.",
         param=param,
     )

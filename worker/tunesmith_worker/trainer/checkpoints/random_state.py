@@ -1,7 +1,7 @@
-"""The state of every source of random numbers that a run draws from.
+"""States of the random number generators of Python, NumPy and torch.
 
-torch's generators also make LoRA's dropout. Optimisers that round stochastically draw from seed,
-step and place, so that they have no state; the order of rows comes of seed and epoch.
+torch's generators also make LoRA's dropout. Stochastic rounding depends on seed, step and place,
+and the order of rows on seed and epoch: neither has a state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = dict[str, Any]  # Any: JSON
 
 
 def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
-    """Python's and NumPy's as JSON; torch's, the CPU's and each card's, as uint8 tensors."""
+    """Return states of Python and NumPy as JSON, of torch's CPU and GPUs as uint8 tensors."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     plain = {
@@ -37,7 +37,7 @@ def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
 
 
 def restore_random_numbers(plain: Json, tensors: dict[str, torch.Tensor]) -> None:
-    """A card that the run had and this host has not is left out."""
+    """Restore all states; those of GPUs that this host lacks are ignored."""
     python, numpy = plain["python"], plain["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = np.array(numpy["keys"], dtype=np.uint32)

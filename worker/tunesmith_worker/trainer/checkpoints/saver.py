@@ -1,6 +1,4 @@
-"""When a resume point is taken: at the steps that the recipe names, when the run is asked to stop,
-and otherwise as often as costs less than 1 % of the time.
-"""
+"""Times of resume points: at the recipe's steps, at a stop, or automatically for 1 % of the time."""
 
 from __future__ import annotations
 
@@ -21,22 +19,24 @@ from tunesmith_worker.rundir.plan_file import PlanFile
 from tunesmith_worker.trainer.auto.layouts import Layouts
 
 from .identity import made_for, made_with
-from .state import take
-from .write import Writer, Written
+from .state import capture_state
+from .write import ResumePointWriter, WrittenPoint
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 LEAST_SECONDS = 30.0
-"""Between two that no step number asked for."""
+"""Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""They are so many times as far apart as the last one cost, by the clock and, on a CPU, in this
-process's CPU-seconds: on a host that is short of CPUs the clock runs on without training."""
+"""Minimum time between automatic resume points, as a multiple of the last one's cost.
+
+By the wall clock and, on a CPU, also by this process's CPU-seconds: on a busy host the wall clock
+advances without training."""
 _ROOM = 0.5
-"""A copy may take this share of the host's free memory; a larger state is written as it lies."""
+"""Maximum share of the host's free memory for a copy; a larger state is written without a copy."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """Comes after the callback that decides on stopping."""
+    """Callback that saves resume points; must come after the callback that decides on stopping."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     ) -> None:
         save_steps = spec.recipe.save_steps
         self._named = None if save_steps == "auto" else save_steps
-        self._writer = Writer(
+        self._writer = ResumePointWriter(
             run.checkpoints, made_for(run, spec), made_with(), spec.recipe.keep_every
         )
         self._run, self._events, self._plan = run, events, plan
@@ -60,47 +60,47 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._due = self._waits = False
         self._last = -1
         self._blocked = 0.0
-        """Seconds that training waited for the last one, which was until `_ended`."""
+        """Seconds that training waited for the last resume point, until `_ended`."""
         self._ended = self._next = 0.0
         self._cpu_spent = 0.0
-        """CPU-seconds that taking the last one cost, which was until `_cpu_ended`."""
+        """CPU-seconds of capturing the last resume point, until `_cpu_ended`."""
         self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._last, self._next = state.global_step, self._now() + LEAST_SECONDS
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._tell(self._writer.taken(wait=False))
+        self._report(self._writer.finish(wait=False))
         step, last = state.global_step, state.global_step == state.max_steps
         named = self._named is not None and step % self._named == 0
         self._waits = self._control.stop_requested
-        # A run that ends here needs none: taken up again it would do one step too many.
-        goes_on = not (last or control.should_training_stop)
-        self._due = (self._waits and not last) or (goes_on and (named or self._in_time()))
+        # A run that ends here needs none: resumed, it would do one step too many.
+        continues = not (last or control.should_training_stop)
+        self._due = (self._waits and not last) or (continues and (named or self._is_time()))
         if self._due:
-            control.should_save = True  # once metrics are told, and validation is over
+            control.should_save = True  # after metrics and validation
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._tell(self._writer.taken(wait=True))
+        self._report(self._writer.finish(wait=True))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around training: however that ends, nothing is being written afterwards."""
+        """Wait for pending writes at the end of the body, also after an error."""
         try:
             yield
         finally:
             self._writer.close()
 
     def save(self, trainer: Untyped) -> None:
-        """At the end of a step, if one is due there."""
+        """Save a resume point at the end of a step, if one is due."""
         step = trainer.state.global_step
         if not self._due or step == self._last:
             return
         self._due = False
         began = self._now()
-        self._tell(self._writer.taken(wait=True))
+        self._report(self._writer.finish(wait=True))
         cpu_began = self._cpu_now()
-        state = take(trainer, self._layouts.state())
+        state = capture_state(trainer, self._layouts.state())
         copied = state.bytes <= _ROOM * host_free()
         state = state.copied() if copied else state
         self._cpu_ended = self._cpu_now()
@@ -108,27 +108,26 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._writer.begin(step, state, self._plan.text())
         self._last = step
         if self._waits or not copied:
-            self._tell(self._writer.taken(wait=True))
+            self._report(self._writer.finish(wait=True))
         self._ended = self._now()
         self._blocked = self._ended - began
         self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
 
-    def save_where_it_left_off(self, trainer: Untyped) -> None:
-        """A step that has changed nothing yet was left off to leave: the state is that of the last
-        one's end."""
-        self._tell(self._writer.taken(wait=True))
+    def save_interrupted_step(self, trainer: Untyped) -> None:
+        """Save the previous step's state, after a stop interrupted a step before its update."""
+        self._report(self._writer.finish(wait=True))
         self._due, self._waits = trainer.state.global_step > 0, True
         self.save(trainer)
 
-    def _in_time(self) -> bool:
-        """Whether one that no step number asks for costs little enough; none waits for another."""
+    def _is_time(self) -> bool:
+        """Return True if an automatic save costs little enough and no write is pending."""
         late = self._now() >= self._next and self._cpu_now() >= self._cpu_next
         return late and not self._writer.busy
 
-    def _tell(self, written: Written | None) -> None:
+    def _report(self, written: WrittenPoint | None) -> None:
         if written is None:
             return
-        if not torch.cuda.is_available():  # there the thread takes from what trains
+        if not torch.cuda.is_available():  # on a CPU, the writing thread slows training
             cost = self._blocked + written.cpu_seconds
             self._next = max(self._next, self._ended + COST_FACTOR * cost)
             spent = self._cpu_spent + written.cpu_seconds

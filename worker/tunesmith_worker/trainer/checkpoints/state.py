@@ -1,6 +1,6 @@
-"""Everything a trainer is at a step's end, taken out of it and put back.
+"""The trainer's state at the end of a step: capture and restore.
 
-Tensors are taken as they are (live): whoever keeps them while training goes on clones them.
+Captured tensors are the live ones. Copy them before training continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Json = dict[str, Any]  # Any: JSON
 
 
 @dataclass(kw_only=True)
-class State:
+class ResumeState:
     """Content of a resume point's files, by name."""
 
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -35,15 +35,15 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
-        all_files = (one for file in self.tensors.values() for one in file.values())
+        """Size of the tensors."""
+        all_files = (tensor for file in self.tensors.values() for tensor in file.values())
         return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
 
-    def copied(self) -> State:
-        """On the host, in memory of its own."""
-        return State(
+    def copied(self) -> ResumeState:
+        """Return a copy in the CPU's memory."""
+        return ResumeState(
             tensors={
-                file: {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
+                file: {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
                 for file, tensors in self.tensors.items()
             },
             texts=dict(self.texts),
@@ -51,13 +51,15 @@ class State:
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """By name; a tied one once."""
+    """Return trained parameters by name, a tied one once."""
     return {name: one for name, one in model.named_parameters() if one.requires_grad}
 
 
-def take(trainer: Untyped, layouts: Json) -> State:
-    """`trainer`: at the end of a step, after its metrics were told. `layouts`: what of the layouts
-    plan.json does not hold yet."""
+def capture_state(trainer: Untyped, layouts: Json) -> ResumeState:
+    """Capture the state at the end of a step, after its metrics are logged.
+
+    `layouts`: state of the layouts that is not yet in plan.json.
+    """
     trained = trained_parameters(trainer.model)
     of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
     scheduler = trainer.lr_scheduler
@@ -65,7 +67,7 @@ def take(trainer: Untyped, layouts: Json) -> State:
     random, generators = random_numbers()
     counted, sums = trainer.state_dict()
     run_state = {"random": random, "layouts": layouts, "counted": counted}
-    return State(
+    return ResumeState(
         tensors={
             names.TRAINED: dict(trained),
             names.OPTIMIZER: moments,
@@ -81,7 +83,7 @@ def take(trainer: Untyped, layouts: Json) -> State:
 
 def _trainer_state(trainer: Untyped) -> Json:
     found = dataclasses.asdict(trainer.state)
-    # The log grows with the run and nobody reads it: metrics are events, told already.
+    # The log grows with the run and is unused: metrics are events.
     return found | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
 
 
@@ -92,8 +94,8 @@ def _callback_states(trainer: Untyped) -> Json:
     }
 
 
-class Saved:
-    """A resume point's content, read as it is asked for."""
+class SavedState:
+    """Content of a resume point; each part is read when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,19 +103,19 @@ class Saved:
 
     @property
     def layouts(self) -> Json:
-        """For `Layouts.resume`."""
+        """State for `Layouts.resume`."""
         found: Json = self._run_state["layouts"]
         return found
 
-    def put_weights(self, model: torch.nn.Module) -> None:
-        """Into the model's own memory. Raises RunError when other tensors train."""
+    def load_weights(self, model: torch.nn.Module) -> None:
+        """Copy weights into the model. Raises RunError if other tensors train."""
         saved, trained = load_file(self._folder / names.TRAINED), trained_parameters(model)
         _check_fit(saved, trained)
         with torch.no_grad():
             for name, parameter in trained.items():
                 parameter.copy_(saved[name])
 
-    def put_optimizer(self, trainer: Untyped, *, forked: bool) -> None:
+    def load_optimizer(self, trainer: Untyped, *, forked: bool) -> None:
         plain = self._json(names.OPTIMIZER_JSON)
         optimizer, trained = inner(trainer.optimizer), trained_parameters(trainer.model)
         of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
@@ -121,12 +123,12 @@ class Saved:
         restore_optimizer(optimizer, of_parameter, plain, tensors)
         restore_scheduler(trainer.lr_scheduler, optimizer, plain["scheduler"], forked=forked)
 
-    def put_random_numbers(self) -> None:
+    def load_random_numbers(self) -> None:
         tensors = load_file(self._folder / names.RUN_TENSORS)
         restore_random_numbers(self._run_state["random"], tensors)
 
-    def put_counters(self, trainer: Untyped) -> None:
-        """And what the callbacks have counted, into those that there are."""
+    def load_counters(self, trainer: Untyped) -> None:
+        """Load the trainer's counters, and the state of the callbacks that exist."""
         trainer.load_state_dict(
             self._run_state["counted"], load_file(self._folder / names.RUN_TENSORS)
         )
@@ -148,9 +150,10 @@ def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Param
         if before != now:
             raise RunError(
                 ErrorCode.RESUME_MISMATCH,
-                f"The resume point does not fit the run: {name} is {before} in it and {now} here.",
+                f"The resume point does not fit the run: {name} is {before} in the resume "
+                f"point and {now} in the run.",
                 hint="recipe.tuning, recipe.lora, recipe.add_tokens and recipe.precision decide "
-                "what trains: set them as they were, or start a new job.",
+                "what trains: restore their former values, or start a new job.",
                 param="recipe",
             )
 

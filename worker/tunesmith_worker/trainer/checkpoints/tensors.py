@@ -1,7 +1,7 @@
-"""safetensors, written piece by piece: the file is hashed on the way, and never held as a whole.
+"""Writing of safetensors files in pieces, hashed on the way.
 
-`safetensors.torch.save_file` copies all tensors to bytes first, which for a full-state checkpoint
-is the host's memory twice over, and it would have to be read again to be hashed.
+`safetensors.torch.save_file` first copies all tensors to bytes, twice the host's memory for a full
+state, and its file would have to be read again for a hash.
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, JSON, the tensors).
 """
 
@@ -20,7 +20,7 @@ import torch
 from tunesmith_worker.rundir.resume_point import FileEntry
 
 _PIECE = 1 << 24
-"""Bytes that leave a device, are hashed and are written at once."""
+"""Bytes to copy from a device, hash and write at once."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
-    """Tensors of any device. Raises KeyError for a dtype that safetensors does not have."""
+    """Write tensors of any device. Raises KeyError for a dtype that safetensors lacks."""
     header: dict[str, object] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -44,7 +44,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
         shape, offsets = list(tensor.shape), [start, end]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    text += b" " * (-len(text) % 8)  # aligns the tensors to 8 bytes
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in (struct.pack("<Q", len(text)), text):

@@ -1,7 +1,6 @@
-"""Writes resume points in a thread, each whole or not at all, and keeps the newest two and what
-`recipe.keep_every` says.
+"""Atomic writing of resume points in a thread; retention of the newest two and `recipe.keep_every`.
 
-Files first, each synced, the manifest last, then the folder gets its name.
+Files are written and synced first, the manifest last; then the folder gets its final name.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from tunesmith_worker.rundir.resume_point import (
     list_resume_points,
 )
 
-from .best_weights import stage_best
-from .state import State
+from .best_weights import stage_best_weights
+from .state import ResumeState
 from .tensors import write_tensors, write_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenPoint:
     folder: Path
     step: int
     bytes: int
     cpu_seconds: float
-    """Of the writing thread."""
+    """CPU-seconds of the writing thread."""
 
 
-class Writer:
-    """One resume point at a time."""
+class ResumePointWriter:
+    """Writes one resume point at a time."""
 
     def __init__(
         self,
@@ -49,23 +48,25 @@ class Writer:
         self._checkpoints, self._made_for, self._made_with = checkpoints, made_for, made_with
         self._keep_every = keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resume-point")
-        self._pending: Future[Written] | None = None
+        self._pending: Future[WrittenPoint] | None = None
         self._best: dict[str, FileEntry] = {}
-        """Of the best weights so far, whose files do not change."""
+        """Manifest entries of the best weights, whose files do not change."""
 
-    def begin(self, step: int, state: State, plan: str) -> None:
-        """`state` must stay as it is until `taken` gives what was written."""
-        assert self._pending is None, "taken comes first"
-        best = stage_best(self._checkpoints, step)
+    def begin(self, step: int, state: ResumeState, plan: str) -> None:
+        """Begin writing. `state` must not change until `finish` returns the result."""
+        assert self._pending is None, "call finish first"
+        best = stage_best_weights(self._checkpoints, step)
         self._pending = self._thread.submit(self._write, step, state, plan, best)
 
     @property
     def busy(self) -> bool:
         return self._pending is not None
 
-    def taken(self, *, wait: bool) -> Written | None:
-        """What has been written since, if anything. Raises what the writing raised (a full disk:
-        OSError)."""
+    def finish(self, *, wait: bool) -> WrittenPoint | None:
+        """Return the result of a finished write; None if there is none.
+
+        Raises the errors of the thread, OSError for a full disk.
+        """
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None
@@ -74,7 +75,7 @@ class Writer:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _write(self, step: int, state: State, plan: str, best: Path) -> Written:
+    def _write(self, step: int, state: ResumeState, plan: str, best: Path) -> WrittenPoint:
         began = time.thread_time()
         path = self._checkpoints / f"{names.PREFIX}{step}"
         with new_folder(path) as folder:
@@ -94,7 +95,7 @@ class Writer:
         steps = [one for one in found if one is not None]
         for older in found.keys() - resume_points_to_keep(steps, self._keep_every):
             shutil.rmtree(found[older], ignore_errors=True)
-        return Written(
+        return WrittenPoint(
             folder=path,
             step=step,
             bytes=sum(entry.bytes for entry in files.values()),

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tunesmith_worker.engine.model.embeddings import embedding_parameters, set_learning_rate
-from tunesmith_worker.trainer.checkpoints.state import Saved
+from tunesmith_worker.trainer.checkpoints.state import SavedState
 
 from .nan_guard import NanGuard
 
@@ -68,12 +68,12 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     tokens_before = 0
     """Number of tokens with loss in those steps."""
     _point: Path | None = None
-    _saved: Saved | None = None
+    _saved: SavedState | None = None
     _forked = False
 
-    def resume_from(self, folder: Path, *, forked: bool) -> Saved:
+    def resume_from(self, folder: Path, *, forked: bool) -> SavedState:
         """Resume from a verified resume point at `train`. `forked`: use this run's schedule."""
-        self._point, self._saved, self._forked = folder, Saved(folder), forked
+        self._point, self._saved, self._forked = folder, SavedState(folder), forked
         return self._saved
 
     def train(self, **arguments: Untyped) -> Untyped:
@@ -83,25 +83,25 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Untyped = None) -> None:
         assert self._saved is not None, "call resume_from first"
-        self._saved.put_weights(self.model)
+        self._saved.load_weights(self.model)
 
     def _init_training_state(self, max_steps: int, *arguments: Untyped) -> tuple[int, int]:
         progress: tuple[int, int] = super()._init_training_state(max_steps, *arguments)
         if self._saved is not None:
             self.state.compute_steps(self.args, max_steps)  # a fork may have other intervals
             self.steps_before = self.state.global_step
-            self._saved.put_counters(self)
+            self._saved.load_counters(self)
             self.tokens_before = int(self.trained_tokens)
         return progress
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self._saved is not None:
-            self._saved.put_optimizer(self, forked=self._forked)
+            self._saved.load_optimizer(self, forked=self._forked)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore random state and log sums. The Trainer calls this last before the first step."""
         assert self._saved is not None, "call resume_from first"
-        self._saved.put_random_numbers()
+        self._saved.load_random_numbers()
         since_logged, loss = self._loss_so_far
         self._globalstep_last_logged -= since_logged
         self._tr_loss.copy_(loss)
