@@ -1,4 +1,4 @@
-"""Times of resume points: at the recipe's steps, at a stop, or automatically for 1 % of the time."""
+"""Times of resume points: at the recipe's steps, at a stop, or automatically at 1 % cost."""
 
 from __future__ import annotations
 
