@@ -151,7 +151,7 @@ def test_a_warm_trainer_imports_what_a_run_imports() -> None:
     imported = set()
     for node in (node for function in functions for node in ast.walk(function)):
         if isinstance(node, ast.ImportFrom):
-            imported.add(f"tunesmith_worker.{node.module}" if node.level else node.module)
+            imported.add(f"tunesmith_worker.trainer.{node.module}" if node.level else node.module)
         if isinstance(node, ast.Import):
             imported |= {name.name for name in node.names}
     assert imported == set(ENGINE)
@@ -305,7 +305,7 @@ def test_a_paused_trainer_is_not_taken_for_one_that_hangs(
     warm_of(launcher, ready=False)
     trainer = launcher.launch(tmp_path)
     trainer.pause()
-    monkeypatch.setattr(trainer, "_waits_until", time.monotonic() - 1)
+    monkeypatch.setattr(trainer, "_warm_deadline", time.monotonic() - 1)
     assert trainer.poll() is None
     trainer.resume()
     assert ended(trainer) == 0

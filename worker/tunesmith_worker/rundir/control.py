@@ -24,7 +24,7 @@ class StopControl:
         self.stop_requested = False
         """Save and exit at the end of the step; the job continues later."""
         self.end_requested = False
-        """The last step was the final one. SIGTERM has priority."""
+        """End training after this step, with a result. SIGTERM has priority."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:

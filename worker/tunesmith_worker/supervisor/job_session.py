@@ -79,8 +79,8 @@ class JobSession:
         self._claim, self._stop_requested = claim, stop_requested
         self._run = RunDirectory(settings.run_dir(claim.job_id, claim.attempt))
         self._commands = ServerCommands(self._run)
-        self._events = EventReader(self._run.events)
-        self._attempt_report = AttemptReport(self._run.report, claim, self._events.phases)
+        self._reader = EventReader(self._run.events)
+        self._attempt_report = AttemptReport(self._run.report, claim, self._reader.phases)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -88,9 +88,9 @@ class JobSession:
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
         self._points = ResumePointUploads(
-            self._run, self._events, self._store, claim.recipe.keep_every
+            self._run, self._reader, self._store, claim.recipe.keep_every
         )
-        self._samples = SampleUploads(self._run, self._events, self._store)
+        self._samples = SampleUploads(self._run, self._reader, self._store)
         self._answered = True
         self._ending = self._closed = False
         self._release_by = math.inf
@@ -187,13 +187,13 @@ class JobSession:
         """Report the remaining events, then the outcome; return True if the server has them."""
         self._ending = True
         if outcome.state == "cancelled":
-            self._events.abandon_uploads()
+            self._reader.abandon_uploads()
         if outcome.state in ("released", "failed"):
             self._store_newest_point()
         self._points.close()
         while not self._send_final_report(outcome := self._final_outcome(outcome)):
             if time.monotonic() > self._release_by or self._stop_now() or self._cancelled:
-                self._events.abandon_uploads()
+                self._reader.abandon_uploads()
             if self._stop_requested() and not self._answered:
                 log.warning("shutdown: the outcome of %s is reported later", self._claim.job_id)
                 return False
@@ -220,7 +220,7 @@ class JobSession:
             self._tick()
 
     def forget_events(self) -> None:
-        self._events.clear()
+        self._reader.clear()
 
     @property
     def trainer_pid(self) -> int | None:
@@ -233,7 +233,7 @@ class JobSession:
             self._next_report = time.monotonic() + REPORT_SECONDS
             try:
                 self._collect()
-                self._report(self._events.batch(), None)
+                self._report(self._reader.batch(), None)
             except ServerUnreachable as error:
                 log.warning("report of %s delayed: %s", self._claim.job_id, error)
 
@@ -241,8 +241,8 @@ class JobSession:
         """Try the final report once; return True when everything is reported."""
         try:
             self._collect()
-            batch = self._events.batch()
-            is_complete = len(batch) == len(self._events)
+            batch = self._reader.batch()
+            is_complete = len(batch) == len(self._reader)
             self._report(batch, outcome if is_complete else None)
             return is_complete
         except ServerUnreachable as error:
@@ -271,8 +271,8 @@ class JobSession:
         if self._stop_requested() and not self._ending:
             raise Released
         self._collect()
-        batch, now = self._events.batch(), time.monotonic()
-        eager = bool(batch) and (self._events.phase in STARTING or self._events.first_step_pending)
+        batch, now = self._reader.batch(), time.monotonic()
+        eager = bool(batch) and (self._reader.phase in STARTING or self._reader.first_step_pending)
         if now >= self._next_report or (eager and self._answered):
             self._next_report = now + REPORT_SECONDS
             try:
@@ -285,10 +285,10 @@ class JobSession:
 
     def _collect(self) -> None:
         """Read new events and continue uploads."""
-        self._events.read()
+        self._reader.read()
         self._points.update()
         self._samples.update()
-        event = self._events.next_upload()
+        event = self._reader.next_upload()
         if event is None:
             return
         if self._uploading is None:
@@ -323,7 +323,7 @@ class JobSession:
             worker_id=self._worker_id,
             attempt=claim.attempt,
             fence=claim.fence,
-            phase=self._events.phase,
+            phase=self._reader.phase,
             events=events,
             run_report=self._attempt_report.unsent(outcome),
             outcome=outcome,
@@ -333,7 +333,7 @@ class JobSession:
         reply = self._api.report(claim.job_id, report, timeout)
         self._answered = True
         self._last_answer, self._lease = sent, reply.lease_seconds
-        self._events.confirm(reply.accepted_seq)
+        self._reader.confirm(reply.accepted_seq)
         self._attempt_report.mark_sent()
         if self._trainer:
             self._trainer.resume()

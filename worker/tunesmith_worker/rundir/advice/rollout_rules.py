@@ -86,7 +86,8 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
     """Return the ratio of waiting for graders to generating.
 
-    Graders run during generation, so a ratio of 1 means that grading takes twice as long.
+    Graders run during generation, so a ratio of 1 means that grading takes twice as
+    long as generating.
     """
     waited, generated = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:

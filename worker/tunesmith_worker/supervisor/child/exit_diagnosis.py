@@ -18,7 +18,7 @@ from .host_memory import HostMemory, gib
 
 _TAIL_CHARS, _READ_BYTES = 1500, 1 << 16
 _MODULES_LINE = "Extension modules: "
-_SIGNALS = {
+_SIGNALS: dict[int, tuple[str, str]] = {
     signal.SIGSEGV: (
         "a segmentation fault",
         "a library accessed invalid memory: the log has the Python frames",
@@ -89,7 +89,7 @@ def diagnose_exit(status: int | None, log: Path, evidence: Evidence) -> JobFailu
     tail = _log_end(log)
     how, hint = f"status {status}", f"see the whole log: {log} on the worker's host"
     if status is not None and status < 0:
-        kind, hint = _SIGNALS.get(signal.Signals(-status), ("a signal", hint))
+        kind, hint = _SIGNALS.get(-status, ("a signal", hint))
         how = f"{kind} ({_signal_name(-status)})"
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
