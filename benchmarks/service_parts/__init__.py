@@ -1,1 +1,1 @@
-"""The parts of benchmarks/service.py; each measures one promise of the service."""
+"""Parts of benchmarks/service.py. Each part measures one property of the service."""

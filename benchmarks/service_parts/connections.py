@@ -1,6 +1,6 @@
-"""HTTP/1.1 over keep-alive connections on asyncio, as little of it as a load generator needs.
+"""Minimal HTTP/1.1 client on asyncio with keep-alive connections, for load generators.
 
-A full client would use more CPU than the server that it shares two cores with.
+A full client would use more CPU than the server on the same two cores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where requests go, and the key that they carry."""
+    """Address of the API, and the API key."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Target:
 
 
 class Connection:
-    """One connection: a request at a time, or a stream until it is closed."""
+    """One connection: one request at a time, or one stream."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -42,7 +42,7 @@ class Connection:
     async def ask(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Status and body. Any answer without content-length is an error here."""
+        """Send a request; return status and body. Raises KeyError without content-length."""
         reader, writer = await self.open()
         content = b"" if body is None else json.dumps(body).encode()
         about = {"content-type": "application/json", "content-length": str(len(content))}
@@ -51,16 +51,16 @@ class Connection:
         return status, await reader.readexactly(int(answered["content-length"]))
 
     async def events(self, path: str, last_event_id: int | None) -> AsyncIterator[tuple[int, Any]]:
-        """Number and JSON of each server-sent event as it comes; `done` has number 0."""
+        """Yield the number and JSON of each server-sent event; `done` has number 0."""
         reader, writer = await self.open()
         resume = {} if last_event_id is None else {"last-event-id": str(last_event_id)}
         writer.write(self._target.head("GET", path, {"accept": "text/event-stream", **resume}))
         status, _ = await _read_head(reader)
         if status != 200:
-            raise ConnectionError(f"GET {path} was answered {status}")
+            raise ConnectionError(f"GET {path} returned status {status}")
         number, data = 0, b""
         while line := await reader.readline():
-            # Chunk sizes stand on lines of their own and look like no field that we read.
+            # Chunk sizes are on their own lines and match no field below.
             if line.startswith(b"id:"):
                 number = int(line[3:])
             elif line.startswith(b"data:"):

@@ -1,4 +1,4 @@
-"""SSE fan-out: a job reports as a trainer's supervisor does, and many watch it."""
+"""Delivery of one job's events over SSE to many watchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .watchers import SENT, watch
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """500 watchers, 50 of whom reconnect, 10 events/s for 30 s. Any: JSON."""
+    """Measure 500 watchers, of which 50 reconnect, with 10 events/s for 30 s. Any: JSON."""
     with installation(folder) as service:
         return measure_on(
             service, watchers=500, reconnecting=50, events_per_second=10, seconds=30, join_seconds=8
@@ -33,15 +33,15 @@ def measure_on(
     seconds: int,
     join_seconds: float,
 ) -> dict[str, Any]:
-    """Counts, and delivery latency from a report's sending to each watcher.
+    """Count events and measure the latency from sending a report to its delivery.
 
-    Watchers have `join_seconds` to connect; what came before is their backlog.
+    Watchers have `join_seconds` to connect; earlier events are their backlog.
     """
     with service.worker() as worker:
         service.new_job(service.new_file())
         claim = _claim(worker)
         target = Target(host=service.host, port=service.port, key=service.api_key)
-        # Of the live events, so that reconnecting happens while more are coming.
+        # Watchers reconnect during the live events.
         leave_after = 10 + events_per_second * seconds // 3
         with (
             watched(service.api_pid) as use,
@@ -74,7 +74,7 @@ def _claim(worker: httpx.Client) -> dict[str, Any]:
 def _report(
     worker: httpx.Client, claim: dict[str, Any], events_per_second: int, seconds: int
 ) -> None:
-    """Metric events at a steady rate, a report a second, then the end of the job."""
+    """Send metric events at a fixed rate, one report a second, then end the job."""
     address = f"jobs/{claim['job_id']}/report"
     about = {"worker_id": "w", "attempt": claim["attempt"], "fence": claim["fence"]}
     number, began = 0, time.monotonic()

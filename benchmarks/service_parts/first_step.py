@@ -1,8 +1,8 @@
-"""Time to first step: from the POST to the first step's event, tiny model, as our watcher has it.
+"""Time to first step: from the POST until our watcher receives the first step's event, tiny model.
 
-`cold`: the first job after the workers' start. `warm`: the worker's warm trainer is ready.
-`at_once`: the job before has just ended, and the warm trainer has just started. `without`: a
-worker that keeps no warm trainer; warm jobs and these in turn.
+`cold`: first job after the workers' start. `warm`: the worker's warm trainer is ready. `at_once`:
+the previous job has just ended, and the warm trainer has just started. `without`: a worker without
+a warm trainer. Jobs of `warm` and `without` alternate.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .process_use import cpu_seconds
 STARTS = 3
 JOBS = 5
 QUIET_SECONDS = 2.0
-"""A warm trainer that has used no CPU for so long has imported everything and waits."""
+"""A warm trainer is ready after using no CPU for this long."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
-"""Phases before the first step, as the job's own events name them."""
+"""Phases before the first step, named as in the job's events."""
 
 Seconds = dict[str, float]
-"""By phase, and `first_step`."""
+"""Seconds of each phase, and of `first_step`."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Medians and every single job, by kind. Any: JSON."""
+    """Measure the medians and every job of each kind. Any: JSON."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, one):
             runs["cold"].append(one())
-            if number < STARTS - 1:  # only a start of its own makes a job a cold one
+            if number < STARTS - 1:  # only the first job after a start is cold
                 continue
             with _service(folder / "without", warm=False) as (_, one_without):
-                one_without()  # the first is cold
+                one_without()  # cold
                 for _ in range(JOBS):
                     _wait_for_warm_trainer(service.data_dir)
                     runs["warm"].append(one())
@@ -55,7 +55,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
-    """One below `folder`, and what trains one small job on it."""
+    """Run a service below `folder`; yield it and a function that trains one small job."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)
@@ -73,7 +73,7 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
     used, since = -1.0, time.monotonic()
     while used < 0 or time.monotonic() < since + QUIET_SECONDS:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"no warm trainer is ready after {WAIT_SECONDS:g} s")
+            raise RuntimeError(f"no warm trainer was ready within {WAIT_SECONDS:g} s")
         time.sleep(0.1)
         now = sum(cpu_seconds(pid) for pid in warm_trainers(data_dir)) or -1.0
         if now != used:
@@ -81,7 +81,7 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 
 def warm_trainers(data_dir: Path) -> list[int]:
-    """Pids of those that wait for a run: one that has taken a run works in its directory."""
+    """Pids of trainers that wait for a run. A trainer with a run works in the run's directory."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -89,7 +89,7 @@ def warm_trainers(data_dir: Path) -> list[int]:
                 continue
             if WARM in (process / "cmdline").read_text().split("\0"):
                 found.append(int(process.name))
-        except OSError:  # no process, or not any more
+        except OSError:  # not a process, or it has ended
             continue
     return found
 
@@ -106,7 +106,7 @@ def _summary(runs: list[Seconds]) -> dict[str, Any]:
 
 
 def _one(client: tunesmith.Client, file_id: str) -> Seconds:
-    """`first_step`: until our own watcher has the event."""
+    """Train one job; return the seconds of its phases and until our watcher has `first_step`."""
     began = time.monotonic()
     job = client.fine_tuning.jobs.create(
         model=BASE_MODEL,

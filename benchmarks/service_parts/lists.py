@@ -1,6 +1,7 @@
-"""Is page 400 of a list as quick as page 1? Jobs, jobs with a metadata filter, a job's events.
+"""Latency of every page of a list against page 1: jobs, jobs with a metadata filter, a job's
+events.
 
-Page 1 is asked for again before each page, so that whatever else the machine does meets both.
+Page 1 is requested before each page, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from .installation import Installation, installation
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
-"""A list's pages fall into so many groups, whose medians are compared: single requests jitter more
-than they differ."""
+"""Number of groups of a list's pages. Medians of groups are compared, because single requests vary
+too much."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """10,000 jobs and 10,000 events of one job, 20 a page. Any: JSON."""
+    """Measure 10,000 jobs and 10,000 events of one job, 20 a page. Any: JSON."""
     with installation(folder) as service:
         return measure_on(service, rows=10_000, limit=20)
 
 
 def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
-    """Medians of the latency in ms, and how page i compares with page 1."""
+    """Measure the median latency in ms, and each page relative to page 1."""
     job_id = service.new_job(service.new_file())
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {
         "jobs": (JOBS_PATH, {}),
-        # One job in ten has it.
+        # One job in ten matches.
         "jobs_of_one_team": (JOBS_PATH, {"metadata[team]": "team-3"}),
         "jobs_oldest_first": (JOBS_PATH, {"order": "asc"}),
         "events": (f"{JOBS_PATH}/{job_id}/events", {}),
@@ -50,7 +51,7 @@ def _paged(service: Installation, path: str, params: dict[str, Any], limit: int)
     with service.user() as user:
         first, later, ids = [], [], set[str]()
         cursor: dict[str, str] = {}
-        _timed(user, path, {**params, "limit": limit})  # the connection, and caches
+        _timed(user, path, {**params, "limit": limit})  # opens the connection and fills caches
         while True:
             first.append(_timed(user, path, {**params, "limit": limit})[0])
             milliseconds, page = _timed(user, path, {**params, "limit": limit, **cursor})
@@ -82,8 +83,8 @@ def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float
 
 
 def seed(database_url: str, job_id: str, rows: int) -> None:
-    """Copies of a job until there are `rows`, in ten teams, and as many events of it. Straight into
-    the database: making them by requests would take longer than the measurement."""
+    """Insert copies of a job until there are `rows` jobs in ten teams, and `rows` events of the
+    job. Writes to the database, because requests would take longer than the measurement."""
     database = Database(database_url)
     with database.write.begin() as session:
         job = session.get_one(JobRow, job_id)

@@ -1,7 +1,7 @@
-"""Requests at a fixed rate, whatever the server does (an open loop), from a process of its own.
+"""Requests at a fixed rate (an open loop), sent from a separate process.
 
-Latency counts from the moment at which a request was planned: a server that stalls delays all that
-were due meanwhile, and each of them counts (no coordinated omission).
+Latency counts from the planned time of a request. If the server stalls, every request due meanwhile
+counts its delay (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAD_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one stream of requests is; several may run side by side."""
+    """One stream of requests. Several streams can run at the same time."""
 
     name: str
     method: str
@@ -38,7 +38,7 @@ class Load:
 
 
 def run(target: Target, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """Figures in ms by the load's name; RuntimeError when any answer is not a 200."""
+    """Run the loads; return figures in ms by name. Raises RuntimeError if a status is not 200."""
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         return client.submit(_run_here, target, loads).result()
 
@@ -54,7 +54,7 @@ async def _run_all(target: Target, loads: Sequence[Load]) -> dict[str, dict[str,
 
 
 async def _run_one(target: Target, load: Load) -> dict[str, float]:
-    idle: asyncio.Queue[Connection] = asyncio.Queue()  # in turn: none is idle until it is closed
+    idle: asyncio.Queue[Connection] = asyncio.Queue()  # FIFO: none idles for long
     for _ in range(CONNECTIONS):
         connection = Connection(target)
         await connection.open()
@@ -81,7 +81,7 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
     while not idle.empty():
         idle.get_nowait().close()
     if bad := [status for status in statuses if status != 200]:
-        raise RuntimeError(f"{len(bad)} of {len(statuses)} {load.name} were answered {set(bad)}")
+        raise RuntimeError(f"{len(bad)} of {len(statuses)} {load.name} returned {set(bad)}")
     return {
         "requests": len(latencies),
         "per_second": load.per_second,
@@ -91,7 +91,7 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and max of `seconds`, in ms."""
+    """Compute p50, p99 and max of `seconds`, in ms."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     named = {"p50": cuts[49], "p99": cuts[98], "max": max(seconds)}
     return {name: round(value * 1000, 2) for name, value in named.items()}

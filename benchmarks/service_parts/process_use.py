@@ -1,4 +1,4 @@
-"""What a process uses, as Linux tells it: memory at its highest, CPU seconds."""
+"""Peak memory and CPU-seconds of a process, read from /proc."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_PEAK = "5"
-"""What proc(5) wants in clear_refs to make VmHWM start again."""
+"""Value for /proc/PID/clear_refs that resets VmHWM, see proc(5)."""
 
 
 @dataclass
 class Use:
-    """Filled in when the block of `watched` ends."""
+    """Use of a process during a `watched` block, set at the end of the block."""
 
     rss_before_mb: float = 0.0
     rss_growth_mb: float = 0.0
-    """Highest resident set size during the block, less the one at its start; MB of 10^6 bytes."""
+    """Peak resident set size minus its value at the start, in MB of 10^6 bytes."""
     cpu_seconds: float = 0.0
 
 
 @contextmanager
 def watched(pid: int) -> Iterator[Use]:
-    """The kernel keeps the peak itself, so no short one is missed between samples."""
+    """Measure process `pid` during the block. The kernel records the peak, so short peaks count."""
     Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
     use = Use(rss_before_mb=_status_mb(pid, "VmRSS"))
     cpu = cpu_seconds(pid)
@@ -36,7 +36,7 @@ def watched(pid: int) -> Iterator[Use]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all its threads, without children."""
+    """User and system time of all threads of `pid`, without child processes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -45,11 +45,11 @@ def _status_mb(pid: int, name: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise ValueError(f"process {pid} has no {name}: has it ended?")
+    raise ValueError(f"process {pid} has no {name}; the process may have ended")
 
 
 def idle_share(seconds_before: tuple[float, float], seconds_after: tuple[float, float]) -> float:
-    """Share of all cores' time that nobody used between two `machine_seconds`."""
+    """Idle share of all cores between two values of `machine_seconds`."""
     idle, total = (
         after - before for before, after in zip(seconds_before, seconds_after, strict=True)
     )

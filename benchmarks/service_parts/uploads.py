@@ -1,4 +1,4 @@
-"""A large upload, both ways: how much memory the API and the SDK need for it, and is it whole."""
+"""Memory of the API and the SDK for a large upload and download, and integrity of the content."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from .process_use import watched
 
 _LINE_BYTES = 4096
 LIMIT_BYTES = 8 * 1024**3
-"""Of one request: the default would refuse 1 GiB."""
+"""Limit of one request; the default is below 1 GiB."""
 
 Way = Callable[[str, str, Path], str]
-"""Takes the API's URL, a key and a path; gives the sha256 at the other end."""
+"""Transfer with the API's URL, a key and a path; returns the sha256 at the receiver."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """1 GiB in one request, 1 GiB by the SDK in parts, and back. Any: JSON."""
+    """Measure 1 GiB in one request, 1 GiB in parts by the SDK, and a download. Any: JSON."""
     path = folder / "rows.jsonl"
     sha256 = write_rows(path, 2**30)
     figures: dict[str, Any] = {"bytes": path.stat().st_size}
     for way in (post_multipart, send_by_sdk, download):
-        # A service each: content that is stored already, or memory that grew, would flatter the
-        # next one.
+        # A new service for each: stored content or grown memory would improve the next figure.
         below = folder / way.__name__
         below.mkdir()
         with installation(below, MAX_FILE_BYTES=str(LIMIT_BYTES)) as service:
@@ -45,12 +44,12 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict[str, Any]:
-    """Memory in MB and time of one transfer; RuntimeError when what arrived has another sha256."""
+    """Measure memory in MB and time of one transfer. Raises RuntimeError if the sha256 differs."""
     began = time.monotonic()
     with watched(service.api_pid) as api, ProcessPoolExecutor(1, get_context("spawn")) as client:
-        got, client_growth = client.submit(_watched_here, way, service, path).result()
-    if got != sha256:
-        raise RuntimeError(f"{way.__name__}: sha256 {got} instead of {sha256}")
+        received, client_growth = client.submit(_watched_here, way, service, path).result()
+    if received != sha256:
+        raise RuntimeError(f"{way.__name__}: received sha256 {received}, expected {sha256}")
     return {
         "api_rss_before_mb": api.rss_before_mb,
         "api_rss_growth_mb": api.rss_growth_mb,
@@ -62,14 +61,14 @@ def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict
 
 
 def _watched_here(way: Way, service: Installation, path: Path) -> tuple[str, float]:
-    """What `way` gives, and by how many MB this fresh process grew."""
+    """Run `way` in this new process; return its sha256 and the memory growth in MB."""
     with watched(os.getpid()) as use:
-        got = way(service.url, service.api_key, path)
-    return got, use.rss_growth_mb
+        received = way(service.url, service.api_key, path)
+    return received, use.rss_growth_mb
 
 
 def post_multipart(url: str, key: str, path: Path) -> str:
-    """One POST /v1/files; gives the sha256 that the server found."""
+    """Upload in one POST /v1/files; return the server's sha256."""
     headers = {"authorization": f"Bearer {key}"}
     with path.open("rb") as content:
         reply = httpx.post(
@@ -84,13 +83,13 @@ def post_multipart(url: str, key: str, path: Path) -> str:
 
 
 def send_by_sdk(url: str, key: str, path: Path) -> str:
-    """`client.files.create`: parts of 16 MiB; gives the sha256 that the server found."""
+    """Upload with `client.files.create` in parts of 16 MiB; return the server's sha256."""
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         return str(client.files.create(file=path, purpose="evals").sha256)
 
 
 def download(url: str, key: str, path: Path) -> str:
-    """The newest file back; gives the sha256 of what arrived."""
+    """Download the newest file; return the sha256 of the copy."""
     copy = path.with_name("copy.jsonl")
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         client.files.download(client.files.list(limit=1).data[0].id, copy)
@@ -101,7 +100,7 @@ def download(url: str, key: str, path: Path) -> str:
 
 
 def write_rows(path: Path, size: int) -> str:
-    """JSON lines, each different, `size` bytes or a line more; gives their sha256."""
+    """Write different JSON lines of at least `size` bytes; return the sha256."""
     digest, written, number = hashlib.sha256(), 0, 0
     with path.open("wb") as file:
         while written < size:

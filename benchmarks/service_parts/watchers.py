@@ -1,4 +1,4 @@
-"""Many who watch one job over SSE, in a process of their own; each checks every event's number."""
+"""Watchers of one job over SSE in a separate process. Each watcher checks every event's number."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .load import spread
 CONNECTED_AT_ONCE = 50
 GIVE_UP_SECONDS = 300.0
 SENT = "sent"
-"""Key in an event's data: when its reporter sent it, unix seconds."""
+"""Key in an event's data: Unix time at which the reporter sent the event."""
 
 
 @dataclass
 class Seen:
-    """What one watcher got."""
+    """Events that one watcher received."""
 
     last: int = 0
     lost: int = 0
@@ -31,7 +31,7 @@ class Seen:
     latencies: list[float] = field(default_factory=list)
 
     def take(self, number: int) -> None:
-        """Events have the numbers 1, 2, 3, ...; any other order is counted."""
+        """Count event `number`. Any order except 1, 2, 3, ... counts as lost or repeated."""
         if number <= self.last:
             self.repeated += 1
             return
@@ -42,10 +42,10 @@ class Seen:
 def watch(
     target: Target, job_id: str, watchers: int, reconnecting: int, leave_after: int
 ) -> dict[str, float]:
-    """Runs until each of `watchers` was told that the job is done.
+    """Run until all `watchers` have received the end of the job.
 
-    The first `reconnecting` of them hang up after event `leave_after` (each some events later than
-    the one before) and come back with its number as Last-Event-ID.
+    The first `reconnecting` watchers close their connection after event `leave_after` + n, n being
+    the watcher's index, and reconnect with the event's number as Last-Event-ID.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
