@@ -1,1 +1,1 @@
-"""What a GPU makes of our kernels and trainer, in one call: `python -m benchmarks.gpu`."""
+"""Benchmarks of our kernels and trainer on a GPU: `python -m benchmarks.gpu`."""

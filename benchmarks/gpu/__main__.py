@@ -1,14 +1,14 @@
-"""What a GPU makes of our kernels and trainer, in one call of under 8 minutes:
+"""Benchmarks of our kernels and trainer on a GPU, in one call of under 8 minutes:
 
     python -m benchmarks.gpu [--only kernels parity speed grpo memory precision] [--minutes 7.5]
                              [--out FOLDER]
-    python -m benchmarks.gpu --tiny       # without a GPU: the same code on tiny shapes
+    python -m benchmarks.gpu --tiny       # on a CPU: the same code on tiny shapes
 
-It needs torch, triton, transformers, peft and accelerate, and the wheels that
-requirements-gpu-bench.txt names; nothing of ours need be installed, and nothing is downloaded.
-Results go to FOLDER/gpu-DEVICE.json after every case. A case that fails takes no other with it;
-exit status 1 says so. When the time is up the rest is skipped, and named. A bar that is missed is a
-result: it is printed at the end, and stands in the file.
+Needs torch, triton, transformers, peft, accelerate and the wheels in requirements-gpu-bench.txt.
+Our packages need not be installed, and nothing is downloaded. Results go to FOLDER/gpu-DEVICE.json
+after every case. If a case fails, the other cases run and the exit status is 1. After `--minutes`,
+the remaining cases are recorded as skipped. Missed bars are printed and recorded; they are no
+failure.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .speed_plan import REAL, TINY, speed_cases
 RESULTS = Path(__file__).parents[1] / "results"
 PARTS = ("kernels", "parity", "speed", "memory", "precision", "grpo")
 LONGEST = {"memory": 150, "precision": 600}
-"""Seconds that a case may take; the loss of `precision` wants more than the usual minutes."""
+"""Time limit of a case in seconds; the loss of `precision` needs more than the default minutes."""
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
-"""Sides that run on a GPU alone, and the package that each needs."""
+"""Sides that need a GPU, and the package of each."""
 
 
 def main() -> int:
@@ -44,15 +44,15 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments.add_argument("--minutes", type=float, default=7.5, help="the rest is skipped then")
+    arguments.add_argument("--minutes", type=float, default=7.5, help="time limit")
     arguments.add_argument(
-        "--rounds", type=int, default=2, help="of each side, in `speed` and `grpo`"
+        "--rounds", type=int, default=2, help="runs of each side in `speed` and `grpo`"
     )
     arguments.add_argument("--out", type=Path, default=RESULTS)
     arguments.add_argument("--tiny", action="store_true")
     given = arguments.parse_args()
     if not given.tiny and not has_card():
-        arguments.error("there is no NVIDIA card here: --tiny checks the logic on a CPU")
+        arguments.error("no NVIDIA GPU found; use --tiny to check the code on a CPU")
     deadline = time.monotonic() + 60 * given.minutes
     record = Record(given.out, given.only, tiny=given.tiny, minutes=given.minutes)
     jobs = [job for part in given.only for job in jobs_of(part, given.tiny, given.rounds)]
@@ -62,13 +62,13 @@ def main() -> int:
 
 
 def has_card() -> bool:
-    """Or something like it: virtual machines differ in what they show, and torch decides."""
+    """Return whether this machine seems to have an NVIDIA GPU. torch makes the final check."""
     return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia*"))
 
 
 def environment(tiny: bool) -> dict[str, str]:
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    # One card: with several in sight the Trainer would spread a batch over all of them.
+    # One GPU: with several visible GPUs, the Trainer would split batches over all of them.
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if tiny:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -76,7 +76,7 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
-    """Sides in turn, backwards in every second round; the models with bars of their own first."""
+    """Yield the sides in turn, reversed in every second round; models with their own bars first."""
     sides = ["ours", "stock"]
     if not tiny:
         sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]
@@ -98,7 +98,7 @@ def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
 
 
 def summary(record: Record) -> str:
-    """The bars as a table, what failed and where the figures are."""
+    """Table of the bars, number of failed and skipped cases, and name of the results file."""
     met = {True: "met", False: "MISSED", None: "open"}
     lines = [""]
     for bar in record.results["bars"]:

@@ -1,8 +1,8 @@
-"""The ways to compute attention that a GPU offers, timed beside ours: which one should ours take?
+"""Time of our attention and of torch's attention backends on a GPU.
 
-One row of 4,096 tokens, bf16, forward and backward. `ours` is segment_attention on packed
-q | k | v, rotation and all; the others are torch's scaled_dot_product_attention by backend, given
-rotated heads in its own layout.
+One row of 4,096 tokens, bf16, forward and backward. `ours` is segment_attention on packed q | k |
+v, including the rotation. The others are backends of torch's scaled_dot_product_attention, with
+rotated heads in torch's layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def attention_paths(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Rates count 4 and 10 T^2 / 2 heads head_size operations forward and backward."""
+    """Time all backends. Rates count 4 T^2 / 2 heads head_size operations forward and 10
+    backward."""
     tokens = 4096 if device.type == "cuda" else 40
     of = AttentionShape(shape.heads, shape.kv_heads, shape.head_size, shape.head_size**-0.5)
     ours, qkv = _ours(tokens, of, device)
@@ -58,7 +59,7 @@ def _ours(
     upstream = torch.randn(tokens, of.heads * of.head_dim, device=device, dtype=torch.bfloat16)
 
     def run() -> object:
-        # It is overwritten with what it becomes when turned, which is as good the next time.
+        # The rotation overwrites qkv; rotated values serve as well for the next call.
         leaf = qkv.detach().requires_grad_()
         out = segment_attention(leaf.view_as(leaf), angles.cos(), angles.sin(), segments, of)
         return torch.autograd.grad(out, leaf, upstream)

@@ -1,6 +1,6 @@
-"""What the figures have to reach: each bar, the figure measured for it, and whether it is met.
+"""Bars of the GPU benchmarks: name, bound and measured figure of each.
 
-Knows the layout of the results and nothing of how they came about.
+Depends only on the layout of the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Bar:
     least: float | None = None
     most: float | None = None
     figure: Callable[[Results], float | None]
-    """None: not measured."""
+    """Figure of the results, or None if not measured."""
 
     def judged(self, results: Results) -> dict[str, Any]:  # Any: JSON
         figure = self.figure(results)
@@ -37,7 +37,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """The median over the rounds that were run."""
+    """Median over the rounds of one side."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()
@@ -89,7 +89,7 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
 
 
 def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
-    """Of the predictions of part `memory`, as shares of what was held."""
+    """Figure: relative errors of the predictions of part `memory`, reduced by `judged`."""
 
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()
@@ -107,7 +107,7 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 
 def _offload(results: Results) -> float | None:
-    """Where the planner calls it free, on models that are wide enough."""
+    """Largest overhead where the planner expects none, on models of 2,048 or more."""
     cases = results.get("memory", {}).values()
     found = [
         as_error(one["overhead"])
@@ -130,7 +130,7 @@ def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
 
 
 def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
-    """The median over the rounds that were run."""
+    """Figure: median of `key` over the rounds of `case`."""
 
     def figure(results: Results) -> float | None:
         found = [
@@ -158,35 +158,31 @@ LARGE, SMALL = "llama-3.1-8b", "qwen2.5-1.5b"
 
 def _bars() -> Iterator[Bar]:
     yield Bar(
-        name="kernels bound by bandwidth: worst share of the copy bandwidth",
+        name="kernels bound by bandwidth: lowest share of the copy bandwidth",
         least=0.80,
         figure=_worst_kernel("bandwidth"),
     )
     yield Bar(
-        name="kernels bound by products: worst share of the BLAS's rate",
+        name="kernels bound by products: lowest share of the BLAS rate",
         least=0.85,
         figure=_worst_kernel("products"),
     )
     yield Bar(name="parity fp32: worst gradient", most=1e-5, figure=_parity("fp32", "worst"))
-    yield Bar(
-        name="parity bf16: worst error, on stock's", most=1.5, figure=_parity("bf16", "worst")
-    )
+    yield Bar(name="parity bf16: worst error / stock", most=1.5, figure=_parity("bf16", "worst"))
     for model, floor in ((LARGE, 13_500.0), (SMALL, 46_000.0)):
         yield Bar(name=f"{model}: tokens/s", least=floor, figure=_rate(model))
-        yield Bar(
-            name=f"{model}: share of the BLAS's rate", least=0.75, figure=_share_of_blas(model)
-        )
+        yield Bar(name=f"{model}: share of the BLAS rate", least=0.75, figure=_share_of_blas(model))
     for model in (LARGE, SMALL):
         for side, setting, least in (
             ("stock", "no-recompute", 1.5),
             ("liger", "no-recompute", 1.2),
             ("stock", "defaults", 2.0),
         ):
-            name = f"{model}, {setting}: speed on {side}'s"
+            name = f"{model}, {setting}: speed / {side}"
             figure = _against(model, side, setting, "tokens_per_second")
             yield Bar(name=name, least=least, figure=figure)
         for side in ("stock", "liger"):
-            name = f"{model}, no-recompute: peak memory on {side}'s"
+            name = f"{model}, no-recompute: peak memory / {side}"
             figure = _against(model, side, "no-recompute", "peak_gib")
             yield Bar(name=name, most=1.0, figure=figure)
     yield from _memory_bars()
@@ -194,7 +190,7 @@ def _bars() -> Iterator[Bar]:
 
 
 def _memory_bars() -> Iterator[Bar]:
-    """ENGINE.md: D1, D6 (E5 is a check of its own), C3, C4, C2."""
+    """Bars D1, D6, C3, C4 and C2 of ENGINE.md. E5 is a check in part `memory`."""
     yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
     yield Bar(
         name="memory: median error of a predicted peak",
@@ -206,49 +202,49 @@ def _memory_bars() -> Iterator[Bar]:
         most=0.10,
         figure=_memory("pinned_", max),
     )
-    yield Bar(name="memory: time that offloading costs", most=0.02, figure=_offload)
+    yield Bar(name="memory: overhead of offloading", most=0.02, figure=_offload)
     for name, key, bound in (
         ("bf16_split_master", "bf16_error_word", 12.0),
         ("bf16_sr8", "bf16_sr8", 6.0),
     ):
         yield Bar(
-            name=f"precision: bytes a parameter in {name}",
+            name=f"precision: bytes per parameter in {name}",
             most=bound,
             figure=_precision("bytes", key),
         )
     yield Bar(
-        name="precision: a step with error words, on plain bf16's",
+        name="precision: step time with split masters / plain bf16",
         most=1.05,
         figure=_precision("time", "ratio"),
     )
     yield Bar(
-        name="precision: loss with error words, off fp32's",
+        name="precision: relative difference of the loss with split masters from fp32",
         most=0.005,
         figure=_precision("loss", "relative", "bf16_error_word"),
     )
 
 
 def _grpo_bars() -> Iterator[Bar]:
-    """ENGINE.md: A1, A2, A4."""
+    """Bars A1, A2 and A4 of ENGINE.md."""
     ours = (SMALL, "ours", "lora")
     yield Bar(
-        name=f"{SMALL}, GRPO: a step's speed on stock's",
+        name=f"{SMALL}, GRPO: speed of a step / stock",
         least=2.0,
         figure=_grpo_times((SMALL, "stock", "lora"), ours),
     )
     yield Bar(
-        name=f"{SMALL}, GRPO: LoRA's speed on full tuning's",
+        name=f"{SMALL}, GRPO: speed of LoRA / full tuning",
         least=1.0,
         figure=_grpo_times((SMALL, "ours", "full"), ours),
     )
     yield Bar(
-        name=f"{SMALL}, GRPO: share of a step that takes over the weights",
+        name=f"{SMALL}, GRPO: share of the weight sync in a step",
         most=0.02,
         figure=_grpo("sync_share", *ours),
     )
     for batch in BATCHES:
         yield Bar(
-            name=f"{SMALL}: decoding {batch} with an adapter, speed on the bare model's",
+            name=f"{SMALL}: speed of decoding {batch} with an adapter / bare model",
             least=0.95,
             figure=_grpo("adapter_on_base", SMALL, "decode", str(batch)),
         )

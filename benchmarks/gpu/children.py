@@ -1,7 +1,6 @@
-"""The parent's end: starts children ahead of time, reads their answers, and outlives them.
+"""Parent side: starts child processes ahead of time and reads their answers. Does not import torch.
 
-A case that raises, hangs or takes its process down is recorded, and the cases after it run in a new
-process. Knows nothing of what is measured, and does not import torch.
+A case that raises, hangs or kills its process is recorded, and later cases run in a new process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .record import Record
 ROOT = Path(__file__).parents[2]
 SOURCES = ("kernels", "schema", "worker")
 ALL = "all of it"
-"""Stands for the cases of a process that has not said yet which it has."""
+"""Placeholder for the cases of a process that has not reported them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,13 @@ class Job:
     part: str
     module: str
     cases: tuple[str, ...] = ()
-    """None: all that the module has; it says which."""
+    """Empty: all cases of the module, which reports them."""
     seconds: float
-    """What one case may take before its process is killed."""
+    """Time limit of a case; after it the process is killed."""
 
 
 class Child:
-    """One process, importing from the moment on that it is made."""
+    """One process. Its imports start when the object is created."""
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self.job = job
@@ -65,12 +64,12 @@ class Child:
 
     def go(self) -> None:
         assert self._process.stdin is not None
-        # One that died while importing says so to whoever asks for an answer.
+        # If the child died during its imports, answer() returns None.
         with suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write("go\n")
 
     def answer(self, seconds: float) -> dict[str, Any] | None:  # Any: JSON
-        """The next one; None at the child's end. Raises TimeoutError."""
+        """Return the next answer, or None if the child has ended. Raises TimeoutError."""
         try:
             line = self._lines.get(timeout=max(0.0, seconds))
         except queue.Empty:
@@ -78,7 +77,7 @@ class Child:
         return None if line is None else dict(json.loads(line))
 
     def close(self) -> str:
-        """Ends the process where it has not; how it ended, and the last it said."""
+        """End the process; return its exit status and the end of its stderr."""
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:
@@ -88,10 +87,10 @@ class Child:
         self._process.stdin.close()
         self._reader.join()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace")
+        output = self._errors.read().decode(errors="replace")
         self._errors.close()
-        sys.stderr.write(said)
-        tail = " | ".join(line.strip() for line in said.splitlines()[-6:])
+        sys.stderr.write(output)
+        tail = " | ".join(line.strip() for line in output.splitlines()[-6:])
         return f"exit status {self._process.returncode}: {without_paths(tail)[-600:]}"
 
     def kill(self) -> None:
@@ -110,8 +109,8 @@ class Child:
 def run_all(
     jobs: Sequence[Job], record: Record, deadline: float, environment: Mapping[str, str]
 ) -> None:
-    """All jobs in order, the next one's process starting beside the one that runs. `deadline`: by
-    time.monotonic(); what it cuts off is recorded as skipped."""
+    """Run all jobs in order; the process of the next job starts while a job runs. Cases after
+    `deadline`, a time.monotonic() value, are recorded as skipped."""
     ahead = Child(jobs[0], environment) if jobs else None
     for index, job in enumerate(jobs):
         child = ahead
@@ -132,7 +131,7 @@ def run_all(
 
 
 def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
-    """Runs a child to its end; the cases that it did not reach."""
+    """Run a child to its end; return the cases that did not run."""
     job, left = child.job, list(child.job.cases) or [ALL]
     child.go()
     begun = time.monotonic()
@@ -146,7 +145,7 @@ def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
                 record.fail(job.part, left.pop(0), f"took more than {job.seconds:g} s")
             return tuple(left)
         if answer is None:
-            record.fail(job.part, left.pop(0), f"its process ended, {child.close()}")
+            record.fail(job.part, left.pop(0), f"process ended, {child.close()}")
             return tuple(left)
         if "facts" in answer:
             record.add_facts(answer["facts"])
@@ -167,7 +166,7 @@ def _record(answer: dict[str, Any], record: Record, part: str, seconds: float) -
 
 
 def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
-    """Our packages from this tree, installed or not."""
+    """Environment in which this tree's packages are importable."""
     paths = [str(ROOT), *(str(ROOT / name) for name in SOURCES)]
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])
@@ -175,7 +174,7 @@ def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_paths(text: str) -> str:
-    """Results are published: what they quote names no folder of this machine."""
+    """Replace this machine's folders in `text`, because results are published."""
     for folder, name in ((str(ROOT), "."), (sys.prefix, "python"), (str(Path.home()), "~")):
         text = text.replace(folder, name)
     return text

@@ -1,8 +1,8 @@
-"""Could cuDNN's attention take rows of unequal length, with fewer key heads than query heads?
+"""cuDNN's attention on rows of unequal length with fewer key heads than query heads, against ours.
 
-It is in torch without a further package, and said to be faster than FlashAttention 2 on compute
-capability 9.0, but torch's varlen function leaves it unused. Called here by its operator, and held
-against ours: values, gradients, time. A case of its own, as it may take the process with it.
+cuDNN's attention is part of torch and may be faster than FlashAttention 2 on compute capability
+9.0, but torch's varlen function does not use it. This case calls the operator and compares values,
+gradients and time. It is a separate case because the call may kill the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LENGTHS = [1500, 1, 1024, 700, 871]
 
 
 def cudnn_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """`errors`: relative RMS differences from ours, of the output and the gradients of q, k, v."""
+    """Compare with ours: `errors` are the relative RMS differences of the output and the gradients
+    of q, k and v."""
     reason = why_not_varlen_here(device)
     if reason is not None:
         return {"refused": reason}
@@ -68,7 +69,7 @@ def _cudnn(
 
 
 def _forward_and_backward(
-    attention: Any,  # one of two functions of one signature
+    attention: Any,  # varlen_attention or _cudnn
     leaves: list[torch.Tensor],
     upstream: torch.Tensor,
     segments: Segments,

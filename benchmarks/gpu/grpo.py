@@ -1,9 +1,8 @@
-"""Part `grpo`: whole steps of reinforcement, ours and stock TRL's with transformers' `generate`,
-and decoding with an adapter against the bare model.
+"""Part `grpo`: whole GRPO steps, ours and stock TRL's with transformers' `generate`, and decoding
+with an adapter against the bare model.
 
-Steps are those of grpo_side.py: a run directory trained as `tunesmith run` trains it, and TRL's
-trainer, on a random model in bf16 with completions of forced length. The first step, in which
-kernels are compiled and chosen, is left out and printed.
+The steps are those of grpo_side.py, on a random model in bf16 with completions of forced length.
+The first step compiles and selects kernels; it is printed but not counted.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Untyped = Any  # Any: transformers is not typed
 
 WARM_UP = 1
 REPEATS = 3
-"""Of a rollout, of which the fastest counts."""
+"""Rollouts of a measurement; the fastest counts."""
 REAL_TASK = Task(
     side="ours",
     dtype="bfloat16",
@@ -84,9 +83,9 @@ def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
 
 
 def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: JSON
-    """Seconds of drawing `batch` completions, a group of 8 to a prompt: without what takes over the
-    weights and without the prompts. Ragged ones leave the batch one by one, and each new layout of
-    it takes another recording."""
+    """Measure the seconds of decoding `batch` completions, 8 for each prompt, without the weight
+    sync and without the prefill. Ragged completions leave the batch one by one, and each new layout
+    of the batch needs another graph."""
     task = replace(task_of(model, "ours", "lora"), steps=1, prompts_per_step=batch // GROUP)
     prompts, lengths = task.prompts(), replace(task, ragged=ragged).lengths(0)
     requests = [
@@ -97,7 +96,7 @@ def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: J
     for name, tuning in (("base", "full"), ("adapter", "lora")):
         one = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
         for key, parameter in one.named_parameters():
-            if "lora_B" in key:  # zero at the start: then there would be nothing to add
+            if "lora_B" in key:  # B starts at zero, and the adapter would have no effect
                 torch.nn.init.normal_(parameter, std=0.02)
         found[name] = _decoded(one, task, requests)
         if name == "adapter":

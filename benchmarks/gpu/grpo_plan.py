@@ -1,15 +1,15 @@
-"""What part `grpo` runs, and in which order. Imports nothing, for the parent's sake."""
+"""Cases of part `grpo` in order. Imports nothing, so that the parent process stays small."""
 
 from __future__ import annotations
 
 REAL, TINY = "qwen2.5-1.5b", "tiny-qwen"
 BATCHES = (8, 32, 128)
-"""Completions that are drawn at the same time."""
+"""Numbers of completions decoded at the same time."""
 
 
 def grpo_cases(model: str, rounds: int) -> list[tuple[str, ...]]:
-    """MODEL/SIDE/TUNING/TURN, a process for each, sides in turn; then full tuning by ours and
-    MODEL/decode/BATCH, and MODEL/ragged/BATCH for one of them."""
+    """Cases by process: MODEL/SIDE/TUNING/TURN with alternating sides, then full tuning by ours,
+    then MODEL/decode/BATCH and MODEL/ragged/BATCH."""
     trained = [
         (f"{model}/{side}/lora/{turn}",)
         for turn in range(1, rounds + 1)

@@ -1,8 +1,8 @@
-"""The kernel that reads a chunk of logits and leaves its gradient there: checked, then timed.
+"""Check and time of the kernel that replaces a chunk of logits by its gradient.
 
-Shape: the rows that a budget of 2 GiB holds of a bf16 head with a Llama 3 vocabulary, as
-tunesmith_kernels.log_prob has them. It reads a row twice, the second time from the cache, and
-writes it once: 2 bytes in, 2 out.
+Shape: the rows of a bf16 head with a Llama 3 vocabulary that fit the 2 GiB budget of
+tunesmith_kernels.log_prob. The kernel reads a row twice, the second time from the cache, and writes
+the row once: 2 bytes in, 2 bytes out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FP32_LIMIT = 1e-5
 
 
 def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Also what a metric costs: `ms_metrics` has entropy and top-1 as well."""
+    """Check and time the kernel; `ms_metrics` is the time with entropy and top-1."""
     vocabulary = VOCABULARY if device.type == "cuda" else 300
     rows = min(shape.rows, MOST_ROWS)
     error = _error(torch.randn(min(rows, 256), vocabulary, device=device) * 3)
@@ -32,7 +32,7 @@ def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSO
     targets = torch.randint(vocabulary, (rows,), device=device)
     plain, metrics = (_statistics(logits, more) for more in (False, True))
 
-    # What is left of the first call is as good a row of logits for the next.
+    # Each call overwrites the logits; the values do not affect the time.
     def once(out: RowStatistics) -> None:
         read_rows(logits, targets, LogitTransform(), out, gradient=True)
 
@@ -65,8 +65,8 @@ def _statistics(logits: torch.Tensor, metrics: bool) -> RowStatistics:
 
 
 def _error(logits: torch.Tensor) -> float:
-    """The worst of log-probabilities, entropy and what is left in place of the logits, each by
-    relative RMS against float64."""
+    """Largest relative RMS error, against float64, of log-probabilities, entropy and the gradient
+    in place of the logits."""
     targets = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
     exact = logits.double()
     log_p = exact.log_softmax(-1)

@@ -1,9 +1,9 @@
-"""Part `kernels`: every operation of ours on real shapes, first checked, then timed.
+"""Part `kernels`: checks and times of our operations on real shapes.
 
-Checks, of outputs and gradients: fp32 within a relative RMS of 1e-5 of eager torch in float64, and
-bf16's error against eager torch in fp32 at most 1.5 times eager bf16's. Times: forward and backward
-in bf16, ours, eager torch's and Liger's; `ratio` is ours on the ceiling measured in the same
-process: what the bytes take at the copy bandwidth, and the products in torch.mm.
+Checks of outputs and gradients: fp32 within a relative RMS of 1e-5 of eager torch in float64, and
+bf16's error against eager torch in fp32 at most 1.5 times the error of eager bf16. Times: forward
+and backward in bf16 of ours, eager torch and Liger. `ratio` is our rate relative to the ceiling
+measured in the same process: the copy bandwidth for bytes, and torch.mm for products.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from .work import WORK
 FP32_LIMIT = 1e-5
 BF16_FACTOR = 1.5
 INTERPRETED_BF16 = 2**-8
-"""Triton's interpreter truncates to bf16 where hardware rounds to the nearest."""
+"""Extra error of Triton's interpreter, which truncates to bf16; hardware rounds to the nearest."""
 REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
 BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
     "head_rows": head_rows,
     "attention_paths": attention_paths,
     "cudnn_rows": cudnn_rows,
 }
-"""Cases that are no row of OPERATIONS: what works in place, and what has several ways."""
+"""Cases outside OPERATIONS: an in-place kernel, and comparisons of several implementations."""
 
 
 def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
@@ -63,7 +63,7 @@ def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
 
 
 def square_rate(device: torch.device) -> float:
-    """TFLOP/s of the BLAS on a large square in bf16."""
+    """Rate of torch.mm on a large square in bf16, in TFLOP/s."""
     square = [_square(device)]
     return operations(square) / product_seconds(square, device, torch.bfloat16) / 1e12
 
@@ -74,7 +74,7 @@ def _square(device: torch.device) -> Product:
 
 
 def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """One operation's checks and times; a check that fails does not keep the times away."""
+    """Check and time one operation. A failed check does not skip the times."""
     result = check(operation, shape, device)
     problem = OPERATIONS[operation](shape, device, torch.bfloat16)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
@@ -95,7 +95,7 @@ def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  
 def rates(
     operation: str, shape: Shape, device: torch.device, seconds: dict[str, float]
 ) -> dict[str, Any]:  # Any: JSON
-    """Times as rates, and ours on its ceiling."""
+    """Convert times to rates; `ratio` is our rate relative to the ceiling."""
     work = WORK[operation](shape)
     found: dict[str, Any] = {
         "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
@@ -132,7 +132,7 @@ def rates(
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """The worst figures of both checks, and whether they passed; NaN passes nothing."""
+    """Run both checks; return the worst errors and `passed`. NaN does not pass."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
@@ -148,7 +148,8 @@ def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:
 def errors(
     operation: str, shape: Shape, device: torch.device, dtype: torch.dtype, truth: torch.dtype
 ) -> list[tuple[float, float]]:
-    """(ours, eager's) against eager torch in the dtype `truth`, for each output and gradient."""
+    """Errors (ours, eager) against eager torch in the dtype `truth`, for each output and
+    gradient."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     truths = _truths(problem, upstream, truth)
@@ -174,7 +175,7 @@ def _truths(problem: Problem, upstream: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error over RMS of the truth, in the truth's dtype."""
+    """RMS of the error divided by RMS of the truth, in the truth's dtype."""
     return float((actual.detach().to(truth.dtype) - truth).norm() / truth.norm())
 
 

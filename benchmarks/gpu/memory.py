@@ -1,12 +1,11 @@
-"""Part `memory`: what the planner says of a card against what the card holds (ENGINE.md: D1, D6,
-E5).
+"""Part `memory`: memory predicted by the planner against measured memory (ENGINE.md: D1, D6, E5).
 
-MODEL/ROWSxLENGTH/MODE   a micro-batch's peak, predicted in closed form and held; pinned host memory
-MODEL/offload            the time of offloading every input but the last, over recomputing alone
-MODEL/long               one row of 80,000 tokens within 80 GB: the planner's answer before anything
-                         is loaded, item by item, and where it is yes, the pass itself
+MODEL/ROWSxLENGTH/MODE   peak of a micro-batch, predicted in closed form and measured; pinned memory
+MODEL/offload            time of offloading every input except the last, relative to recomputation
+MODEL/long               one row of 80,000 tokens in 80 GB: the planner's prediction before loading,
+                         item by item, and the pass itself if the prediction fits
 
-Models are of random weights, LoRA r 16 on all linear layers, in bf16, with our kernels.
+Models have random weights, LoRA r 16 on all linear layers, bf16 and our kernels.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ OFFLOADED = {"tiny-llama": (2, 64)}
 
 
 class Made:
-    """A patched model, and a batch of equal rows for it."""
+    """Patched model with a batch of equal rows."""
 
     def __init__(self, name: str, device: torch.device, rows: int, length: int) -> None:
         self.model, _ = prepared(name, device, torch.bfloat16)
@@ -87,7 +86,7 @@ def policies(layers: int) -> dict[str, Policy]:
 
 
 def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> Result:
-    """`error`: predicted on held, less one. On a CPU the pinned memory is what went to the host."""
+    """Predict and measure a peak; `error` is predicted / held - 1."""
     made = Made(name, device, rows, length)
     policy = policies(made.shape.layers)[mode]
     made.apply(policy)
@@ -109,8 +108,8 @@ def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> 
 
 
 def offload(name: str, device: torch.device) -> Result:
-    """`overhead`: of offloading over recomputing alone. `passed`: what was to be offloaded was, and
-    where the planner would not call it free it is off by itself."""
+    """Measure `overhead`, the time of offloading relative to recomputation - 1. `passed`: all
+    inputs except the last were offloaded."""
     rows, length = OFFLOADED.get(name, (1, 4096))
     made = Made(name, device, rows, length)
     made.modes = LayerModes(made.model, min_offloaded_tokens=1)
@@ -146,7 +145,7 @@ def offload(name: str, device: torch.device) -> Result:
 
 
 def long(name: str, device: torch.device) -> Result:
-    """`passed`: the pass ran where the planner had said yes."""
+    """Predict one long row and run it if it fits. `passed`: it does not fit, or held <= 80 GB."""
     tokens = LONG.get(name, 80_000)
     config = CONFIGS[name]()
     config.max_position_embeddings = max(config.max_position_embeddings, tokens)
@@ -186,7 +185,7 @@ def long(name: str, device: torch.device) -> Result:
 
 
 def _pinned_peak() -> int | None:
-    """Since this process began; None where torch does not tell."""
+    """Peak of pinned memory in bytes since the last reset, or None if torch does not report it."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
@@ -207,7 +206,7 @@ def cases(device: torch.device) -> dict[str, Case]:
 
 
 def _alone(run: Case) -> Result:
-    gc.collect()  # the model before this one is full of cycles
+    gc.collect()  # frees the previous model, which has reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         if hasattr(torch.cuda, "reset_peak_host_memory_stats"):

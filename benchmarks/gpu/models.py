@@ -1,6 +1,6 @@
-"""The shapes of four published models, and models of them with random weights: nothing is loaded.
+"""Configurations of four published models and of tiny models, with random weights.
 
-Numbers are those of each model's public config.json.
+The numbers are from each model's public config.json.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ CONFIGS: dict[str, Callable[[], Untyped]] = {
 
 
 def random_model(name: str, device: torch.device, dtype: torch.dtype) -> Untyped:
-    """A causal language model, made where it is to be; weights as transformers draws them."""
+    """Make a causal language model on `device` with transformers' random initial weights."""
     torch.manual_seed(0)
     with torch.device(device):
         return transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype)
@@ -101,8 +101,8 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype) -> Untyped
 
 @torch.no_grad()
 def with_large_gradients(model: Untyped) -> Untyped:
-    """Weights that pass signals on at their own size, so that every layer counts in loss and
-    gradient: [out, in] with a deviation of 1 / sqrt(in), logits of about 2. Works in place."""
+    """Set weights that keep the size of signals, so that every layer affects loss and gradient:
+    [out, in] with standard deviation 1 / sqrt(in), logits of about 2. Changes `model`."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
@@ -119,9 +119,10 @@ def parameter_width(model: Untyped) -> int:
 
 
 def operations_per_token(model: Untyped, length: int) -> float:
-    """Multiplications and additions of forward and backward with LoRA and no recompute, in rows of
-    `length` tokens: 4 a matmul parameter (frozen weights get no gradient), and attention's 2 T d
-    forward and 5 T d backward a layer and head, T / 2 keys on average. Adapters are left out."""
+    """Multiplications and additions per token of forward and backward with LoRA, without
+    recomputation, in rows of `length` tokens: 4 per matmul parameter (frozen weights get no
+    gradient), plus attention with 2 T d forward and 5 T d backward per layer and head, T / 2 keys
+    on average. Adapters are not counted."""
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

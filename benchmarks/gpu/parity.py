@@ -1,8 +1,8 @@
-"""Part `parity`: forward and backward of a whole patched model against the same one unpatched.
+"""Part `parity`: forward and backward of a whole patched model against the unpatched model.
 
-Stock is transformers' model with PEFT's LoRA under TRL's loss head. fp32, without TF32: every
-gradient within a relative RMS of 1e-5. bf16 (weights; adapters are fp32, as PEFT makes them): the
-error against fp32, pooled over layers, at most 1.5 times stock's for each kind of tensor.
+Stock is transformers' model with PEFT's LoRA and TRL's loss head. fp32, without TF32: every
+gradient within a relative RMS of 1e-5. bf16 weights with PEFT's fp32 adapters: error against fp32,
+pooled over layers, at most 1.5 times stock's for each kind of tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FP32_LIMIT, BF16_FACTOR, LEAST_GRADIENT = 1e-5, 1.5, 1e-2
 
 
 def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """`worst`: the largest relative RMS difference of a gradient."""
+    """Compare in fp32; `worst` is the largest relative RMS difference of a gradient."""
     model, batch = prepared(name, device, torch.float32)
     stock = step(model, batch)
     patched = patch(model)
@@ -58,7 +58,8 @@ def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
 
 
 def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """`worst`: the largest quotient of our error and stock's, by kind of tensor."""
+    """Compare in bf16; `worst` is the largest quotient of our error and stock's of a kind of
+    tensor."""
     model, batch = prepared(name, device, torch.bfloat16)
     stock = step(model, batch)
     patched = patch(model)
@@ -91,8 +92,8 @@ CHECKS = {"fp32": fp32, "bf16": bf16}
 def prepared(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Untyped, dict[str, Untyped]]:
-    """The model with LoRA r 16 on all linear layers and TRL's head, and a packed batch for it. A
-    random B as well as A, so that both have a gradient."""
+    """Make a model with LoRA r 16 on all linear layers and TRL's head, and a packed batch. A and B
+    are random, so that both get gradients."""
     model = with_large_gradients(random_model(name, device, dtype))
     lora = peft.LoraConfig(
         task_type="CAUSAL_LM", r=16, lora_alpha=16, target_modules=list(PROJECTIONS)
@@ -110,7 +111,8 @@ def prepared(
 def packed_batch(
     lengths: tuple[int, ...], vocabulary: int, device: torch.device
 ) -> dict[str, Untyped]:
-    """Rows end to end as TRL's padding-free collator lays them, a third of the labels ignored."""
+    """Random packed rows in the format of TRL's padding-free collator; a third of the labels is
+    ignored."""
     draw, total = torch.Generator().manual_seed(2), sum(lengths)
     ids = torch.randint(vocabulary, (1, total), generator=draw)
     labels = ids.masked_fill(torch.rand(1, total, generator=draw) < 0.33, -100)
@@ -124,13 +126,13 @@ def packed_batch(
         "cu_seq_lens_k": ends.to(device),
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
-        # The sum over the labels and not their mean: gradients of a size that tells.
+        # 1 makes the loss a sum over the labels, which keeps gradients large.
         "num_items_in_batch": torch.tensor(1, device=device),
     }
 
 
 def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
-    """The gradient of every trainable tensor by name, and the loss."""
+    """Compute the gradient of every trainable tensor by name, and `loss`."""
     model.zero_grad()
     output = model(**batch, fused_lm_head=True)
     output.loss.backward()
@@ -141,12 +143,13 @@ def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error over RMS of the truth; NaN where either has one."""
+    """RMS of the error divided by RMS of the truth; NaN if a tensor has NaN."""
     return float((actual.double() - truth.double()).norm() / truth.double().norm())
 
 
 def pooled(errors: dict[str, float]) -> dict[str, float]:
-    """By kind of tensor, the RMS over the layers: one layer's may be off by chance, on any side."""
+    """RMS over the layers for each kind of tensor, because errors of single layers vary by
+    chance."""
     squares: dict[str, list[float]] = defaultdict(list)
     for name, error in errors.items():
         kind = re.sub(r".*layers\.\d+\.|\.default\.weight", "", name)

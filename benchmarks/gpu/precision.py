@@ -1,10 +1,10 @@
-"""Part `precision`: full tuning in bf16 with error words on a card (ENGINE.md, C2, C3, C4).
+"""Part `precision`: full tuning in bf16 with split masters (ENGINE.md, C2, C3, C4).
 
-MODEL/bytes   of weights and optimiser, a parameter, in every precision
-MODEL/time    of a whole step (forward and backward, clipping, optimiser), error words on plain bf16
-MODEL/loss    on rows that are not trained on, after 500 steps from the same random weights on the
-              same rows in the same order, relative to fp32's. The rows are drawn from one Markov
-              chain: no published weights are here; `benchmarks.precision` trains real ones.
+MODEL/bytes   bytes per parameter of weights and optimizer, in every precision
+MODEL/time    time of a step (forward, backward, clipping, optimizer), split masters / plain bf16
+MODEL/loss    loss on held-out rows after 500 steps, relative to fp32, from the same random weights
+              on the same rows in the same order. The rows are samples of one Markov chain;
+              `benchmarks.precision` trains a real model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
     "fp32": "fp32",
 }
-"""Keys of the result, which keep the first name of a precision, and the precisions."""
+"""Precisions by their keys in the results."""
 BYTES = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
 LOSSES = ("fp32", "bf16_error_word", "bf16")
 RATE = 1e-4
@@ -48,7 +48,7 @@ HELD_OUT = 8
 
 
 class Trained:
-    """A model and its optimiser in one precision."""
+    """Model and optimizer in one precision."""
 
     def __init__(self, name: str, precision: Precision, device: torch.device) -> None:
         dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -119,7 +119,8 @@ def final_loss(name: str, device: torch.device) -> Result:
 def _chain(
     seed: int, trained: Trained, lengths: tuple[int, ...], device: torch.device
 ) -> dict[str, Untyped]:
-    """Rows of a chain over 256 tokens in which each has four successors, the first likeliest."""
+    """Sample rows of a Markov chain over 256 tokens with four successors each, the first most
+    likely."""
     batch = packed_batch(lengths, 256, device)
     draw = torch.Generator().manual_seed(seed + 1000)
     successors = torch.randint(256, (256, 4), generator=torch.Generator().manual_seed(7))

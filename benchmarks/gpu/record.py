@@ -1,4 +1,4 @@
-"""The results, written to their file after every case: a run that is killed leaves what it had."""
+"""Results file, written after every case, so that a killed run keeps its results."""
 
 from __future__ import annotations
 
@@ -45,18 +45,17 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Errors, and checks that did not pass. What there was no time for, or a bar that is
-        missed, is a finding and stands in the results."""
+        """True after an error or a failed check. Skipped cases and missed bars are no failure."""
         return bool(self._results["errors"])
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
         self._results |= facts
 
     def add(self, part: str, case: str, result: dict[str, Any], seconds: float) -> None:
-        """`passed` in a result, where there is one, is the case's own check."""
+        """Record a result. `passed`: False in the result records the case as failed."""
         self._results[part][case] = result | {"case_seconds": round(seconds, 1)}
         if result.get("passed") is False:
-            self.fail(part, case, "its check did not pass: the figures stand with it")
+            self.fail(part, case, "check failed; the figures are recorded")
         else:
             self._write(f"{part}: {case} {_short(result)}")
 
@@ -65,7 +64,7 @@ class Record:
         self._write(f"{part}: {case} FAILED: {error}")
 
     def skip(self, part: str, case: str) -> None:
-        why = f"the {self._results['minutes']:g} minutes were up"
+        why = f"time limit of {self._results['minutes']:g} minutes"
         self._results["skipped"].append({"part": part, "case": case, "why": why})
         self._write(f"{part}: {case} skipped: {why}")
 
@@ -78,12 +77,12 @@ class Record:
         partial.write_text(json.dumps(self._results, indent=1) + "\n")
         partial.replace(self.path)
         if self._written is not None and self._written != self.path:
-            self._written.unlink()  # from before the first process said what the device is
+            self._written.unlink()  # written before the first process reported the device
         self._written = self.path
 
 
 def _short(result: dict[str, Any]) -> str:
-    """What a reader of the log wants first."""
+    """Main figures of a result, for the log."""
     keys = (
         *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
         *("seconds_per_step", "sync_share", "adapter_on_base"),
@@ -93,9 +92,9 @@ def _short(result: dict[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The commit measured, with `+changes`; "unknown" where there is no repository."""
+    """Measured commit, with `+changes` if the tree differs, or "unknown" without a repository."""
     if shutil.which("git") is None:
         return "unknown"
     command = ["git", "describe", "--always", "--dirty=+changes"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"

@@ -1,7 +1,7 @@
-"""The child's end: runs named cases and answers each with one line of JSON on what was stdout.
+"""Child side: runs named cases and answers each with one JSON line on the original stdout.
 
-A child imports what it needs, waits for a line on stdin, and starts: imports of the next one thus
-overlap with the measurement before it. What libraries print goes to stderr.
+A child finishes its imports and then waits for a line on stdin, so that its imports overlap with
+the previous measurement. Output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 Case = Callable[[], dict[str, Any]]  # Any: JSON
 
 DEVICE_LOST = 3
-"""Exit status: the case failed in a way after which this process can compute nothing more."""
+"""Exit status after an error that leaves the CUDA context unusable."""
 PACKAGES = (
     *("torch", "triton", "transformers", "trl", "peft", "accelerate", "liger_kernel"),
     *("flash_attn", "flash_attn_3", "unsloth"),
@@ -29,7 +29,7 @@ PACKAGES = (
 
 
 def serve(cases: Mapping[str, Case]) -> int:
-    """Runs those that `--cases` names, in that order, or all; says first which. The exit status."""
+    """Report and run the cases of `--cases` in order, or all cases; return the exit status."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", nargs="+", default=list(cases))
     wanted: list[str] = arguments.parse_known_args()[0].cases
@@ -41,12 +41,12 @@ def serve(cases: Mapping[str, Case]) -> int:
         out.flush()
 
     if not sys.stdin.readline():
-        return 1  # whoever was to say go has gone
+        return 1  # the parent has ended
     answer({"facts": facts(), "cases": wanted})
     for name in wanted:
         try:
             result = cases[name]()
-        except Exception as error:  # one case that fails, however, leaves the others
+        except Exception as error:  # any failure of a case is recorded
             traceback.print_exc()
             answer({"case": name, "error": describe(error)})
             if not usable():
@@ -59,7 +59,7 @@ def serve(cases: Mapping[str, Case]) -> int:
 
 
 def usable() -> bool:
-    """False after an error that sticks to the CUDA context, as an illegal address does."""
+    """Return False after an error that persists in the CUDA context, such as an illegal address."""
     if not torch.cuda.is_available():
         return True
     try:
@@ -70,14 +70,14 @@ def usable() -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """What was raised and where, by file name: no path of the machine."""
+    """Describe an exception and its last frames by file name, without paths of the machine."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
     return f"{type(error).__name__}: {str(error)[:600]} ({where})"
 
 
 def facts() -> dict[str, Any]:
-    """The device and the versions, without which a figure means nothing."""
+    """Device and versions of the measurement."""
     found: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
     for name in PACKAGES:
         try:

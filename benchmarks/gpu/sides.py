@@ -1,9 +1,9 @@
-"""Who is compared: ours, stock TRL with PEFT, the same under Liger's layers, and Unsloth.
+"""Compared trainers: ours, stock TRL with PEFT, stock with Liger's layers, and Unsloth.
 
-Each makes the trainer that its users would have, on a model of random weights: LoRA r 16 on all
-linear layers, bf16 weights. Settings: "no-recompute" is one row of 4,096 tokens a micro-batch and
-nothing recomputed, on every side; "defaults" is rows of mixed lengths, about 4,096 tokens, and what
-each side does when nothing is said (TRL: padded rows, recompute).
+Each side makes its trainer as a user would, on a model with random bf16 weights and LoRA r 16 on
+all linear layers. Setting "no-recompute": one row of 4,096 tokens in a micro-batch, no
+recomputation on any side. Setting "defaults": rows of mixed lengths, about 4,096 tokens in total,
+and each side's defaults (TRL: padded rows, recomputation).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ with quick_imports():
 
 Untyped = Any  # Any: transformers, PEFT, TRL and Unsloth are not typed
 
-SEED = 42  # TRL's own default: all sides see the same rows in the same order
+SEED = 42  # TRL's default, so that all sides train the same rows in the same order
 RANK, ALPHA = 16, 16
 
 
@@ -64,16 +64,16 @@ class Task:
 
     @property
     def length(self) -> int:
-        """Of a row of the setting without recompute."""
+        """Tokens of a row in the setting "no-recompute"."""
         return 64 if self.tiny else 4096
 
     @property
     def rows_per_step(self) -> int:
-        """Of mixed lengths, 12 have 4,150 tokens on average."""
+        """Rows of a step; 12 rows of mixed lengths have 4,150 tokens on average."""
         return 1 if self.whole else 12
 
     def dataset(self, vocabulary: int) -> Untyped:
-        """Random rows; the mixed lengths are log-uniform."""
+        """Random rows; mixed lengths are log-uniform."""
         draw = random.Random(0)
         low, high = (4, 64) if self.tiny else (64, 1024)
 
@@ -89,7 +89,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A trainer, and what is to be known of how it came about."""
+    """Trainer of one side, with notes for the results."""
 
     trainer: Untyped
     model: Untyped
@@ -97,7 +97,7 @@ class Made:
 
 
 def ours(task: Task) -> Made:
-    """As tunesmith_worker.trainer.run makes it, step by step."""
+    """Make our trainer with the steps of tunesmith_worker.trainer.run."""
     device, choices = find_device(), Choices()
     recipe = Recipe(
         lora=LoraRecipe(r=RANK, lora_alpha=ALPHA),
@@ -166,7 +166,7 @@ def ours(task: Task) -> Made:
 
 
 def stock(task: Task, *, liger: bool = False) -> Made:
-    """TRL's trainer on PEFT's adapters, told no more than the task is."""
+    """Make TRL's trainer with PEFT's adapters and no settings beyond the task."""
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())
     args = trl.SFTConfig(
@@ -189,8 +189,8 @@ def liger(task: Task) -> Made:
 
 
 def unsloth(task: Task) -> Made:
-    """By its documented functions alone, which load from a folder: random weights are saved there
-    first. Its own defaults are its own recompute ("unsloth")."""
+    """Make Unsloth's trainer with its documented functions, which load a saved model. Its default
+    is its own recomputation ("unsloth")."""
     from unsloth import FastLanguageModel  # type: ignore[import-not-found, unused-ignore]  # optional
 
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def unsloth(task: Task) -> Made:
 
 
 def _usual(task: Task) -> dict[str, Untyped]:
-    """What every trainer of another's is told."""
+    """Settings of every trainer except ours."""
     return {
         "output_dir": str(task.folder),
         "per_device_train_batch_size": task.rows_per_step,
@@ -252,7 +252,7 @@ def torch_device() -> torch.device:
 
 
 def tokenizer() -> Untyped:
-    """Rows are tokens already: it only has to be there."""
+    """Placeholder tokenizer; the rows are token ids."""
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({str(i): i for i in range(16)}, unk_token="0"))

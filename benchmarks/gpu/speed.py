@@ -1,9 +1,8 @@
-"""Part `speed`: training steps of a whole trainer, each side in a process of its own.
+"""Part `speed`: training steps of a whole trainer, each side in its own process.
 
-Tokens are those of rows, padding not counted; the first steps, in which kernels are compiled and
-chosen, are left out and printed. Times are between CUDA events at the ends of steps: nothing here
-waits for the device before the last one. Memory is the peak that torch allocated while training,
-weights included.
+Tokens exclude padding. The first steps compile and select kernels; they are printed but not
+counted. Times are between CUDA events at the ends of steps, without synchronization before the last
+step. Memory is torch's peak of allocated memory in training, including weights.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ TOP = 15
 
 
 def steps_of(model: str) -> tuple[int, int]:
-    """Warm-up and measured."""
+    """Numbers of warm-up and of measured steps."""
     return (1, 2) if model in TINY else (WARM_UP, STEPS)
 
 
 class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """A mark at the start and after every step."""
+    """Record the time at the start and after every step."""
 
     def __init__(self) -> None:
         self._marks: list[Untyped] = []
@@ -53,7 +52,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         self._mark()
 
     def seconds(self) -> list[float]:
-        """Of each step."""
+        """Seconds of each step."""
         if not torch.cuda.is_available():
             return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
         torch.cuda.synchronize()
@@ -100,7 +99,7 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
 
 
 def profile(model: str, side: str) -> dict[str, Any]:  # Any: JSON
-    """Where the time goes in steps without recompute: the kernels that take most of it."""
+    """Profile steps without recomputation: the kernels with the longest total time."""
     warm_up, _ = steps_of(model)
     traced = 2
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +124,7 @@ def profile(model: str, side: str) -> dict[str, Any]:  # Any: JSON
 
 
 class Tracer(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """torch's profiler from the end of step `first` on."""
+    """Run torch's profiler from the end of step `first` to the end of training."""
 
     def __init__(self, first: int) -> None:
         kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -147,7 +146,7 @@ class Tracer(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         self._profiler.stop()
 
     def kernels(self) -> list[tuple[str, float, int]]:
-        """Name, seconds and calls, the longest first."""
+        """Name, seconds and calls of each kernel, longest first."""
         on_gpu = torch.cuda.is_available()
         key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         found = [
@@ -170,7 +169,7 @@ def quiet(trainer: Untyped, callback: Untyped) -> Untyped:
 
 
 def counting(trainer: Untyped) -> list[int]:
-    """The tokens of each batch, in order, as they are put together on the host."""
+    """Wrap the collator of `trainer`; the returned list receives the tokens of each batch."""
     collate: Callable[..., dict[str, Untyped]] = trainer.data_collator
     counts: list[int] = []
 
@@ -186,7 +185,7 @@ def case(name: str) -> Case:
     model, side, setting, _ = name.split("/")
 
     def run() -> dict[str, Any]:  # Any: JSON
-        gc.collect()  # the trainer before this one is full of cycles
+        gc.collect()  # frees the previous trainer, which has reference cycles
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return profile(model, side) if setting == "profile" else measure(model, side, setting)

@@ -1,8 +1,8 @@
-"""How long an operation takes on a device, and what the device can do at best.
+"""Time of operations on a device, and the device's copy and product rates.
 
-On a GPU a repeat is: overwrite the L2 cache, keep the device busy while the host enqueues the
-operation (so that a small one is not timed by Python's pace), then two CUDA events around it. The
-median counts. On a CPU: CPU-seconds, for the logic's sake.
+On a GPU, a repeat overwrites the L2 cache, keeps the device busy while the host enqueues the
+operation (so that Python does not limit small operations), and records two CUDA events around the
+operation. The median counts. On a CPU, CPU-seconds count, which only checks the code.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch
 
 Run = Callable[[], object]
 Product = tuple[int, int, int]
-"""m, k, n of [m, k] @ [k, n]."""
+"""Sizes m, k, n of [m, k] @ [k, n]."""
 
-_FLUSH_BYTES = 256 << 20  # several times any L2 there is
-_BUSY_CYCLES = 3_000_000  # about 1.5 ms: longer than autograd takes to enqueue any of our nodes
+_FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
+_BUSY_CYCLES = 3_000_000  # about 1.5 ms, longer than enqueueing any of our operations
 _COPY_BYTES = (64 << 20, 256 << 20, 1 << 30)
 
 
 def median_seconds(
     sides: Mapping[str, Run], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Sides alternate, so that a change of clocks hits all; two rounds warm up and compile."""
+    """Median time of each side. Sides alternate, so that clock changes affect all of them; two
+    rounds warm up and compile."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}
     for turn in range(repeats + 2):
@@ -57,7 +58,7 @@ def _flush_buffer() -> torch.Tensor:
 
 @cache
 def copy_bytes_per_second(device: torch.device, repeats: int = 20) -> float:
-    """Bytes read plus bytes written, of the best of three sizes of at least 64 MB."""
+    """Copy bandwidth, bytes read plus bytes written: best of three sizes of at least 64 MB."""
     sizes = _COPY_BYTES if device.type == "cuda" else (1 << 20,)
     rates = []
     for size in sizes:
@@ -73,7 +74,7 @@ def _copying(source: torch.Tensor, target: torch.Tensor) -> Run:
 
 
 def product_seconds(products: Sequence[Product], device: torch.device, dtype: torch.dtype) -> float:
-    """Of torch.mm, which is the BLAS's, on random matrices of these shapes one after the other."""
+    """Total time of torch.mm (the BLAS) on random matrices of these shapes."""
     return sum(_product_seconds(product, device, dtype) for product in products)
 
 
@@ -88,5 +89,5 @@ def _product_seconds(product: Product, device: torch.device, dtype: torch.dtype)
 
 
 def operations(products: Sequence[Product]) -> int:
-    """Multiplications and additions."""
+    """Number of multiplications and additions."""
     return sum(2 * m * k * n for m, k, n in products)

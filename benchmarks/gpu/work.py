@@ -1,8 +1,7 @@
-"""What each operation of kernel_operations.OPERATIONS has to do, forward and backward together.
+"""Minimum work of each operation of kernel_operations.OPERATIONS, forward plus backward.
 
-It moves bytes, which takes at least their share of the copy bandwidth, or multiplies matrices,
-which takes at least the BLAS's time for the same products, or both, one after the other. Formulas
-here, an operation a row; a test wants one for every operation.
+Moved bytes take at least their time at the copy bandwidth, products at least the BLAS's time for
+the same products. An operation with both takes at least the sum.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from .timing import Product
 @dataclass(frozen=True, kw_only=True)
 class Work:
     elements: int = 0
-    """Read or written at the least, each input once and each result once; bytes by the dtype. Not
-    what the products themselves read and write."""
+    """Elements read or written if each input is read and each result written once, except reads and
+    writes of the products."""
     products: tuple[Product, ...] = ()
-    """Empty: the operation is bound by bandwidth."""
+    """Matrix products. Empty: bandwidth bounds the operation."""
     attention: float = 0
-    """Multiplications and additions inside attention, of which the BLAS has no like."""
+    """Multiplications and additions of attention, which the BLAS does not offer."""
     words: str
-    """The formula, for whoever reads the results."""
+    """Formula, for readers of the results."""
     barred: bool = True
-    """Whether the bar of its kind holds for it."""
+    """True if the operation counts for the bar of its kind."""
 
 
 def _rms_norm(s: Shape) -> Work:
@@ -52,8 +51,8 @@ def _qk_norm(s: Shape) -> Work:
     columns = (s.heads + s.kv_heads) * s.head_size
     return Work(
         elements=5 * s.rows * columns,
-        words="q and k: x, y; dy, x, dx: 5 rows (heads + kv_heads) head_size. Ours works in place, "
-        "and the copy that spares the input is timed with it: no bar",
+        words="q and k: x, y; dy, x, dx: 5 rows (heads + kv_heads) head_size. Our kernel works in "
+        "place and its time includes a copy of the input: no bar",
         barred=False,
     )
 
@@ -62,8 +61,8 @@ def _attention(s: Shape) -> Work:
     pairs = sum(length**2 for length in s.lengths()) / 2
     return Work(
         attention=14 * pairs * s.heads * s.head_size,
-        words="4 + 10 sum(length^2) / 2 heads head_size, against the BLAS's rate on a square: no "
-        "bar, as softmax keeps the best known kernels below it",
+        words="4 + 10 sum(length^2) / 2 heads head_size, against the BLAS rate on a square: no "
+        "bar, because softmax keeps the best known kernels below this rate",
         barred=False,
     )
 
@@ -87,7 +86,7 @@ def _lora_down(s: Shape) -> Work:
 
 
 def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, ...]:
-    """Frozen weights; the A's side by side are one product, forward and backward."""
+    """Products of frozen weights and adapters; all A's are one product, forward and backward."""
     out, ranks = sum(outs), rank * len(outs)
     whole = [(rows, hidden, out), (rows, out, hidden)]
     thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]

@@ -29,10 +29,10 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "reference"
 
 INTRO = """# How fast it is
 
-Made from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. What each
-benchmark does, and how to run it: [benchmarks.md](benchmarks.md). A ratio is ours on the other
-side's, both measured in turn on one machine: above 1 is faster, below 1 is less memory. A bar is
-what we hold ourselves to.
+Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
+[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is ours divided by
+the other side's, both measured alternately on one machine: a speed above 1 is faster, a memory
+below 1 is less. A bar is a required value.
 """
 
 
@@ -62,7 +62,7 @@ def page(results: Path) -> str:
 
 
 def plots(results: Path) -> dict[str, Bars]:
-    """By file name, all that the page shows."""
+    """Plots of the page by file name."""
     return {"training-on-a-cpu.svg": cpu_plot(load(results / "sft.json"))} | dict(
         gpu_plots(on_gpus(results))
     )
@@ -71,7 +71,7 @@ def plots(results: Path) -> dict[str, Bars]:
 def cpu_plot(results: list[Result]) -> Bars:
     rows = newest(results)
     return Bars(
-        title="Training on a CPU: speed on the other side's",
+        title="Training on a CPU: speed relative to the other side",
         unit="tokens per CPU-second, ours / theirs",
         groups=tuple(name_of(one).replace("; ", "\n") for one in rows),
         series={"ours": tuple(one["speed_ratio"] for one in rows)},
@@ -111,7 +111,7 @@ def load(path: Path) -> list[Result]:
 
 
 def recorded(path: Path) -> Any:  # Any: JSON
-    """Content of a results file, or None if the file does not exist."""
+    """Read a results file; None if the file does not exist."""
     if not path.exists():
         return None
     # The JSON lines keep the old name of the precision as their key.

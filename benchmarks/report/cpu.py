@@ -1,4 +1,4 @@
-"""What was measured on CPUs: training against stock TRL, and the service."""
+"""Sections of the CPU results: training against stock TRL, and the service."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from .tables import Result, against_bar, date, table, versions
 
 AGAINST = {
     "stock-packing": "stock TRL, packed",
-    "stock-default": "stock TRL, padded (its default), no recompute",
-    "liger": "TRL under Liger's layers",
+    "stock-default": "stock TRL, padded (its default), no recomputation",
+    "liger": "TRL with Liger's layers",
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 FIRST_STEPS = {
     "warm": "the worker's warm trainer is ready",
-    "at_once": "the job before has only just ended",
+    "at_once": "the previous job has just ended",
     "cold": "the first job after the workers' start",
-    "without": "a worker that keeps no warm trainer",
+    "without": "a worker without a warm trainer",
 }
 SERVED = ("create", "upload", "sse", "lists")
 TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
 def newest(results: list[Result]) -> list[Result]:
-    """One of each comparison: files have their newest run first."""
+    """Newest run of each comparison; files list the newest run first."""
     found: dict[tuple[str, ...], Result] = {}
     for one in results:
         if one["benchmark"] == "sft":
@@ -38,10 +38,11 @@ def training(results: list[Result]) -> str:
     parts = [
         "## Training on a CPU\n",
         "Whole training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, "
-        "LoRA r 32 on all linear layers or all weights, ours and the other side in turn, one "
-        "process and one thread each (`python -m benchmarks.sft`). Speed is tokens per CPU-second, "
-        "memory the peak above what was there before training, loss the largest relative "
-        "difference of a step's (padded batches hold other rows); all runs: `sft.json`.\n",
+        "LoRA r 32 on all linear layers or all weights. Ours and the other side alternate, one "
+        "process and one thread each (`python -m benchmarks.sft`). Speed: tokens per CPU-second. "
+        "Peak memory: minus memory before training. Loss: largest relative difference of a step's "
+        "loss (not comparable for padded batches, which have different rows). All runs: "
+        "`sft.json`.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
@@ -62,10 +63,7 @@ def training(results: list[Result]) -> str:
     ]
     older = {one["before"]["commit"]: one["before"]["what"] for one in rows if "before" in one}
     for commit, what in older.items():
-        parts.append(
-            f"Rows that say `before {commit}` were measured before that commit ({what}), and not "
-            "since.\n"
-        )
+        parts.append(f"Rows marked `before {commit}` were measured before that commit ({what}).\n")
     return "\n".join(parts)
 
 
@@ -75,8 +73,8 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    """The newest run of the first step, and the first entry that has the other parts: it was
-    measured with little else running."""
+    """Section from the newest run of the first step and the first entry with the other parts, which
+    was measured on a quiet machine."""
     one = next(one for one in results if all(part in one for part in SERVED))
     create, upload, sse = one["create"], one["upload"], one["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
@@ -89,8 +87,8 @@ def service(results: list[Result]) -> str:
     )
     rows = [
         ("create a job, 100 a second: p50 / p99", f"{alone['p50_ms']:g} / {alone['p99_ms']:g} ms"),
-        ("the same beside 20 lists a second: p99", f"{beside['p99_ms']:g} ms"),
-        ("API's memory for 1 GiB: in one request / in parts / back", f"{growth} MB"),
+        ("create a job, with 20 lists a second: p99", f"{beside['p99_ms']:g} ms"),
+        ("growth of the API's memory for 1 GiB: one request / parts / download", f"{growth} MB"),
         (
             f"{sse['watchers']} watchers: events delivered, lost, out of order",
             f"{sse['delivered']:,}, {sse['lost']}, {sse['repeated_or_out_of_order']}",
@@ -99,24 +97,24 @@ def service(results: list[Result]) -> str:
             "delivery of an event: p50 / p99",
             f"{sse['delivery_p50_ms']:.0f} / {sse['delivery_p99_ms']:.0f} ms",
         ),
-        ("a page of 10,000 over the first one, worst fifth", f"{max(map(max, pages)):.2f}x"),
+        ("page of 10,000 items / first page, worst fifth", f"{max(map(max, pages)):.2f}x"),
     ]
     return "\n".join(
         [
             "## The service\n",
             "The real processes on SQLite, loaded over loopback (`python -m benchmarks.service`; "
             "all runs: `service.json`; "
-            f"what the words mean: [benchmarks.md](benchmarks.md)). {one['cores']} cores of "
+            f"[explanation of the figures](benchmarks.md)). {one['cores']} cores of "
             f"{one['cpu']}, Python {one['python']}, {versions(one)}; {date(one)}, commit "
             f"{one['commit']}.\n",
-            table(("what", "measured"), rows),
+            table(("figure", "measured"), rows),
             _first_step(max((one for one in results if "first_step" in one), key=_when)),
         ]
     )
 
 
 def _first_step(one: Result) -> str:
-    """By kind; a run from before there were kinds is one of a worker that keeps no warm trainer."""
+    """Table by kind. A run without kinds is from a worker without a warm trainer."""
     found = one["first_step"]
     kinds = {"without": found} if "first_step_seconds" in found else found
     rows = (
@@ -126,7 +124,7 @@ def _first_step(one: Result) -> str:
     )
     return (
         f"From the request to the first training step ({date(one)}, commit {one['commit']}, "
-        f"{found['idle_share_of_all_cores']:.0%} of the cores idle meanwhile):\n\n"
+        f"{found['idle_share_of_all_cores']:.0%} of the cores idle):\n\n"
     ) + table(("when", "median", "fastest"), rows)
 
 

@@ -1,4 +1,4 @@
-"""What was measured of single parts of the engine: layouts, memory plan, precisions, run report."""
+"""Sections of the engine's parts: layouts, memory plan, precisions, resume points, self-check."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def layouts(result: Result | None) -> str:
     words = (
         "## The layout of a step\n\n"
         "`packing: auto` measures padded, padding-free and packed layouts over a run's first steps "
-        "(`python -m benchmarks.layouts`; `layouts.json`). Slower: the chosen layout's CPU time "
-        "over the fastest one's; cost: what the trial took beyond the fastest layout, as a share "
-        "of a run of 200 steps.\n"
+        "(`python -m benchmarks.layouts`; `layouts.json`). Slower: extra CPU time of the chosen "
+        "layout relative to the fastest. Cost: time of the trial beyond the fastest layout, as a "
+        "share of a run of 200 steps.\n"
     )
     if result is None:
         return words + _open("layouts")
@@ -43,11 +43,11 @@ def layouts(result: Result | None) -> str:
 def memory_plan(result: Result | None) -> str:
     words = (
         "## The memory plan\n\n"
-        "A step's peak as predicted before a run against what it held, on a CPU "
-        "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors; "
-        "after the trial: the same with the trial that every run makes; resident: what that "
-        "predicts with the allocator's share, against the growth of the process. Held out: not "
-        "looked at while the model was made.\n"
+        "Peak memory of a step, predicted before the run and measured, on a CPU "
+        "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors. "
+        "After the trial: the same, corrected by the trial that every run makes. Resident: the "
+        "corrected prediction with the allocator's share, against the growth of the process. Held "
+        "out: not used while the memory model was developed.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -68,16 +68,16 @@ def memory_plan(result: Result | None) -> str:
         )
         for one in result["settings"]
     )
-    head = ("setting", "recomputed", "predicted, MiB", "held, MiB", "error", "after the trial",
+    head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error", "after the trial",
             "resident")  # fmt: skip
     return f"{words}\nWorst: {worst}. {_setup(result)}\n\n" + table(head, rows)
 
 
 def precisions(results: list[Result]) -> str:
-    """Of each part the newest: files have their newest run first."""
+    """Section from the newest run of each part; files list the newest run first."""
     words = (
         "## Precisions of full tuning\n\n"
-        "The same rows in the same order in each `recipe.precision`, and its optimiser's cost "
+        "Loss and optimizer cost of each `recipe.precision`, on the same rows in the same order "
         "(`python -m benchmarks.precision`; `precision.json`).\n"
     )
     parts = [words]
@@ -86,8 +86,8 @@ def precisions(results: list[Result]) -> str:
         parts.append(_open("precision --only loss"))
     else:
         parts.append(
-            f"{loss['loss']['steps']} steps of tiny-math on GSM8K; the loss is that of rows which "
-            f"are not trained on. {_setup(loss)}\n"
+            f"{loss['loss']['steps']} steps of tiny-math on GSM8K; loss on held-out "
+            f"rows. {_setup(loss)}\n"
         )
         rows = (
             (
@@ -100,12 +100,12 @@ def precisions(results: list[Result]) -> str:
             )
             for name, one in loss["loss"]["runs"].items()
         )
-        parts.append(table(("precision", "loss", "on fp32's", "updates lost"), rows))
+        parts.append(table(("precision", "loss", "relative to fp32", "updates lost"), rows))
     if cost is None:
         parts.append(_open("precision --only cost"))
     else:
         one = cost["cost"]
-        parts.append(f"Optimiser steps on {one['parameters']:,} parameters. {_setup(cost)}\n")
+        parts.append(f"Optimizer steps on {one['parameters']:,} parameters. {_setup(cost)}\n")
         rows_of_cost = (
             (
                 f"`{name}`",
@@ -113,13 +113,13 @@ def precisions(results: list[Result]) -> str:
                 + verdict(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
                 f"{one['times_fp32'][name]:.1f}x",
                 _bound(one["extra_share_of_step"][name], one["extra_share_bar"])
-                if name == "bf16_split_master"  # the default: the bar is for it alone
+                if name == "bf16_split_master"  # the default, which has a bar
                 else f"{one['extra_share_of_step'][name]:.1%}",
             )
             for name, bytes_ in one["bytes_per_parameter"].items()
         )
-        head = ("precision", "bytes a parameter", "optimiser's CPU time on fp32's",
-                "more of a whole step")  # fmt: skip
+        head = ("precision", "bytes per parameter", "optimizer's CPU time / fp32",
+                "extra share of a step")  # fmt: skip
         parts.append(table(head, rows_of_cost))
     return "\n".join(parts)
 
@@ -127,8 +127,8 @@ def precisions(results: list[Result]) -> str:
 def resume_points(result: Result | None) -> str:
     words = (
         "## Resume points\n\n"
-        "What they cost a run at the default interval, on one thread of a CPU: the share of its "
-        "time that training waits, and of its CPU-seconds with the writing thread's "
+        "Cost at the default interval on one thread of a CPU: share of the time in which training "
+        "waits, and share of the CPU-seconds including the writing thread "
         "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
     )
     if result is None:
@@ -146,7 +146,16 @@ def resume_points(result: Result | None) -> str:
         )
         for one in result["runs"]
     )
-    head = ("model", "tuning", "MiB", "points", "waits, ms", "CPU, ms", "of the time", "of the CPU")
+    head = (
+        "model",
+        "tuning",
+        "MiB",
+        "points",
+        "wait, ms",
+        "CPU, ms",
+        "share of time",
+        "share of CPU",
+    )
     return f"{words}\n{table(head, rows)}\n{_setup(result)}\n"
 
 
@@ -157,9 +166,9 @@ def _share(value: float, bar: float) -> str:
 def self_check(result: Result | None) -> str:
     words = (
         "## The self-check\n\n"
-        "CPU time of the checks before the first step, beside that of 200 steps (`python -m "
+        "CPU time of the checks before the first step, relative to 200 steps (`python -m "
         "benchmarks.self_check`; `self_check.json`). Bar: 3 s or 3 % of 200 steps, whichever is "
-        "more.\n"
+        "greater.\n"
     )
     if result is None:
         return words + _open("self_check")
@@ -173,7 +182,7 @@ def self_check(result: Result | None) -> str:
         for name, one in result["cases"].items()
     )
     versions = {name: result[name] for name in ("torch", "transformers")}
-    head = ("run", "self-check", "a step", "of 200 steps")
+    head = ("run", "self-check", "one step", "share of 200 steps")
     return f"{words}\n{_setup(result | {'versions': versions})}\n\n{table(head, rows)}"
 
 
@@ -187,7 +196,7 @@ def _signed_bound(one: Result) -> str:
 
 
 def _open(module: str) -> str:
-    return f"\n**Open**: nothing is recorded of `python -m benchmarks.{module}` yet.\n"
+    return f"\n**Open**: no result of `python -m benchmarks.{module}` yet.\n"
 
 
 def _setup(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""What was measured on GPUs, one section a device; or which figures are open."""
+"""Sections of the GPU results, one for each device, or the list of open figures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def gpus(results: list[Result]) -> str:
         return "\n".join(
             [
                 "## GPUs\n",
-                "**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` does it in "
-                "one call; these figures are open:\n",
+                "**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` measures "
+                "these figures in one call:\n",
                 table(("figure", "bar"), ((one["bar"], _bound(one)) for one in judge({}))),
             ]
         )
@@ -77,17 +77,16 @@ def _speed(result: Result) -> str:
                 rows.append((model, setting, name, f"{rate:,.0f}", ratio, f"{peak:.1f}"))
     words = (
         "Whole training steps: LoRA r 16 on all linear layers, bf16 weights, random weights of "
-        "each shape. `no-recompute`: one row of 4,096 tokens a micro-batch, nothing recomputed on "
-        "any side. `defaults`: 12 rows of 64 to 1,024 tokens, and what each side does when nothing "
-        "is said.\n"
+        "each shape. `no-recompute`: one row of 4,096 tokens in a micro-batch, no recomputation on "
+        "any side. `defaults`: 12 rows of 64 to 1,024 tokens and each side's defaults.\n"
     )
-    head = ("model", "setting", "side", "tokens/s", "on stock's", "peak, GiB")
+    head = ("model", "setting", "side", "tokens/s", "/ stock", "peak, GiB")
     return words + "\n" + table(head, rows)
 
 
 def _profiles(result: Result) -> list[str]:
     return [
-        f"Time of `{case}`: the device was busy {one['device_busy_share']:.0%} of it "
+        f"Profile of `{case}`: the device was busy {one['device_busy_share']:.0%} of the time "
         f"({one['top_shown']}).\n\n```\n" + "\n".join(one["top"]) + "\n```\n"
         for case, one in result["speed"].items()
         if "top" in one
@@ -112,11 +111,18 @@ def _kernels(result: Result) -> str:
         if "ratio" in one
     ]
     words = (
-        "Kernels, forward and backward in bf16, against what the device reached in the same run: "
+        "Kernels, forward and backward in bf16, against the device's rates in the same run: "
         f"a copy at {ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s, a square product at "
         f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s.\n"
     )
-    head = ("shape/operation", "ms", "rate", "of the ceiling", "has a bar", "eager torch's time")
+    head = (
+        "shape/operation",
+        "ms",
+        "rate",
+        "share of the ceiling",
+        "has a bar",
+        "eager time / ours",
+    )
     return words + "\n" + table(head, rows)
 
 
@@ -126,8 +132,8 @@ def _parity(result: Result) -> str:
         for case, one in result["parity"].items()
     )
     words = (
-        "A whole patched model's gradients against the unpatched one's: in fp32 the largest "
-        "relative difference, in bf16 our error on stock's.\n"
+        "Gradients of a whole patched model against the unpatched model: in fp32 the largest "
+        "relative difference, in bf16 our error / stock's error.\n"
     )
     return words + "\n" + table(("model/dtype", "worst", "tensor", "within bounds"), rows)
 
@@ -135,6 +141,6 @@ def _parity(result: Result) -> str:
 def _missing(result: Result) -> str:
     rows = [(one["part"], one["case"], one["error"]) for one in result["errors"]]
     rows += [(one["part"], one["case"], one["why"]) for one in result["skipped"]]
-    return "Not measured, or failed:\n\n" + table(
+    return "Failed or skipped cases:\n\n" + table(
         ("part", "case", "why"), ((part, case, why.replace("|", "/")) for part, case, why in rows)
     )

@@ -1,4 +1,4 @@
-"""Whole steps of reinforcement against stock TRL."""
+"""Sections of the GRPO results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def grpo(results: list[Result]) -> str:
     words = (
         "## GRPO\n\n"
         "Whole steps against stock TRL's, CPU-seconds of one thread: a 12.4 M Llama, LoRA r 32, 2 "
-        "prompts x 8 completions, no recompute (`python -m benchmarks.grpo`; `grpo.json`). Ragged: "
-        "completions of 16 to 128 tokens, else 128. LoRA: its speed on our own full tuning's. "
-        "Beside: of our step, what is neither generating nor forward nor backward.\n"
+        "prompts x 8 completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). "
+        "Ragged: completions of 16 to 128 tokens, otherwise 128. LoRA: speed of LoRA / our full "
+        "tuning. Other: share of our step outside generation, forward and backward.\n"
     )
     if not results:
-        return words + "\n**Open**: nothing is recorded of `python -m benchmarks.grpo` yet.\n"
+        return words + "\n**Open**: no result of `python -m benchmarks.grpo` yet.\n"
     rows = (
         (
             _case(one),
@@ -32,7 +32,7 @@ def grpo(results: list[Result]) -> str:
         )
         for one in results
     )
-    head = ("case", "speed", "generating", "memory", "LoRA", "beside", "gradients differ by",
+    head = ("case", "speed", "generation", "memory", "LoRA", "other", "gradient difference",
             "rounds", "load of the 2 cores")  # fmt: skip
     times = (
         (
@@ -44,7 +44,7 @@ def grpo(results: list[Result]) -> str:
         for one in results
     )
     seconds = ("case", "ours: generate, forward, backward, rest", "theirs",
-               "tokens generated a CPU-second")  # fmt: skip
+               "generated tokens per CPU-second")  # fmt: skip
     last = results[0]
     return "\n".join(
         [
@@ -60,12 +60,12 @@ def grpo(results: list[Result]) -> str:
 def learning(results: list[Result]) -> str:
     words = (
         "## GRPO learns\n\n"
-        "tiny-math-flat through the API, LoRA r 16, 16 prompts x 8 completions, by the answer's "
-        "number (`python -m benchmarks.grpo_learns`; `grpo_learns.json`). pass@1 on rows that were "
-        "not trained, 8 completions each at temperature 1.\n"
+        "tiny-math-flat through the API, LoRA r 16, 16 prompts x 8 completions, graded by the "
+        "number in the answer (`python -m benchmarks.grpo_learns`; `grpo_learns.json`). pass@1 on "
+        "held-out rows, 8 completions each at temperature 1.\n"
     )
     if not results:
-        return words + "\n**Open**: nothing is recorded of it yet.\n"
+        return words + "\n**Open**: no result yet.\n"
     one = results[-1]
     bars = one["bars"]
     rows = (
@@ -93,13 +93,13 @@ def learning(results: list[Result]) -> str:
 
 def _beside_stock(one: Result, bar: float) -> str:
     if "stock_last" not in one:
-        return "**Open**: rewards beside stock TRL's (`--stock`) are not recorded yet.\n"
+        return "**Open**: no comparison with stock TRL (`--stock`) yet.\n"
     pairs = zip(one["ours_last"], one["stock_last"], strict=True)
     apart = one["difference"]
     return (
         "Mean reward of the last 10 steps, each with its own sampling, ours / stock TRL's by seed: "
         + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
-        + f"; apart on the mean: {apart:+.3f}"
+        + f"; difference of the means: {apart:+.3f}"
         + verdict(abs(apart) <= bar, f"{bar:g}")
         + ".\n"
     )

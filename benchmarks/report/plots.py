@@ -1,5 +1,5 @@
-"""The page's plots as SVG. Each carries a digest of what it shows, by which a test knows it is
-current whatever matplotlib drew it."""
+"""Plots of the page as SVG. Each plot has a digest of its data, so that a test can check the plot
+independently of matplotlib's version."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Bars:
     unit: str
     groups: tuple[str, ...]
     series: dict[str, tuple[float | None, ...]]
-    """By name, ours first: a value a group, None where there is none."""
+    """Values of each group by name of the series, ours first. None: no value."""
     marks: tuple[float | None, ...] = ()
-    """What each group has to reach."""
+    """Bar of each group."""
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
@@ -65,7 +65,7 @@ def draw(bars: Bars, path: Path) -> None:
 
 
 def _mark(axes: object, marks: Sequence[float | None]) -> None:
-    label: str | None = "has to reach"
+    label: str | None = "bar"
     for group, mark in enumerate(marks):
         if mark is not None:
             axes.plot(  # type: ignore[attr-defined]  # matplotlib is untyped

@@ -1,4 +1,4 @@
-"""The rollout engine against transformers' `generate`."""
+"""Section of the rollout engine against transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from .tables import Result, against_bar, date, table
 def rollouts(results: list[Result]) -> str:
     words = (
         "## Rollouts\n\n"
-        "Generation alone, taking over the weights included: a 12.4 M Llama with a LoRA adapter of "
+        "Generation including the weight sync: a 12.4 M Llama with a LoRA adapter of "
         "rank 32, 2 prompts x 8 completions, CPU-seconds of one thread "
         "(`python -m benchmarks.rollout`; `rollout.json`). Ragged: completions of 16 to 128 "
-        "tokens, else 128. Sync: taking over the weights, of our time.\n"
+        "tokens, otherwise 128. Sync: share of the weight sync in our time.\n"
     )
     if not results:
-        return words + "\nNo measurement yet: `rollout.json`.\n"
+        return (
+            words
+            + "\n**Open**: no result of `python -m benchmarks.rollout` yet (`rollout.json`).\n"
+        )
     rows = (
         (
             f"{one['dtype']}, {one['prompt_tokens']}-token prompts"
@@ -33,7 +36,7 @@ def rollouts(results: list[Result]) -> str:
         for one in results
     )
     head = (
-        *("case", "against", "speed", "memory", "sync", "our tokens a CPU-second"),
+        *("case", "against", "speed", "memory", "sync", "our tokens per CPU-second"),
         *("load of the 2 cores", "date"),
     )
     return f"{words}\n{table(head, rows)}"

@@ -1,4 +1,4 @@
-"""Markdown tables, and the words that several pages' rows share. Knows no benchmark."""
+"""Markdown tables and cell texts shared by the sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def date(result: Result) -> str:
 
 
 def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> str:
-    """`2.57x (bar 2.4: met)`"""
+    """Text of a ratio with its bar, such as `2.57x (bar 2.4: met)`."""
     if ratio is None:
         return NOT_MEASURED
     if bar is None:
@@ -29,12 +29,12 @@ def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> st
 
 
 def verdict(met: bool, bar: str) -> str:
-    """` (bar 2.4: met)`"""
+    """Text of a bar, such as ` (bar 2.4: met)`."""
     return f" (bar {bar}: {'met' if met else '**missed**'})"
 
 
 def versions(result: Result) -> str:
-    """Those that are recorded, by name."""
+    """Recorded versions as text."""
     found = dict(result.get("versions", {}))
     if "torch" in result:
         found["torch"] = result["torch"]

@@ -42,7 +42,7 @@ def test_what_raises_or_is_wrong_is_recorded_and_the_rest_runs(tmp_path: Path) -
     assert list(results["kernels"]) == ["a", "wrong", "b"]
     assert errors(results) == {
         "raises": "ValueError: planted",
-        "wrong": "its check did not pass: the figures stand with it",
+        "wrong": "check failed; the figures are recorded",
     }
 
 
@@ -79,5 +79,5 @@ def test_when_the_time_is_up_the_rest_is_skipped_and_named(tmp_path: Path) -> No
         ("parity", "c"),
         ("parity", "all of it"),
     ]
-    assert {one["why"] for one in results["skipped"]} == {"the 0.04 minutes were up"}
+    assert {one["why"] for one in results["skipped"]} == {"time limit of 0.04 minutes"}
     assert not results["errors"]

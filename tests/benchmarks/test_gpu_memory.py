@@ -45,7 +45,7 @@ def test_offloading_is_timed_and_what_goes_to_the_host_is_counted() -> None:
     wide = found | {"hidden": 4096, "tokens": 4096, "planner_calls_it_free": True}
     for overhead, met in ((0.01, True), (0.03, False)):
         judged = bars({"memory": {"a/offload": wide | {"overhead": overhead}}})
-        assert judged["memory: time that offloading costs"] == (overhead, met)
+        assert judged["memory: overhead of offloading"] == (overhead, met)
 
 
 def test_a_long_row_is_answered_before_it_is_loaded_and_then_run() -> None:
@@ -76,15 +76,15 @@ def test_precisions_are_weighed_timed_and_trained() -> None:
     assert losses["relative"]["fp32"] == 0.0
     assert abs(losses["relative"]["bf16_error_word"]) < 0.05
     judged = bars({"precision": found})
-    assert judged["precision: bytes a parameter in bf16_sr8"] == (
+    assert judged["precision: bytes per parameter in bf16_sr8"] == (
         pytest.approx(weighed["bf16_sr8"], rel=1e-3),
         True,
     )
-    assert judged["precision: loss with error words, off fp32's"][0] == (
+    assert judged["precision: relative difference of the loss with split masters from fp32"][0] == (
         pytest.approx(abs(losses["relative"]["bf16_error_word"]), rel=1e-3)
     )
     slow = found | {"tiny-llama/time": {"ratio": 1.2}}
-    assert bars({"precision": slow})["precision: a step with error words, on plain bf16's"] == (
+    assert bars({"precision": slow})["precision: step time with split masters / plain bf16"] == (
         1.2,
         False,
     )
