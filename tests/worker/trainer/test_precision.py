@@ -59,7 +59,7 @@ def test_c5_updates_that_plain_bf16_loses_are_told_and_alarmed(make_run: MakeRun
     assert len(set(lost)) == 2, "counted at steps 1 and 11"
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
     assert len(warnings) == 2
-    assert warnings[0].startswith("Full tuning in bf16: weights and AdamW take 6 bytes")
+    assert warnings[0].startswith("Full tuning in bf16: weights and AdamW state take 6 bytes")
     assert "updates are rounded away" in warnings[1]
     assert "bf16_split_master" in warnings[1]
 
@@ -119,8 +119,8 @@ def test_a_run_says_what_its_precision_takes(make_run: MakeRun) -> None:
     assert main(run) == 0
     said = [event.message for event in read_events(run)]
     assert (
-        "Full tuning in bf16_sr8: weights and AdamW take 4 bytes a parameter, and the gradient 2"
-        in said
+        "Full tuning in bf16_sr8: weights and AdamW state take 4 bytes per parameter, "
+        "the gradient 2" in said
     )
 
 

@@ -1,6 +1,6 @@
-"""LoRA on the model, and what was trained as files: a stock PEFT adapter, or the full weights.
+"""LoRA adapters: attaching, size prediction, and saving as a stock PEFT adapter or full weights.
 
-safetensors and JSON only. Knows nothing of where the files go next.
+Files are safetensors and JSON only.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 PROBE_TOKENS = 64
 PROBE_LOGITS = 8
+"""Number of tokens and of positions with logits in probe.safetensors."""
 
 
 def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
-    """The model with a fresh adapter: B = 0, so it starts out equal to the base model."""
+    """Attach a new adapter; B = 0, so the model equals the base model at first."""
     lora = recipe.lora or LoraRecipe()
     targets = _targets(model, lora, choices)
     whole = whole_matrices(
@@ -55,14 +56,14 @@ def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
     )
     try:
         with warnings.catch_warnings():
-            # peft asks for an attribute that transformers has renamed: nothing to act on.
+            # peft reads an attribute that transformers has renamed; the warning is harmless.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
             attached = peft.get_peft_model(model, config)
-    except ValueError as error:  # PEFT names the target modules that the model lacks
+    except ValueError as error:  # PEFT lists the missing target modules
         raise RunError(
             ErrorCode.RECIPE_INVALID,
             f"recipe.lora does not fit the model: {error}",
-            hint="Leave recipe.lora.target_modules at 'auto', or use names of its layers.",
+            hint="Set recipe.lora.target_modules to 'auto' or to names of the model's layers.",
             param="recipe.lora.target_modules",
         ) from error
     keep_in_fp32(attached)
@@ -74,15 +75,15 @@ def adapter_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
-    """The layers that LoRA adapts."""
+    """Return the targets of LoRA, without the matrices that train fully."""
     if isinstance(targets, str) or whole is None:
         return targets
     left = [target for target in targets if target not in whole.targets]
     if not left:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            "recipe.lora.target_modules names the embedding or the head alone.",
-            hint=f"Name a layer for LoRA as well, such as {PROJECTIONS[0]}.",
+            "recipe.lora.target_modules names only the embedding or the head.",
+            hint=f"Add a layer for LoRA, such as {PROJECTIONS[0]}.",
             param="recipe.lora.target_modules",
         )
     return left
@@ -90,22 +91,22 @@ def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | lis
 
 def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[str]:
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    found = [name for name in PROJECTIONS if name in names]
-    given = lora.target_modules
-    if isinstance(given, list):
-        absent = [target for target in given if not _has(model, target)]
-        if absent:  # PEFT is content when one of several exists
+    projections = [name for name in PROJECTIONS if name in names]
+    requested = lora.target_modules
+    if isinstance(requested, list):
+        absent = [target for target in requested if not _has(model, target)]
+        if absent:  # PEFT accepts the list if one target exists
             raise RunError(
                 ErrorCode.RECIPE_INVALID,
                 f"recipe.lora.target_modules: the model has no layer {absent[0]!r}.",
-                hint=f"It has {', '.join(found) or 'other names: use all-linear'}.",
+                hint=f"Use {', '.join(projections) or 'all-linear'}.",
                 param="recipe.lora.target_modules",
             )
     return choices.resolve(
         "lora.target_modules",
-        given,
-        found or "all-linear",
-        "the projections that this model has" if found else "it has none of the usual projections",
+        requested,
+        projections or "all-linear",
+        "the model's projections" if projections else "the model has none of the usual projections",
     )
 
 
@@ -114,22 +115,22 @@ def _has(model: Untyped, target: str) -> bool:
 
 
 def _matches(name: str, target: str) -> bool:
-    """As PEFT finds a target."""
+    """Return True if PEFT matches `target` to the module `name`."""
     return name == target or name.endswith(f".{target}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedAdapter:
-    """What a saved adapter is beside the model in memory."""
+    """Size of a saved adapter, and its difference from the model in memory."""
 
     bytes: int
-    """Of adapter_model.safetensors."""
+    """Bytes of adapter_model.safetensors."""
     rounding: float
-    """The largest change of a probe's logit that came of saving in fewer bits than were trained."""
+    """Largest change of a probe's logit by rounding the adapter to the saved dtype."""
 
     def summary(self) -> str:
         return (
-            f"adapter saved: {self.bytes:,} bytes; rounding to its precision moved the probe's "
+            f"adapter saved: {self.bytes:,} bytes; rounding to the saved dtype changed the probe's "
             f"logits by at most {self.rounding:.1g}"
         )
 
@@ -147,8 +148,10 @@ def save_trained(
     dtype: torch.dtype,
     with_tokenizer: bool,
 ) -> SavedAdapter | None:
-    """Write the adapter in `dtype` (or, with full tuning, the model as it is; then None) so that
-    stock libraries load it. `with_tokenizer`: an adapter needs it, because tokens were added."""
+    """Write the adapter in `dtype`, or with full tuning the model; then return None.
+
+    Stock libraries can load the files. `with_tokenizer`: save the tokenizer with the adapter,
+    because tokens were added."""
     with new_folder(path) as folder:
         if not isinstance(model, peft.PeftModel):
             model.save_pretrained(folder, safe_serialization=True)
@@ -167,8 +170,8 @@ def save_trained(
 
 @contextmanager
 def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, what trains has the values that a file of `dtype` will give back."""
-    before = [(one, one.data) for one in model.parameters() if one.requires_grad]
+    """Round the trained parameters to `dtype`, as in the file, within the block."""
+    before = [(p, p.data) for p in model.parameters() if p.requires_grad]
     try:
         for parameter, data in before:
             parameter.data = data.to(dtype).to(data.dtype)
@@ -179,8 +182,7 @@ def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
-    """Save everything but the weights once before training, so that what cannot be saved is known
-    in the first minute and not after the last."""
+    """Save everything except the weights before training, to find what cannot be saved early."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.config.save_pretrained(scratch)
         model.generation_config.save_pretrained(scratch)
@@ -188,16 +190,16 @@ def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
 
 
 def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
-    # Several chat templates would become a folder of files: they stay in tokenizer_config.json.
+    # Keep several chat templates in tokenizer_config.json, instead of a folder of files.
     several = isinstance(tokenizer.chat_template, dict)
     tokenizer.save_pretrained(folder, save_jinja_files=not several)
 
 
 def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype) -> int:
-    """Bytes of the weights' file."""
-    # Not PeftModel.save_pretrained, which adds a model card, and asks the hub about embeddings.
+    """Write the adapter's files and return the bytes of adapter_model.safetensors."""
+    # PeftModel.save_pretrained would add a model card and ask the hub about embeddings.
     file = folder / "adapter_model.safetensors"
-    # Copies: a tied matrix is one memory under two names, which the format does not have.
+    # Copies: safetensors has no tied tensors (one memory under two names).
     tensors = {
         name: value.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
         for name, value in adapter_tensors(model).items()
@@ -205,7 +207,7 @@ def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype)
     save_file(tensors, file, metadata={"format": "pt"})
     config = model.peft_config["default"]
     path, mode = config.base_model_name_or_path, config.inference_mode
-    # The name under which others know the base model, not a folder of this host.
+    # Write the base model's public name, not a folder of this host.
     config.base_model_name_or_path, config.inference_mode = base_name, True
     config.save_pretrained(folder)
     config.base_model_name_or_path, config.inference_mode = path, mode
@@ -214,7 +216,7 @@ def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype)
 
 
 def _sort_names(path: Path) -> None:
-    """PEFT writes sets, whose order differs from run to run: equal adapters get equal bytes."""
+    """Sort the sets that PEFT writes in varying order, so that equal adapters have equal bytes."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for key in ("target_modules", "modules_to_save", "modules_to_tie"):
         if isinstance(config.get(key), list):
@@ -223,13 +225,13 @@ def _sort_names(path: Path) -> None:
 
 
 def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some input [1, T] and this very model's logits for its last tokens, [1, n, V]."""
+    """Return an input [1, T] and the model's logits for its last tokens, [1, n, V]."""
     input_ids_1T = torch.tensor([ids[:PROBE_TOKENS]], dtype=torch.int64)
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        # The class's forward: accelerate hangs mixed precision on the instance's, and the files
-        # hold the weights as they are.
+        # The class's forward: accelerate wraps the instance's forward in mixed precision, and the
+        # files hold the weights without it.
         logits_1TV = (
             type(model)
             .forward(model, input_ids=input_ids_1T.to(model.device), use_cache=False)
@@ -240,21 +242,21 @@ def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tens
 
 
 def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Whoever loads the files can check that they are what was trained."""
+    """Save the probe, with which a loaded model can be compared to the trained one."""
     save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")
 
 
 def adapter_tensors(model: Untyped) -> dict[str, torch.Tensor]:
-    """What stock PEFT writes for `model`'s adapter, by the names of its file."""
-    # Asked for "auto", PEFT would look on the hub whether the vocabulary was resized.
+    """Return the tensors that stock PEFT writes for the adapter, by their names in the file."""
+    # With "auto", PEFT would ask the hub whether the vocabulary was resized.
     state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
-    """Size of adapter_model.safetensors; `model` may lie on the meta device.
+    """Return the exact size of adapter_model.safetensors; `model` may be on the meta device.
 
-    8 bytes of length, a JSON header padded to 8, then the numbers:
+    8 bytes of length, a JSON header padded to a multiple of 8, then the tensors:
     https://huggingface.co/docs/safetensors#format.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -268,11 +270,11 @@ def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
 
 
 def resolve_adapter_bytes(model: Untyped, dtype: torch.dtype, choices: Choices) -> int:
-    """`predict_bytes`, written down."""
+    """Record `predict_bytes` as a choice in plan.json and return it."""
     numbers = sum(tensor.numel() for tensor in adapter_tensors(model).values())
     return choices.resolve(
         "adapter_bytes",
         "auto",
         predict_bytes(model, dtype),
-        f"{numbers:,} numbers of {dtype.itemsize} bytes, and their names",
+        f"{numbers:,} parameters of {dtype.itemsize} bytes, plus the file header",
     )

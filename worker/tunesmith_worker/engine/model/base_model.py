@@ -1,6 +1,6 @@
-"""The base model and its tokenizer: loaded, and refused with a reason when they cannot be right.
+"""Loading of the base model and its tokenizer, with an error for models that cannot be trained.
 
-Only safetensors, never code from a model's repository. Knows nothing of adapters.
+Only safetensors are read; code from a model's repository is never run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from tunesmith_worker.rundir.plan import Device, LoadPlan
 from .quantization import fix_nf4_layout, quantization_config
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
-"""There on a host with an NVIDIA card and a driver of any age."""
+"""Exists on hosts with an NVIDIA GPU and any version of the driver."""
 
-Untyped = Any  # Any: transformers ships types too slow for mypy to read
+Untyped = Any  # Any: transformers' types are too slow for mypy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
+    """The base model with its tokenizer."""
+
     model: Untyped
     tokenizer: Untyped
     context: int | None
-    """Positions the model was made for; None if its config is silent."""
+    """Maximum number of positions; None if the configuration has none."""
 
     @property
     def vocabulary(self) -> int:
@@ -37,6 +39,7 @@ class Base:
 
 
 def find_device() -> Device:
+    """Return the training device. Raises RunError for a GPU whose driver is too old."""
     if not torch.cuda.is_available():
         if torch.version.cuda and NVIDIA_CONTROL.exists():
             _refuse_unusable_driver()
@@ -49,15 +52,16 @@ def find_device() -> Device:
 
 
 def _refuse_unusable_driver() -> None:
-    """A host that has a card must not train on its CPU because of the card's driver. No card in
-    sight by CUDA_VISIBLE_DEVICES is no such case."""
+    """Raise RunError if the GPU's driver is unusable, instead of training on the CPU.
+
+    A GPU hidden by CUDA_VISIBLE_DEVICES is not an error."""
     try:
         torch.cuda.init()
     except RuntimeError as error:
         if "driver" in str(error).lower():
             raise RunError(
                 ErrorCode.GPU_NOT_USABLE,
-                f"The NVIDIA driver here cannot run torch's CUDA {torch.version.cuda}: {error}",
+                f"The NVIDIA driver does not support torch's CUDA {torch.version.cuda}: {error}",
                 category=ErrorCategory.INFRASTRUCTURE,
                 hint="Update the driver (CUDA 13 needs 580 or newer), or train on the CPU with "
                 "CUDA_VISIBLE_DEVICES='' in the worker's environment.",
@@ -83,10 +87,10 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
             hint="Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
         )
     if tokenizer.pad_token is None:
-        # Any token will do, as padding is masked by position and never by its id.
+        # Any token works: padding is masked by position, not by its id.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    _mend_generation_config(model)
+    _fix_generation_config(model)
     return Base(model=model, tokenizer=tokenizer, context=context)
 
 
@@ -94,9 +98,9 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
     return torch.float32 if plan.precision == "fp32" else torch.bfloat16
 
 
-def _mend_generation_config(model: Untyped) -> None:
-    """Several released models (Llama 2) come with a temperature but without `do_sample`, which
-    transformers loads with a warning and then refuses to save."""
+def _fix_generation_config(model: Untyped) -> None:
+    """Set `do_sample` for models that have a temperature without it (Llama 2): transformers loads
+    such a configuration with a warning and refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -116,16 +120,16 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # refused below, by name
+        ignore_mismatched_sizes=True,  # refused below, with their names
         output_loading_info=True,
     )
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if missing:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
-            f"Model '{spec.model}' lacks {len(missing)} weights, which would be random, the first "
-            f"being {missing[0]}.",
-            hint="Download the model again, or use one whose weights fit its config.json.",
+            f"Model '{spec.model}' lacks {len(missing)} weights, such as {missing[0]}; they would "
+            "be random.",
+            hint="Download the model again, or use a model whose weights match its config.json.",
         )
     fix_nf4_layout(model)
     return model
@@ -133,13 +137,13 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
 
 def _check_folder(spec: RunSpec) -> None:
     folder = Path(spec.model_path)
-    if not folder.is_dir():  # one of the hub's: run_spec.py has refused a path to nothing
+    if not folder.is_dir():  # a Hugging Face id: rundir/spec.py refuses missing paths
         return
     if not (folder / "config.json").exists():
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
             f"Model '{spec.model}': {folder} has no config.json.",
-            hint="Save the model with save_pretrained, and its tokenizer beside it.",
+            hint="Save the model and its tokenizer into the folder with save_pretrained.",
             param="model",
         )
     if spec.recipe.from_scratch or any(folder.glob("*.safetensors")):
@@ -166,22 +170,22 @@ def _check_folder(spec: RunSpec) -> None:
 def _unusable(spec: RunSpec, error: Exception) -> RunError:
     text = str(error)
     if not isinstance(error, OSError | ValueError):
-        text = f"{type(error).__name__}: {text}"  # "KeyError: 'added_tokens'" needs both
+        text = f"{type(error).__name__}: {text}"  # "KeyError: 'added_tokens'" is clear only with its type
     if "is not a local folder and is not a valid model identifier" in text:
         return RunError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"Model '{spec.model}' is neither a folder on this worker nor a model on the hub.",
+            f"Model '{spec.model}' is not a folder on this worker and not a Hugging Face id.",
             hint="Check the name; a gated model needs HF_TOKEN in the worker's environment.",
             param="model",
         )
     return RunError(
         ErrorCode.MODEL_NOT_USABLE,
         f"Model '{spec.model}' cannot be loaded: {text}",
-        hint="Code from a model's repository is never run: its architecture must be one that "
-        "transformers has."
+        hint="Code from a model's repository is never run. Use a model whose architecture is in "
+        "transformers."
         if "trust_remote_code" in text
-        else "Can the worker's host reach the hub? If not, put the model into a folder below "
-        "TUNESMITH_MODEL_DIRS; a gated model needs HF_TOKEN in the worker's environment."
+        else "Check that the worker's host can reach huggingface.co, or put the model into a "
+        "folder below TUNESMITH_MODEL_DIRS. A gated model needs HF_TOKEN in the worker's environment."
         if not Path(spec.model_path).is_dir()
         else "Check that the folder has config.json, safetensors weights and a tokenizer.",
         param="model",

@@ -1,7 +1,7 @@
-"""A frozen base model in 4 or 8 bits, by bitsandbytes: how it is loaded, and read by our kernels.
+"""4-bit and 8-bit base models of bitsandbytes: loading, and access to the weights for our kernels.
 
-bitsandbytes is imported by transformers when a recipe asks for it, and never here: its modules are
-told by their names.
+transformers imports bitsandbytes if a recipe uses it. This file does not import it and recognises
+its modules by class name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Untyped = Any  # Any: transformers, PEFT and bitsandbytes are not typed
 
 
 def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Untyped:
-    """transformers' configuration; products are computed in `dtype`. NF4's block scales are
-    quantised as well: 0.52 bytes a weight instead of 0.56."""
-    # At each layer and step it says that int8 products are taken in fp16, and at its import that
-    # it would rather fetch a kernel from the network.
+    """Return transformers' configuration, with products in `dtype`. NF4's block scales are also
+    quantised: 0.52 bytes per weight instead of 0.56."""
+    # bitsandbytes warns at each layer and step that int8 products run in fp16, and at import that
+    # it could download a kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if kind == "int8":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
@@ -39,10 +39,10 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
 
 
 def fix_nf4_layout(model: Untyped) -> None:
-    """Hold bitsandbytes to one layout: on some CPUs it would repack NF4 weights for good, and round
-    their scales to bf16, when a layer is first used for evaluation.
+    """Keep bitsandbytes' standard layout of NF4 weights: on some CPUs it would repack them, and
+    round their scales to bf16, when a layer is first used for evaluation.
 
-    Raises RunError for layers that it computes wrongly on a CPU.
+    Raises RunError for layers that bitsandbytes computes wrongly on a CPU.
     """
     for name, module in model.named_modules():
         if not is_nf4(module):
@@ -52,17 +52,17 @@ def fix_nf4_layout(model: Untyped) -> None:
         if module.weight.device.type == "cpu" and module.in_features % block:
             raise RunError(
                 ErrorCode.RECIPE_INVALID,
-                f"recipe.quantization='nf4': layer {name} has {module.in_features} inputs, and on "
-                f"a CPU bitsandbytes widens rows wrongly that are no multiple of {block}.",
-                hint="Use quantization='int8' or 'none', or a worker with a GPU.",
+                f"recipe.quantization='nf4': layer {name} has {module.in_features} inputs. On a "
+                f"CPU, bitsandbytes needs a multiple of {block}.",
+                hint="Use recipe.quantization='int8' or 'none', or a worker with a GPU.",
                 param="recipe.quantization",
             )
 
 
 @contextmanager
 def adapter_dtype_kept(model: Untyped) -> Iterator[None]:
-    """Trainable weights are within, and after, in the dtype they had: TRL makes those over a
-    quantised model bf16, whose rounding would swallow their updates."""
+    """Restore the dtype of trainable weights after the block: TRL converts the adapter of a
+    quantised model to bf16, whose rounding would lose updates."""
     before = {p: p.data for p in model.parameters() if p.requires_grad}
     yield
     for parameter, data in before.items():
@@ -70,7 +70,7 @@ def adapter_dtype_kept(model: Untyped) -> Iterator[None]:
 
 
 def is_nf4(module: Untyped) -> bool:
-    """Whether it is bitsandbytes' linear layer with weights in NF4, and nothing derived from it."""
+    """Return True for bitsandbytes' linear layer with NF4 weights, but not for subclasses."""
     named = f"{type(module).__module__}.{type(module).__name__}"
     if named != "bitsandbytes.nn.modules.Linear4bit":
         return False
@@ -79,26 +79,26 @@ def is_nf4(module: Untyped) -> bool:
 
 
 def scales(model: Untyped) -> list[torch.Tensor]:
-    """What quantised weights need beside their codes, and no parameter or buffer is: scales of
-    blocks or rows, and what those are quantised by."""
-    found = []
+    """Return the tensors of quantised weights that are not parameters or buffers: scales of blocks
+    or rows, and the quantisation of the scales."""
+    tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
-        for one in (state, getattr(state, "state2", None)):
-            found += [getattr(one, name, None) for name in ("absmax", "code", "offset")]
-        found.append(getattr(parameter, "SCB", None))
-    # Where a layer's first forward has put them.
-    found += [getattr(getattr(one, "state", None), "SCB", None) for one in model.modules()]
-    return [one for one in found if isinstance(one, torch.Tensor)]
+        for level in (state, getattr(state, "state2", None)):
+            tensors += [getattr(level, name, None) for name in ("absmax", "code", "offset")]
+        tensors.append(getattr(parameter, "SCB", None))
+    # A layer's first forward moves its scales to the module's state.
+    tensors += [getattr(getattr(m, "state", None), "SCB", None) for m in model.modules()]
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
 def lora_over_nf4() -> Untyped:
-    """PEFT's layer over such a one. Only there once bitsandbytes has been imported."""
+    """Return PEFT's LoRA class for NF4 layers; it exists only after bitsandbytes is imported."""
     return peft.tuners.lora.Linear4bit
 
 
 def nf4_weight(module: Untyped) -> NF4Weight:
-    """The weight of a layer for which `is_nf4`, as our kernels read it; nothing is copied."""
+    """Return the weight of an NF4 layer in the form of our kernels, without copies."""
     state = module.weight.quant_state
     scales = None
     if state.nested:

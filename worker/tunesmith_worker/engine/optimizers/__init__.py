@@ -1,1 +1,1 @@
-"""AdamW for full tuning in bf16: optimisers of torch's kind, and how many updates were lost."""
+"""AdamW optimisers for full tuning in bf16, and the fraction of updates lost to rounding."""

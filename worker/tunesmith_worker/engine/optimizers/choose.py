@@ -1,4 +1,4 @@
-"""Which optimiser a precision trains with, and what it has to say to the trainer and to saving."""
+"""Choice of the optimiser for a precision, and the weights to save from it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .split_master import SplitMasterAdamW
 Untyped = Any  # Any: transformers is not typed
 OptimizerAndArguments = tuple[type[torch.optim.Optimizer], dict[str, Any]]  # Any: its arguments
 
-_BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's own
+_BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's defaults
 BYTES: dict[Precision, tuple[int, int]] = {
     "fp32": (12, 4),
     "bf16_split_master": (12, 2),
     "bf16_sr8": (4, 2),
     "bf16": (6, 2),
 }
-"""Full tuning, a parameter: weights and optimiser; the gradient."""
+"""Bytes per parameter in full tuning: (weights and optimiser state, gradient)."""
 
 
 def optimizer_for(
     precision: Precision, *, full: bool, learning_rate: float, seed: int
 ) -> OptimizerAndArguments | None:
-    """For the Trainer's `optimizer_cls_and_kwargs`; None where its own AdamW is right."""
+    """Return the Trainer's `optimizer_cls_and_kwargs`, or None to use the Trainer's AdamW."""
     if not full or precision in ("fp32", "bf16"):
         return None
     if precision == "bf16_split_master":
@@ -37,22 +37,22 @@ def optimizer_for(
 
 
 def describe_precision(precision: Precision) -> str:
-    """One line for the user."""
+    """Describe the precision of full tuning in one line for the user."""
     state, gradient = BYTES[precision]
-    line = f"Full tuning in {precision}: weights and AdamW take {state} bytes a parameter, and "
+    line = f"Full tuning in {precision}: weights and AdamW state take {state} bytes per parameter, "
     line += f"the gradient {gradient}"
     if precision == "bf16":
         line += (
-            "; plain bf16 rounds small updates away and ends at a higher loss: 'bf16_split_master' "
-            "does not"
+            ". Plain bf16 rounds small updates away and ends at a higher loss; "
+            "recipe.precision='bf16_split_master' does not"
         )
     return line
 
 
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
-    """Within, the model's weights are what is to be saved: with error words, the fp32 masters
+    """Set the model's weights to those to save within the block: fp32 masters, if there are any,
     rounded to bf16 as torch rounds."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()
     return nullcontext()

@@ -1,7 +1,7 @@
-"""AdamW on bf16 weights that are rounded stochastically, with moments of 8 bits: 4 bytes a weight.
+"""AdamW on bf16 weights with stochastic rounding and 8-bit moments: 4 bytes per weight.
 
-Norms, biases and other small tensors keep an error word and fp32 moments, as in error_word.py: they
-are few, and their weights, near 1, are those that lose most.
+Norms, biases and other small tensors have split masters and fp32 moments (split_master.py): they
+are few, and their weights, near 1, lose most by rounding.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from tunesmith_kernels.moment_codes import Moments, num_blocks
 from .split_master import SplitMasterAdamW, State
 
 SMALL = 4096
-"""Elements below which 8 bits save nothing worth having."""
+"""Tensors with fewer elements have split masters: 8-bit moments would save little memory."""
 _MASK = (1 << 64) - 1
 
 
 class StochasticAdamW(SplitMasterAdamW):
+    """AdamW with stochastic rounding and 8-bit moments for large bf16 matrices."""
+
     def __init__(
         self,
         params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],  # Any: torch's groups
@@ -33,8 +35,8 @@ class StochasticAdamW(SplitMasterAdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        """`seed` decides all rounding, with a parameter's place and its step: it stands in the
-        groups, and no other state of a generator is kept."""
+        """`seed`, the parameter's index and its step determine the rounding. The seed is stored in
+        the parameter groups; there is no other generator state."""
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, seed=seed)
 
     def _fresh(self, parameter: torch.Tensor) -> State:
@@ -72,7 +74,7 @@ class StochasticAdamW(SplitMasterAdamW):
 
 
 def mix_seed(*numbers: int) -> int:
-    """One seed of 62 bits for several numbers, by the finaliser of splitmix64
+    """Hash several numbers to one 62-bit seed with splitmix64's finaliser
     (https://doi.org/10.1145/2660193.2660195)."""
     x = 0
     for number in numbers:

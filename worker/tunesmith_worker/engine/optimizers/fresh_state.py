@@ -1,7 +1,7 @@
-"""An optimiser's state, made before its first update and as it would make it itself.
+"""Allocation of an optimiser's state before its first update.
 
-torch makes it inside the first `step`, group by group: running out of memory there can leave one
-group updated and the next one not. Knows nothing of trainers.
+torch allocates the state in the first `step`, group by group: out of memory there can leave one
+group updated and the next not.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ Untyped = Any  # Any: accelerate is not typed
 
 
 def make_state(optimizer: Untyped) -> None:
-    """For all trained parameters that have none yet, or for none of them where memory runs out;
-    then raises what ran out. Other optimisers than the ones we train with make theirs later."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
-    made = []
+    """Allocate the state of all trained parameters that have none.
+
+    If an allocation fails, the new states are removed and the error propagates. Optimisers other
+    than ours and torch's AdamW allocate their state in the first step."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    created = []
     try:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if not parameter.requires_grad or optimizer.state.get(parameter):
                     continue
-                made.append(parameter)
+                created.append(parameter)
                 if isinstance(optimizer, SplitMasterAdamW):
                     optimizer.state[parameter] |= optimizer.fresh(parameter)
                 elif type(optimizer) is torch.optim.AdamW and not group["amsgrad"]:
                     optimizer.state[parameter] |= _adamw(parameter, group)
-    except Exception:  # whatever it is, half a state must not stay: torch would take it for whole
-        for parameter in made:
+    except Exception:  # any error: torch would treat a partial state as complete
+        for parameter in created:
             optimizer.state.pop(parameter, None)
         raise
 
 
 def state_bytes(optimizer: Untyped) -> int:
-    """Of what there is."""
+    """Total bytes of the state's tensors."""
     optimizer = getattr(optimizer, "optimizer", optimizer)
     return sum(
-        one.nbytes
+        value.nbytes
         for state in optimizer.state.values()
-        for one in state.values()
-        if isinstance(one, torch.Tensor)
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
     )
 
 
 def _adamw(parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """As torch.optim.Adam._init_group has it."""
+    """Create the same state as torch.optim.Adam._init_group."""
     on_device = group["capturable"] or group["fused"]
     return {
         "step": torch.zeros(

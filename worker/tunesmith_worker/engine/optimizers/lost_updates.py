@@ -1,9 +1,8 @@
-"""How many updates rounding swallows: the share of elements that an optimiser's step meant to move
-and that stayed as they were.
+"""Fraction of updates lost to rounding: weights with a nonzero update that did not change.
 
-Counted at step 1 and every tenth after it, on up to 65,536 elements of each tensor, evenly apart.
-Rounding to the nearest bf16 loses an update of less than about |w| / 512; the moments still move,
-and so does the loss, a little: nothing else shows that the weights stand still.
+Counted at step 1 and every tenth step after it, on up to 65,536 evenly spaced elements per tensor.
+Rounding to the nearest bf16 loses updates smaller than about |w| / 512. The moments, and slightly
+the loss, still change, so no other metric shows lost updates.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tunesmith_worker.rundir.events import EventLog
 
 Untyped = Any  # Any: transformers is not typed
 
-EVERY = 10
-SAMPLE = 1 << 16
-ALARM = 0.20
+_INTERVAL = 10  # steps
+_SAMPLE_SIZE = 1 << 16  # elements per tensor
+_WARN_ABOVE = 0.20
 NAME = "updates_lost_fraction"
 
 
@@ -30,17 +29,18 @@ class _Sample:
     parameter: torch.Tensor
     decay: bool
     weight: torch.Tensor
-    """[n], as before the step."""
+    """[n], before the step."""
     error: torch.Tensor | None
-    """[n], where there are error words and the parameter has some already."""
+    """[n], low 16 bits of the fp32 masters before the step; None if the state has none yet."""
 
 
 class LostUpdates:
+    """Counts lost updates of an optimiser's bf16 parameters."""
+
     def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int = 0) -> None:
-        """Watches the steps of `optimizer`, bf16 parameters alone, until `close`; `steps` were done
-        before."""
+        """Register hooks on `optimizer`, until `close`. `steps`: number of steps already done."""
         self.fraction: float | None = None
-        """Of the last step counted; None as long as no step meant to move anything."""
+        """Fraction at the last counted step; None until a counted step has a nonzero update."""
         self._optimizer = optimizer
         self._steps = steps
         self._samples: list[_Sample] = []
@@ -55,9 +55,9 @@ class LostUpdates:
 
     def _before(self, *_: object) -> None:
         self._samples = []
-        if self._steps % EVERY == 0:
+        if self._steps % _INTERVAL == 0:
             for group in self._optimizer.param_groups:
-                if group["lr"] == 0.0:  # warm-up begins there, and nothing is meant to move
+                if group["lr"] == 0.0:  # start of the warm-up: no weight changes
                     continue
                 for p in group["params"]:
                     if p.grad is None or p.dtype != torch.bfloat16:
@@ -75,18 +75,17 @@ class LostUpdates:
 
     @torch.no_grad()
     def _after(self, *_: object) -> None:
-        lost, meant = 0, 0
         counts = [self._count(sample) for sample in self._samples]
-        for one_lost, one_meant in counts:
-            lost, meant = lost + int(one_lost), meant + int(one_meant)
-        if meant:
-            self.fraction = lost / meant
+        lost = sum(int(lost) for lost, _ in counts)
+        total = sum(int(updates) for _, updates in counts)
+        if total:
+            self.fraction = lost / total
         self._samples = []
 
     def _count(self, sample: _Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """Updates lost and meant."""
+        """Return the numbers of lost updates and of nonzero updates."""
         p, state = sample.parameter, self._optimizer.state[sample.parameter]
-        stochastic = "exp_avg" not in state  # loses none in the mean, whichever stayed this time
+        stochastic = "exp_avg" not in state  # unbiased: no update is lost in the mean
         moves = _evenly(state["m_code" if stochastic else "exp_avg"]) != 0
         if sample.decay:
             moves = moves | (sample.weight != 0)
@@ -100,8 +99,8 @@ class LostUpdates:
 
 
 class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """Puts the fraction among the metrics, and warns above 20 %. Comes before the callback that
-    tells the metrics."""
+    """Adds the fraction to the metrics, and warns above 20 %. Must run before the callback that
+    writes the metrics."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -121,7 +120,7 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
         optimizer: Untyped = None,
         **_: Untyped,
     ) -> None:
-        inner: Untyped = getattr(optimizer, "optimizer", optimizer)  # in accelerate's
+        inner: Untyped = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
         self._lost = LostUpdates(inner, steps=state.global_step)
         self._lost.fraction = self._fraction
 
@@ -141,18 +140,18 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
         if logs is None or "loss" not in logs or fraction is None:
             return
         logs[NAME] = fraction
-        if fraction > ALARM and not self._warned:
+        if fraction > _WARN_ABOVE and not self._warned:
             self._warned = True
             self._events.message(
                 f"Step {state.global_step}: {fraction:.0%} of the weights' updates are rounded "
-                "away, because they are too small for bf16. recipe.precision='bf16_split_master' "
-                "loses none, for 12 bytes a parameter instead of 6; 'bf16_sr8' none in the mean, "
-                "for 4.",
+                "away: they are too small for bf16. recipe.precision='bf16_split_master' loses no "
+                "update (12 bytes per parameter instead of 6); 'bf16_sr8' loses none in the mean "
+                "(4 bytes).",
                 level="warn",
                 data={"step": state.global_step, NAME: fraction},
             )
 
 
 def _evenly(x: torch.Tensor) -> torch.Tensor:
-    """Up to SAMPLE elements of x, as [n], a view."""
-    return x.reshape(-1)[:: max(1, -(-x.numel() // SAMPLE))]
+    """Return a view [n] of up to _SAMPLE_SIZE evenly spaced elements of x."""
+    return x.reshape(-1)[:: max(1, -(-x.numel() // _SAMPLE_SIZE))]

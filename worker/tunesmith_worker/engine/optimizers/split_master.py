@@ -1,8 +1,7 @@
-"""AdamW on bf16 weights whose lower halves are kept as 16-bit error words: fp32's trajectory.
+"""AdamW on split masters: bf16 weights plus the low 16 bits of their fp32 masters.
 
-A `torch.optim.Optimizer`. With the same gradients the weights and their error words are, bit for
-bit, torch.optim.AdamW(fused=True)'s fp32 weights. 12 bytes a weight: 2 + 2, and 4 + 4 for the
-moments. Knows nothing of trainers.
+With the same gradients, a weight and its low bits equal torch.optim.AdamW(fused=True)'s fp32 weight
+bit for bit. 12 bytes per weight: 2 + 2, and 4 + 4 for the moments.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 class SplitMasterAdamW(torch.optim.Optimizer):
-    """Parameters in bf16; those that a model keeps in fp32 get plain AdamW.
+    """AdamW for bf16 parameters with split masters; fp32 parameters use plain AdamW.
 
-    `found_inf` is what torch's fused optimisers know by that name: an fp32 scalar on the device;
-    where it is 1, a step changes neither weights nor moments. Steps are counted all the same."""
+    `found_inf`: as in torch's fused optimisers, an fp32 scalar on the device. If it is 1, a step
+    changes neither weights nor moments, but the step count increases. The state's key `error` is
+    the low 16 bits of the masters; resume points store it under this name."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         return loss
 
     def master(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The fp32 weight that the parameter and its error word stand for, in its shape."""
+        """Return the fp32 master of a parameter, in its shape."""
         error = self.state[parameter].get("error")
         if error is None:
             return parameter.detach().float()
@@ -89,8 +89,9 @@ class SplitMasterAdamW(torch.optim.Optimizer):
 
     @contextmanager
     def rounded_to_even(self) -> Iterator[None]:
-        """Within, each parameter is its fp32 master as torch rounds it to bf16, ties to even; then
-        again what it was. For saving."""
+        """Round each fp32 master to bf16 with ties to even, as torch does, within the block.
+
+        Used for saving; the parameters are restored after the block."""
         moved = []
         for _, parameter in self._parameters():
             error = self.state[parameter].get("error")
@@ -107,7 +108,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 bits[at] += 1
 
     def load_state_dict(self, state_dict: State) -> None:
-        """What `state_dict` gave, exactly: torch's own would cast it to the parameters' dtype."""
+        """Load a state dict without casts: torch's method casts to the parameters' dtype."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -118,13 +119,13 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 self.state[parameter][name] = value
 
     def _parameters(self) -> Iterator[tuple[State, torch.Tensor]]:
-        """Each parameter with its group, in an order that a state dict keeps."""
+        """Yield each parameter with its group, in the order of a state dict."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter
 
     def fresh(self, parameter: torch.Tensor) -> State:
-        """What it has of a parameter before the first update."""
+        """Return the state of a parameter before the first update."""
         return {"step": 0, **self._fresh(parameter)}
 
     def _fresh(self, parameter: torch.Tensor) -> State:
@@ -146,7 +147,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         group: State,
         index: int,
     ) -> None:
-        """weight and grad [n], of the parameter that comes `index`-th."""
+        """Update one parameter. weight and grad: [n]; index: position among all parameters."""
         m, v = state["exp_avg"], state["exp_avg_sq"]
         if "error" in state:
             adamw_error_word_(weight, state["error"], grad, m, v, spec, self.found_inf)
