@@ -152,7 +152,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         "utilization": {
             "mfu": 0.4688,
             "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 3,000,000,000, P_lora = "
-            "20,000,000, over 989.4 TFLOP/s of NVIDIA H200; generation left out, its time too",
+            "20,000,000, over 989.4 TFLOP/s of NVIDIA H200; without generation and its time",
             "model_flops": 5.9e16,
             "peak_tflops": 989.4,
         },

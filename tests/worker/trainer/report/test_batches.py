@@ -13,8 +13,8 @@ from tunesmith_worker.trainer.report.batches import WARM_UP, BatchCounts, Fit
 def test_tokens_are_the_rows_and_slots_the_places_they_were_given() -> None:
     counts = BatchCounts([None, None])
     counts.step([10, 4, 6])
-    counts.micro_batch(20, settled=True)  # two rows, side by side
-    counts.micro_batch(6, settled=True)
+    counts.micro_batch(20, final_layout=True)  # two rows, side by side
+    counts.micro_batch(6, final_layout=True)
     assert (counts.tokens, counts.slots, counts.micro_batches) == (20, 26, 2)
     assert counts.pairs == 2 * (10**2 + 4**2 + 6**2), "of both layers"
 
@@ -40,7 +40,7 @@ def test_a_line_is_found_through_noisy_times() -> None:
 def test_times_go_to_the_micro_batches_in_their_order_and_the_first_are_left_out() -> None:
     counts = BatchCounts([])
     for size in range(10, 20):  # all begin before the first one's time is known, as on a GPU
-        counts.micro_batch(size, settled=size != 15)
+        counts.micro_batch(size, final_layout=size != 15)
     for size in range(10, 20):
         counts.computed(PhaseName.FORWARD, size * 1.0)
         counts.computed(PhaseName.BACKWARD, size * 2.0 + (1e6 if size == 15 else 0))
@@ -61,19 +61,19 @@ def test_a_step_that_begins_again_is_counted_once(in_forward: bool) -> None:
         counts.computed(PhaseName.BACKWARD, size * 2.0)
 
     for _ in range(WARM_UP):
-        counts.micro_batch(10, settled=True)
+        counts.micro_batch(10, final_layout=True)
         computed(10)
     counts.step([100, 50])
-    counts.micro_batch(100, settled=True)
+    counts.micro_batch(100, final_layout=True)
     computed(100)
-    counts.micro_batch(50, settled=True)
+    counts.micro_batch(50, final_layout=True)
     if not in_forward:
         computed(50)
-    counts.step_again(in_forward=in_forward)
+    counts.restart_step(in_forward=in_forward)
     if in_forward:
         counts.computed(PhaseName.FORWARD, 77.0)  # the one that failed
     for size in (70, 30, 40, 10):
-        counts.micro_batch(size, settled=True)
+        counts.micro_batch(size, final_layout=True)
         computed(size)
     assert (counts.slots, counts.micro_batches) == (10 * WARM_UP + 150, WARM_UP + 4)
     assert counts.fit.mean_seconds == pytest.approx(3 * counts.fit.mean_slots)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tunesmith_worker.trainer.report.flops import ModelShape, model_shape, peak_tflops
+from tunesmith_worker.trainer.report.flops import FlopsShape, model_shape, peak_tflops
 
 ROWS, LENGTH = 2, 64
 
@@ -36,9 +36,9 @@ def counted(model: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def shape_of(model: Any, *, full: bool) -> ModelShape:
+def shape_of(model: Any, *, full: bool) -> FlopsShape:
     shape = model_shape(model, full=full)
-    assert isinstance(shape, ModelShape), shape
+    assert isinstance(shape, FlopsShape), shape
     return shape
 
 
@@ -83,7 +83,7 @@ def test_a_head_that_trains_beside_an_adapter_counts_once() -> None:
 def test_what_cannot_be_counted_says_why() -> None:
     small = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
     gpt2 = transformers.GPT2LMHeadModel(small)
-    assert "not torch's linear layers" in str(model_shape(gpt2, full=True))
+    assert "not torch.nn.Linear" in str(model_shape(gpt2, full=True))
     experts = transformers.MixtralConfig(
         hidden_size=16,
         intermediate_size=16,

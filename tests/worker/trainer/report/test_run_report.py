@@ -95,7 +95,7 @@ def test_metrics_carry_live_figures_once_a_second(
     with_figures, without = (len(json.dumps(p)) for p in (points[0], points[-1]))
     assert with_figures - without < 160
 
-    monkeypatch.setattr(watch, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "LIVE_SECONDS", 0.0)
     again = make_run(UNEVEN, recipe={"max_steps": 3}, name="again")
     assert main(again) == 0
     for point in event_data(again, EventKind.METRICS):

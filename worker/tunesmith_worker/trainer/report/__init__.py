@@ -1,1 +1,1 @@
-"""The run report: what a trainer and its supervisor account for, and what follows from it."""
+"""The trainer's part of the run report: times, counts, memory and utilization."""

@@ -1,5 +1,7 @@
-"""What the training batches held, counted on the host, and how the time of a micro-batch grows
-with its size.
+"""Counts of tokens in training batches, and the effect of more rows per micro-batch.
+
+Micro-batches differ in size, so that a run can measure seconds = fixed + rate x slots. With twice
+the rows, the fixed part is paid once instead of twice.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from dataclasses import dataclass
 from tunesmith_schema import PhaseName, Saturation
 
 WARM_UP = 3
-"""First micro-batches that say nothing of the later ones: allocations, kernels being chosen."""
+"""First micro-batches to ignore, which allocate memory and choose kernels."""
 
 
 @dataclass(slots=True)
 class Fit:
-    """Least squares of seconds = fixed + rate x slots over micro-batches, kept as sums."""
+    """Least-squares fit of seconds = fixed + rate x slots over micro-batches, as running sums."""
 
     count: int = 0
     _x: float = 0.0
@@ -27,7 +29,7 @@ class Fit:
     _yy: float = 0.0
 
     def add(self, slots: int, seconds: float) -> None:
-        """Welford's update: no difference of large sums."""
+        """Add a micro-batch by Welford's update, which avoids differences of large sums."""
         self.count += 1
         dx, dy = slots - self._x, seconds - self._y
         self._x += dx / self.count
@@ -46,11 +48,11 @@ class Fit:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the slots over their mean."""
+        """Standard deviation of the slots, divided by their mean."""
         return math.sqrt(self._xx / self.count) / self._x if self.count and self._x else 0.0
 
     def fixed_seconds(self) -> tuple[float, float]:
-        """What a micro-batch costs whatever its size, and the standard error of that."""
+        """Return the fixed seconds of a micro-batch, and their standard error."""
         rate = self._xy / self._xx
         fixed = self._y - rate * self._x
         residual = max(0.0, self._yy - rate * self._xy) / (self.count - 2)
@@ -58,22 +60,22 @@ class Fit:
 
 
 class BatchCounts:
-    """Sums over the steps trained so far."""
+    """Sums over the trained steps."""
 
     def __init__(self, windows: Iterable[int | None]) -> None:
-        """`windows`: the reach of each layer's attention in tokens; None where it sees all."""
+        """`windows`: attention window of each layer in tokens; None for full attention."""
         self._windows = Counter(windows)
         self.slots = self.tokens = self.micro_batches = 0
         self.pairs = 0.0
-        """Sum over layers and rows of twice the pairs of tokens that attention looks at: the
-        square of a row's length."""
+        """Sum over layers and rows of twice the attended pairs of tokens: the square of a row's
+        length."""
         self.fit = Fit()
         self._sizes: deque[int] = deque()
         self._forward = 0.0
         self._before = (0, 0)
 
     def step(self, lengths: Sequence[int]) -> None:
-        """An optimiser step on rows of so many tokens begins."""
+        """Count the tokens of an optimizer step on rows of these lengths, at its beginning."""
         self._before = self.slots, self.micro_batches
         self.tokens += sum(lengths)
         self.pairs += sum(
@@ -82,20 +84,23 @@ class BatchCounts:
             for n in lengths
         )
 
-    def step_again(self, *, in_forward: bool) -> None:
-        """The step begins anew, as memory ran out in a micro-batch's forward, or after it."""
+    def restart_step(self, *, in_forward: bool) -> None:
+        """Undo the counts of a step that restarts because memory ran out.
+
+        `in_forward`: memory ran out in a forward pass.
+        """
         self.slots, self.micro_batches = self._before
-        if in_forward:  # its backward will never be told of
+        if in_forward:  # its backward will not run
             self._sizes.pop()
 
-    def micro_batch(self, slots: int, *, settled: bool) -> None:
-        """One of its micro-batches begins. `settled`: in the layout that all later ones have."""
+    def micro_batch(self, slots: int, *, final_layout: bool) -> None:
+        """Count a micro-batch at its beginning. `final_layout`: in the layout of all later ones."""
         self.slots += slots
         self.micro_batches += 1
-        self._sizes.append(slots if settled and self.micro_batches > WARM_UP else 0)
+        self._sizes.append(slots if final_layout and self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
-        """A forward or backward pass took `seconds`; they are told of in the order of the run."""
+        """Add the time of a forward or backward pass, in the order of the run."""
         if phase == PhaseName.FORWARD:
             self._forward = seconds
         elif phase == PhaseName.BACKWARD:
@@ -105,58 +110,61 @@ class BatchCounts:
 
 
 ENOUGH = 20
-"""Micro-batches below which nothing is said."""
+"""Minimum number of micro-batches."""
 SPREAD = 0.05
-"""Sizes must differ by this much of their mean (standard deviation) for a line through them."""
+"""Minimum standard deviation of the sizes, as a share of their mean, for a fit."""
 WORTH = 0.05
-"""A gain below this is saturation."""
+"""Minimum gain; a smaller gain is saturation."""
 
 
 def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
-    """`waits`: share of the steps at whose end the GPU had nothing left to do; None on a CPU."""
+    """Return the effect of more rows.
+
+    `waits`: share of the steps at whose end the GPU was idle; None on a CPU.
+    """
     if fit.count < ENOUGH:
         return Saturation(
             state="not_measured", text=f"not measured: {fit.count} micro-batches, {ENOUGH} needed"
         )
     if fit.spread < SPREAD:
-        return _of_equal_sizes(fit, waits)
+        return _saturation_of_equal_sizes(fit, waits)
     fixed, error = fit.fixed_seconds()
-    low, gain, high = (_doubling(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error))
+    low, gain, high = (
+        _doubling_gain(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error)
+    )
     part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms do"
-    if fixed < 0:  # the line's, not a time
+    if fixed < 0:  # a value of the fit, not a time
         part = f"no more than {max(0.0, fixed + 2 * error) * 1e3:.1f} ms do"
     words = (
         f"of {fit.mean_seconds * 1e3:.1f} ms for a micro-batch of {fit.mean_slots:,.0f} slots, "
         f"{part} not depend on its size"
     )
-    if fixed >= fit.mean_seconds:  # larger ones took less: no line
+    if fixed >= fit.mean_seconds:  # larger ones took less time: no fit
         return Saturation(
             state="not_measured",
-            text="not measured, the figures vary too much: larger micro-batches took no longer",
+            text="not measured, the times vary too much: larger micro-batches took no longer",
         )
     if high < WORTH:
         text = f"{device} already saturated; more rows only add memory: {words}"
         return Saturation(state="saturated", text=text, doubling_gain=round(gain, 4))
     if low > WORTH:
-        text = f"twice the rows give about {gain:.0%} more tokens a second: {words}"
+        text = f"twice the rows would give about {gain:.0%} more tokens a second: {words}"
         return Saturation(state="not_saturated", text=text, doubling_gain=round(gain, 4))
-    return Saturation(
-        state="not_measured", text=f"not measured, the figures vary too much: {words}"
-    )
+    return Saturation(state="not_measured", text=f"not measured, the times vary too much: {words}")
 
 
-def _doubling(fit: Fit, fixed: float) -> float:
-    """Tokens a second with twice the slots over those now, less one."""
+def _doubling_gain(fit: Fit, fixed: float) -> float:
+    """Return the relative gain in tokens per second with twice the slots."""
     twice = max(2 * fit.mean_seconds - fixed, fit.mean_seconds)
     return 2 * fit.mean_seconds / twice - 1
 
 
-def _of_equal_sizes(fit: Fit, waits: float | None) -> Saturation:
+def _saturation_of_equal_sizes(fit: Fit, waits: float | None) -> Saturation:
     if waits is not None and waits > 0.5:
         return Saturation(
             state="not_saturated",
-            text=f"the GPU had nothing left to do at the end of {waits:.0%} of the steps: more "
-            "rows at once give it more (by how much was not measured)",
+            text=f"the GPU was idle at the end of {waits:.0%} of the steps: more rows at once "
+            "would raise tokens a second (by how much was not measured)",
         )
     return Saturation(
         state="not_measured",

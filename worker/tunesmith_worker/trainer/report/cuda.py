@@ -1,8 +1,8 @@
-"""The GPU's share of the wall clock, read from events long after they were recorded.
+"""Phases of the GPU's time, from CUDA events that are read after the GPU has passed them.
 
-The host runs ahead of the GPU: what it does between two pieces of work counts only as far as the
-GPU had run out of work meanwhile, which is the end of that span. No call here waits for the GPU,
-but for the one at the end of training.
+The host runs ahead of the GPU. The host's work between two GPU segments counts only if the GPU was
+idle meanwhile, which is at the end of that time. Only `finish`, at the end of training, waits for
+the GPU.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tunesmith_schema import COMPUTE, PhaseName
 from tunesmith_worker.rundir.clock import Charge
 
 ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
-"""What the GPU works on: between two events, whatever the host did meanwhile."""
+"""Phases of GPU work."""
 Spans = list[tuple[str, float]]
-"""What the host did one after the other, in seconds."""
+"""Consecutive phases of the host and their seconds."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    """A piece of the GPU's time between two events: work of one phase, or a gap."""
+    """The GPU's time between two events: work of one phase, or a gap."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
     phase: str | None = None
-    """None: a gap, in which the host did `spans`."""
+    """None for a gap, in which the host worked on `spans`."""
     spans: Spans = field(default_factory=list)
 
 
@@ -43,7 +43,7 @@ class CudaTimeline:
         self._booked = 0.0
         self._free: list[torch.cuda.Event] = []
         self.steps = self.waits = 0
-        """Optimiser steps, and those at whose end the GPU had finished all before them."""
+        """Number of optimizer steps, and of those at whose end the GPU was idle."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
         if ended in ON_DEVICE and self._last is not None:
@@ -60,13 +60,13 @@ class CudaTimeline:
     def finish(self, seconds: float) -> None:
         torch.cuda.synchronize()
         self._drain()
-        # What is left of the host's time is what it did since the last event was reached.
+        # The remaining time is the host's time since the last event.
         self._book_gap(self._spans, max(0.0, seconds - self._booked))
         self._spans = []
 
     def _begin_compute(self) -> None:
         event = self._record()
-        if self._last is None:  # the GPU had nothing to do so far
+        if self._last is None:  # the GPU was idle until now
             for phase, seconds in self._spans:
                 self._charge(phase, seconds)
         else:
@@ -83,7 +83,7 @@ class CudaTimeline:
         return event
 
     def _drain(self) -> None:
-        """Book what the GPU has left behind it."""
+        """Charge the segments that the GPU has finished."""
         while self._pending and self._pending[0].end.query():
             segment = self._pending.popleft()
             seconds = segment.start.elapsed_time(segment.end) / 1e3
@@ -91,10 +91,10 @@ class CudaTimeline:
                 self._book_gap(segment.spans, seconds)
             else:
                 self._charge(segment.phase, seconds)
-            self._free.append(segment.start)  # the end is the start of the next one
+            self._free.append(segment.start)  # the end event is the start of the next segment
 
     def _book_gap(self, spans: Spans, seconds: float) -> None:
-        """The GPU waited for `seconds`, at the end of `spans`."""
+        """Charge an idle time of `seconds` to the last of the host's `spans`."""
         for phase, span in reversed(spans):
             part = min(span, seconds)
             self._charge(phase, part)

@@ -1,4 +1,4 @@
-"""The arithmetic that a model needs for training, and what GPUs can do.
+"""FLOPs that a model needs for training, and peak FLOP/s of GPUs.
 
 Per input token, with P the weights of its linear layers (the head counts, the embedding lookup does
 not) and P_lora those of the adapters:
@@ -9,7 +9,7 @@ not) and P_lora those of the adapters:
                                                     half of the S^2 pairs, as it is causal
 
 (Kaplan et al., https://arxiv.org/abs/2001.08361, section 2.1; PaLM, https://arxiv.org/abs/2204.02311,
-appendix B.) What is computed anew in the backward does not count, nor does padding.
+appendix B.) Recomputation in the backward and padding do not count.
 """
 
 from __future__ import annotations
@@ -50,39 +50,37 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
 for the GeForce cards, the architecture white papers (Ada, Ampere GA102). Where a sheet gives the
 figure with sparsity, half of it.
 
-Looked up again on 2026-11-20, in second-hand tables, as no data sheet could be had: B200, H200,
-H100 (SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX
-cards were not found and are not verified."""
+Checked on 2026-11-20 against secondary tables, as data sheets were not available: B200, H200, H100
+(SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX cards
+are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
-    """By the longest entry that stands as words in the GPU's name as its driver has it; None if
-    there is none."""
+    """Return the peak of the longest entry whose words the driver's GPU name contains, or None."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
-        return None  # less than the card that it is named after
+        return None  # slower than the card of that name
     known = [name for name in PEAK_TFLOPS if f" {name} " in words]
     return PEAK_TFLOPS[max(known, key=len)] if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """What the arithmetic depends on."""
+class FlopsShape:
+    """The properties of a model that determine its FLOPs."""
 
     base: int
-    """Weights of the linear layers, adapters left out."""
+    """Number of weights of the linear layers, without adapters."""
     adapter: int
-    """Weights of the adapters' matrices, and of a head that trains as a whole beside them."""
+    """Number of weights of the adapters' matrices, and of a head that trains as a whole."""
     full: bool
-    """Whether all weights are trained."""
+    """True if all weights train."""
     heads_x_size: int
-    """Attention heads times their size."""
+    """Number of attention heads times their size."""
     windows: tuple[int | None, ...]
-    """The reach of each layer's attention, in tokens; None: all before."""
+    """Attention window of each layer in tokens; None for full attention."""
 
     def flops(self, tokens: int, pairs: float) -> float:
-        """Of a training step on `tokens`; `pairs` is the sum of squared row lengths over layers,
-        as `BatchCounts` has it."""
+        """Return the FLOPs of a training step; `pairs`: as in `BatchCounts`."""
         weights = 6 * self.base if self.full else 4 * self.base + 6 * self.adapter
         return float(weights) * tokens + 6.0 * self.heads_x_size * pairs
 
@@ -93,17 +91,17 @@ class ModelShape:
         return f"{weights} + attention FLOPs a token, P = {self.base:,}{adapter}"
 
 
-def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
-    """The shape, or why it cannot be told."""
+def model_shape(model: Untyped, *, full: bool) -> FlopsShape | str:
+    """Return the shape, or the reason why it is unknown."""
     config = model.config.get_text_config()
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     if any(getattr(config, name, None) for name in experts):
-        return "a mixture of experts: how many weights a token meets is not counted"
+        return "a mixture of experts: the number of weights per token is not counted"
     heads, layers = (
         getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers")
     )
     if not isinstance(heads, int) or not isinstance(layers, int):
-        return f"{config.model_type}: its config does not give heads and layers"
+        return f"{config.model_type}: its config has no numbers of heads and layers"
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     windows = _windows(config, layers)
     if windows is None:
@@ -111,7 +109,7 @@ def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
     base = adapter = 0
     for name, module in model.named_modules():
         if isinstance(module, Conv1D):  # GPT-2's
-            return f"{config.model_type}: its layers are not torch's linear layers"
+            return f"{config.model_type}: its layers are not torch.nn.Linear"
         if isinstance(module, torch.nn.Linear) and ".original_module" not in name:
             weights = module.in_features * module.out_features
             if ".lora_" in name or ".modules_to_save." in name:
@@ -119,17 +117,17 @@ def model_shape(model: Untyped, *, full: bool) -> ModelShape | str:
             else:
                 base += weights
     if base == 0:
-        return f"{config.model_type}: its layers are not torch's linear layers"
-    return ModelShape(
+        return f"{config.model_type}: its layers are not torch.nn.Linear"
+    return FlopsShape(
         base=base, adapter=adapter, full=full, heads_x_size=heads * size, windows=windows
     )
 
 
 def _windows(config: Untyped, layers: int) -> tuple[int | None, ...] | None:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
-    reach = getattr(config, "sliding_window", None)
+    window = getattr(config, "sliding_window", None)
     if not set(kinds) <= {"full_attention", "sliding_attention"}:
         return None
     if not getattr(config, "layer_types", None) and getattr(config, "use_sliding_window", True):
-        return (reach,) * layers
-    return tuple(reach if kind == "sliding_attention" else None for kind in kinds)
+        return (window,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,6 +1,4 @@
-"""How much memory a trainer holds, by kind, and the most it held. Asks nothing of the GPU itself:
-torch's allocators keep count on the host.
-"""
+"""Current and peak memory of the trainer, by kind, from counters on the host without GPU calls."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> PeakMemory:
-    """Since the process began; a forked or replaced parent's memory does not count."""
+    """Return peaks since the process began, without the memory of a parent process."""
     if not torch.cuda.is_initialized():
         return PeakMemory(rss=_peak_rss())
     return PeakMemory(
@@ -29,7 +27,7 @@ def peak_memory() -> PeakMemory:
 
 
 def memory_now() -> dict[str, float | None]:
-    """Bytes held at this moment, by the names of the live metrics."""
+    """Return the bytes in use, by the names of the live metrics."""
     now: dict[str, float | None] = {"memory_rss": _rss()}
     if torch.cuda.is_initialized():
         stats = torch.cuda.memory_stats()
@@ -51,12 +49,12 @@ def _rss() -> int | None:
 
 
 def _peak_rss() -> int:
-    """getrusage carries a parent's peak over an exec; VmHWM is this program's own."""
+    """Return VmHWM, since getrusage includes the parent's peak from before exec."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = next((line for line in lines if line.startswith("VmHWM:")), None)
-    if peak is None:  # some sandboxes leave it out
+    if peak is None:  # missing in some sandboxes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(peak.split()[1]) * 1024

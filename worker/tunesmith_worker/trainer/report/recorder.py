@@ -1,7 +1,7 @@
-"""The trainer's side of the run report: holds the clock, and writes report.json.
+"""Recorder of the run report: owns the clock and writes report.json.
 
-The file is written anew every few seconds while training, and at the end; a trainer that is killed
-leaves the last one. Does not import torch before there is something to watch.
+It replaces the file every few seconds while training and at the end, so that a killed trainer
+leaves the last one. It imports torch only when training begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .watch import TrainingWatch
 
 WRITE_SECONDS = 5.0
-"""Between two writes while training."""
+"""Seconds between two writes while training."""
 
 
 class RunRecorder:
@@ -46,7 +46,7 @@ class RunRecorder:
         choices: list[Choice],
         layers: LayerCounters | None = None,
     ) -> None:
-        """Time the training of `trainer`, which comes next."""
+        """Begin to time `trainer`; call this just before training."""
         from tunesmith_worker.engine.memory.recompute import LayerCounters
 
         from .watch import TrainingWatch
@@ -62,13 +62,13 @@ class RunRecorder:
         )
 
     def rollout(self, figures: RoundFigures) -> None:
-        """A round of completions was generated and graded, and is about to be trained on."""
-        assert self._watch is not None, "watch comes first"
+        """Add a round of generated and graded completions, before training on it."""
+        assert self._watch is not None, "call watch first"
         self._watch.rollouts.add(figures)
 
     def live(self) -> dict[str, float | None]:
-        """Figures for the metrics of a step, if any; also keeps report.json fresh."""
-        assert self._watch is not None, "watch comes first"
+        """Return figures for the metrics of a step, if any, and update report.json."""
+        assert self._watch is not None, "call watch first"
         if self.clock.wall - self._written >= WRITE_SECONDS:
             self._written = self.clock.wall
             self.write()
@@ -79,19 +79,19 @@ class RunRecorder:
         self.write(outcome)
 
     def leave(self) -> None:
-        """From a signal handler, in the middle of anything: waits for nothing."""
+        """Write the report from a signal handler, without waiting."""
         self.write("stopped")
 
     def training_ended(self) -> None:
-        """Ends the GPU's timeline. Of a GPU that was lost, what is not booked stays so."""
+        """End the GPU's timeline. Pending times of a lost GPU are dropped."""
         with contextlib.suppress(RuntimeError):
             self.clock.unfollow()
 
     def write(self, outcome: Literal["succeeded", "failed", "stopped"] | None = None) -> None:
-        """report.json as far as is known now."""
+        """Write report.json with all that is known."""
         content = self.report(outcome).model_dump_json(indent=1)
         part = self._path.with_name(f".{self._path.name}.part")
-        # What the run is for does not depend on it, and a full disk has others to speak of it.
+        # The run does not need the report; checkpoints report a full disk.
         with contextlib.suppress(OSError):
             part.write_text(content, encoding="utf-8")
             part.replace(self._path)
@@ -108,7 +108,7 @@ class RunRecorder:
 def training_settings(
     load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
 ) -> TrainingSettings:
-    """`recomputes`: some layer does."""
+    """Return the settings for the report. `recomputes`: True if any layer does."""
     return TrainingSettings(
         tuning="full" if full else "lora",
         precision=load.precision,

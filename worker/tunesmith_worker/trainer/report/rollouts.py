@@ -1,4 +1,4 @@
-"""What a reinforcement run generated, summed over its steps. Knows no engine and no trainer."""
+"""Figures of a reinforcement run's generation, summed over its rounds."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from tunesmith_schema import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class RewardCounts:
-    """What the rewards of one round are good for."""
+    """Counts of one round's rewards."""
 
     groups: int
-    """Those that have a reward."""
+    """Number of groups with a reward."""
     equal_groups: int
-    """Of them, those whose rewards are all equal: nothing is learned from them."""
+    """Number of these groups whose rewards are all equal, so that they teach nothing."""
     ungraded: int
-    """Completions without a reward."""
+    """Number of completions without a reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFigures:
-    """Of one round of generation."""
+    """Figures of one round of generation."""
 
     num_iterations: int
-    """Optimiser steps that train on it."""
+    """Number of optimizer steps that train on the round."""
     completions: int
     generated_tokens: int
-    """With the tokens that ended them."""
+    """Number of tokens, end tokens included."""
     longest: int
     """Tokens of the longest completion."""
     truncated: int
-    """Completions that reached their limit."""
+    """Number of completions that reached their limit."""
     rewards: RewardCounts
     decode_steps: int
-    """Forward passes that drew a token for each row then alive."""
+    """Number of forward passes that generate a token for each unfinished row."""
     graph_steps: int = 0
-    """Those that a CUDA graph repeated."""
+    """Number of these passes that a CUDA graph replayed."""
     weights: Literal["merged", "in_place"]
     layout: Literal["shared", "plain"]
-    """How training lays them out: a group's prompt once, or with each completion."""
+    """Layout in training: a group's prompt once, or with each completion."""
     trained_slots: int
-    """Tokens that go through the model in one training pass over them."""
+    """Tokens in one training forward over the round."""
     plain_slots: int
-    """The same if each completion came with its prompt."""
+    """The same for the plain layout, with the prompt before each completion."""
 
 
 class RolloutCounts:
-    """Sums over the rounds so far."""
+    """Sums over the rounds."""
 
     def __init__(self) -> None:
         self.rounds = self.generated_tokens = 0
@@ -73,7 +73,7 @@ class RolloutCounts:
         self._last = figures
 
     def read(self, generate_seconds: float) -> Rollouts | None:
-        """None: nothing was generated."""
+        """Return the report's figures; None if nothing was generated."""
         if self._last is None:
             return None
         return Rollouts(

@@ -1,4 +1,4 @@
-"""Puts the clock into a trainer: which of its methods a moment of training belongs to."""
+"""Timing of a trainer's methods: each belongs to a phase of the clock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ PHASES = {
     "evaluate": PhaseName.EVALUATION,
     "_save_checkpoint": PhaseName.CHECKPOINTING,
 }
-"""Methods of transformers' Trainer that are one phase each; those called inside another count for
-themselves."""
+"""Phases of methods of transformers' Trainer. A call inside another method counts for itself."""
 
 
 def time_steps(
     trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts
 ) -> CudaTimeline | None:
-    """Wrap this one trainer's methods. On a GPU the clock follows the timeline that is returned;
-    it is `clock.unfollow()` that ends it."""
+    """Wrap the methods of this trainer.
+
+    On a GPU, return the timeline that the clock follows until `clock.unfollow()`.
+    """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)
     _split_step(trainer, clock, counts, layouts)
@@ -45,7 +46,7 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
     method = getattr(trainer, name)
 
     def timed(*arguments: Untyped, **named: Untyped) -> Untyped:
-        if clock.phase == PhaseName.OPTIMIZER:  # the step has ended where logging begins
+        if clock.phase == PhaseName.OPTIMIZER:  # the step ends when logging begins
             clock.switch(PhaseName.TRAIN)
         with clock.during(phase):
             return method(*arguments, **named)
@@ -54,9 +55,11 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
 
 
 def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts) -> None:
-    """Laying out the step's rows counts as data. Of each micro-batch, forward until the loss is
-    there, then backward; after the last one the optimiser, until the trainer looks whether to
-    log."""
+    """Split a step into phases.
+
+    Laying out the rows counts as data; each micro-batch has a forward phase up to the loss and a
+    backward phase; after the last one follows the optimizer, until the trainer's logging.
+    """
     training_step, compute_loss = getattr(trainer, trainer.TIMED_STEP), trainer.compute_loss
     restore_counters = trainer.restore_counters
 
@@ -68,20 +71,20 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         return loss
 
     def timed_loss(model: Untyped, inputs: Untyped, *rest: Untyped, **named: Untyped) -> Untyped:
-        # In FORWARD when the step begins again: memory ran out in there.
+        # FORWARD: the step restarts because memory ran out in a forward pass.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
-            return compute_loss(model, inputs, *rest, **named)  # of an evaluation
+            return compute_loss(model, inputs, *rest, **named)  # an evaluation
         slots = trainer.describe(inputs).tokens
-        counts.micro_batch(slots, settled=not layouts.measuring)
+        counts.micro_batch(slots, final_layout=not layouts.measuring)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)
         clock.switch(PhaseName.BACKWARD)
         return loss
 
-    def step_again(counters: Untyped) -> None:
-        counts.step_again(in_forward=clock.phase == PhaseName.FORWARD)
+    def restart_step(counters: Untyped) -> None:
+        counts.restart_step(in_forward=clock.phase == PhaseName.FORWARD)
         restore_counters(counters)
 
     setattr(trainer, trainer.TIMED_STEP, timed_step)
     trainer.compute_loss = timed_loss
-    trainer.restore_counters = step_again
+    trainer.restore_counters = restart_step

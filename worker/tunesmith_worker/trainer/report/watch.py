@@ -1,4 +1,4 @@
-"""A trainer under watch: its figures so far, for the report and for the live metrics."""
+"""Figures of a trainer for the report and for the live metrics."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.trainer.auto.layouts import Layouts
 
 from .batches import BatchCounts, saturation_of
-from .flops import ModelShape, model_shape, peak_tflops
+from .flops import FlopsShape, model_shape, peak_tflops
 from .memory import memory_now, peak_memory
 from .rollouts import RolloutCounts
 from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
-TELL_SECONDS = 1.0
-"""Between two metric events that carry live figures: those of quick steps stay small."""
+LIVE_SECONDS = 1.0
+"""Minimum seconds between live figures, so that events of quick steps stay small."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
-"""Training without evaluations and checkpoints: what rates are over."""
+"""Phases of training without evaluations and checkpoints, for all rates."""
 
 
 LIVE = (*ROLLOUT, PhaseName.FORWARD, PhaseName.BACKWARD)
-"""Phases of a reinforcement step that the metrics have shares of."""
+"""Phases of a reinforcement step whose shares are metrics."""
 _AT_WORK = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS, *COMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What had been counted when live figures were last given."""
+class _Counts:
+    """Counts at the last live figures."""
 
     wall: float
     seconds: dict[str, float]
@@ -51,7 +51,7 @@ class _Told:
 
 
 class TrainingWatch:
-    """Begins at once: the next thing that `trainer` does is train."""
+    """Times a trainer; create it just before training."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class TrainingWatch:
         self._layouts = layouts
         self._device, self._choices, self._layers = device, choices, layers
         self._shape = model_shape(trainer.model, full=settings.tuning == "full")
-        windows = self._shape.windows if isinstance(self._shape, ModelShape) else ()
+        windows = self._shape.windows if isinstance(self._shape, FlopsShape) else ()
         self._counts, self.rollouts = BatchCounts(windows), RolloutCounts()
         self._timeline = time_steps(trainer, clock, self._counts, layouts)
-        self._told = self._now()
+        self._last = self._now()
 
     def fill_in(self, report: RunReport) -> None:
-        """Everything that is known of the training."""
+        """Set all fields of the report that describe training."""
         report.steps = self._trainer.state.global_step
         report.total_steps = self._trainer.state.max_steps or None
         layout = None if self._layouts.measuring else self._layouts.chosen.kind
@@ -94,7 +94,7 @@ class TrainingWatch:
         report.utilization = self._utilization(seconds - generation)
         if report.rollouts is not None:
             report.rollouts.idle_share = _share(_idle(report.phases, seconds), seconds)
-            report.utilization.reason += "; generation left out, its time too"
+            report.utilization.reason += "; without generation and its time"
         report.saturation = saturation_of(
             self._counts.fit,
             device="CPU" if self._timeline is None else "GPU",
@@ -102,11 +102,11 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Means since they were last given; nothing while that is less than a second ago."""
-        if self._clock.wall - self._told.wall < TELL_SECONDS and self._told.step:
+        """Return means since the last call with a result; nothing within `LIVE_SECONDS`."""
+        if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
-        before, now = self._told, self._now()
-        self._told = now
+        before, now = self._last, self._now()
+        self._last = now
         passed = {name: s - before.seconds.get(name, 0.0) for name, s in now.seconds.items()}
         stepping = sum(passed.get(name, 0.0) for name in STEPPING)
         slots, steps = now.slots - before.slots, now.step - before.step
@@ -119,7 +119,7 @@ class TrainingWatch:
         }
 
     def _live_rollouts(
-        self, before: _Told, now: _Told, passed: dict[str, float], stepping: float
+        self, before: _Counts, now: _Counts, passed: dict[str, float], stepping: float
     ) -> dict[str, float | None]:
         if not self.rollouts.rounds:
             return {}
@@ -130,8 +130,8 @@ class TrainingWatch:
             "generated_tokens_per_second": _rate(now.generated - before.generated, generating),
         }
 
-    def _now(self) -> _Told:
-        return _Told(
+    def _now(self) -> _Counts:
+        return _Counts(
             wall=self._clock.wall,
             seconds=self._clock.read(),
             slots=self._counts.slots,
@@ -142,7 +142,7 @@ class TrainingWatch:
 
     def _throughput(self, seconds: float, steps: int) -> Throughput:
         trained = int(self._trainer.trained_tokens) - self._trainer.tokens_before
-        counts, drawn = self._counts, self.rollouts.generated_tokens
+        counts, generated = self._counts, self.rollouts.generated_tokens
         return Throughput(
             seconds=round(seconds, 3),
             steps_per_second=_rate(steps, seconds),
@@ -153,8 +153,8 @@ class TrainingWatch:
             slots=counts.slots,
             padding_share=_padding(counts.slots, counts.tokens),
             micro_batches=counts.micro_batches,
-            generated_tokens=drawn,
-            generated_tokens_per_second=_rate(drawn, seconds) if drawn else None,
+            generated_tokens=generated,
+            generated_tokens_per_second=_rate(generated, seconds) if generated else None,
         )
 
     def _utilization(self, seconds: float) -> Utilization:
@@ -164,9 +164,9 @@ class TrainingWatch:
         flops = shape.flops(self._counts.tokens, self._counts.pairs)
         peak = peak_tflops(self._device) if self._settings.precision != "fp32" else None
         if self._device == "cpu":
-            reason = "the peak of a CPU is not known"
+            reason = "not available on CPU"
         elif self._settings.precision == "fp32":
-            reason = "the known peaks are bf16's, and this run computes in fp32"
+            reason = "only bf16 peaks are known, but this run computes in fp32"
         elif peak is None:
             reason = f"the peak of {self._device} is not known"
         else:
@@ -177,13 +177,12 @@ class TrainingWatch:
 
 
 def _padding(slots: int, tokens: int) -> float | None:
-    """None: rows share the places of their prompt, so that tokens are more than places; or no row
-    had anything to teach."""
+    """Return the padding share; None without tokens, or if shared prompts save slots."""
     return _share(slots - tokens, slots) if 0 < tokens <= slots else None
 
 
 def _idle(seconds: Mapping[str, float], stepping: float) -> float:
-    """Seconds in which the model neither generates nor trains."""
+    """Return the seconds in which the model neither generates nor trains."""
     return stepping - sum(seconds.get(name, 0.0) for name in _AT_WORK)
 
 
