@@ -175,7 +175,7 @@ def test_a_fork_that_does_not_fit_is_refused_by_name(copied: Callable[[], Path])
     assert error is not None
     assert error.code == "resume_mismatch"
     assert (
-        "lora_A.default.weight is float32 [4, 96] in the resume point and float32 [8, 96] in the run"
+        "weight is float32 [4, 96] in the resume point and float32 [8, 96] in the run"
         in error.message
     )
     point = found(copied(), forked=True, recipe={"max_steps": 3})
