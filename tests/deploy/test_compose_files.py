@@ -102,7 +102,7 @@ def test_make_env_writes_secrets_once_and_for_nobody_else(checkout: Path) -> Non
 
     again = make_env(checkout, checkout.parent / "models")
     assert (again.returncode, read_env(env)) == (1, known)
-    assert "there already" in again.stderr
+    assert "exists" in again.stderr
     env.unlink()
     nowhere = make_env(checkout, checkout / "absent")
     assert nowhere.returncode == 1
