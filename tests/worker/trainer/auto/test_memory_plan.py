@@ -308,7 +308,7 @@ def test_layouts_that_would_not_fit_are_not_tried(
     plan = Plan.model_validate_json((run / "plan.json").read_bytes())
     (packing,) = (choice for choice in plan.choices if choice.name == "packing")
     assert packing.value == "padding_free"
-    assert packing.reason.startswith("padded: would take ")
+    assert packing.reason.startswith("padded: would need ")
     assert any("padded micro-batches are not tried" in e.message for e in read_events(run))
 
 

@@ -58,9 +58,9 @@ def test_everything_can_be_left_open() -> None:
     assert (train.learning_rate, train.total_steps) == (1e-5, 3 * (100 // 16))
     assert (train.per_device_train_batch_size, train.rows_per_step) == (128, 128)
     assert (train.eval_steps, train.save_steps, train.warmup_steps) == (2, 6, 0)
-    assert reasons["num_generations"] == "8 are usual"
-    assert "2048 tokens, the longest prompt 70" in reasons["max_completion_length"]
-    assert "reinforcement by LoRA" in reasons["learning_rate"]
+    assert reasons["num_generations"] == "8 by default"
+    assert "2048 tokens, the longest prompt has 70" in reasons["max_completion_length"]
+    assert "LoRA reinforcement" in reasons["learning_rate"]
 
 
 def test_what_was_given_is_kept_and_is_no_choice() -> None:
@@ -98,7 +98,7 @@ def test_openai_words_say_the_same() -> None:
     assert (train.eval_steps, train.total_steps, train.save_steps) == (3, 2 * 100 // 5, None)
     assert train.learning_rate == pytest.approx(3e-6)
     assert reasons["prompts_per_step"] == "hyperparameters.batch_size=5"
-    assert reasons["num_generations"] == "8 are usual, times compute_multiplier=0.5"
+    assert reasons["num_generations"] == "8 by default, times compute_multiplier=0.5"
     assert settle({}, {"compute_multiplier": 0.1})[0].num_generations == 2, "a group is two"
 
 
@@ -138,7 +138,7 @@ def test_a_prompt_and_its_completion_fit_together(
             {"per_device_train_batch_size": 3},
             {},
             "recipe.per_device_train_batch_size",
-            r"\(3 x auto\) does not give the 128 completions of a step \(16 prompts x 8\)",
+            r"\(3 x auto\) is not the 128 completions of a step \(16 prompts x 8\)",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_by_name(
 
 def test_a_completion_leaves_room_for_a_prompt() -> None:
     recipe = Recipe.model_validate({"grpo": {"max_completion_length": 512}})
-    with pytest.raises(RunError, match="=512 leaves nothing of the 512 tokens of the model's"):
+    with pytest.raises(RunError, match="=512 leaves no prompt tokens: 512 is the model's"):
         prompt_limit(recipe, 512)
 
 

@@ -1,8 +1,8 @@
-"""Settles the memory of a run before its first step, and says at the end how it was.
+"""The memory plan of a run: chosen before its first step, compared with the real peak at the end.
 
-The closed form chooses, the longest micro-batch that the data can make is run once as chosen, what
-it held corrects the closed form, and that chooses again. The choice, what else there was and the
-predicted peak are one choice of plan.json, `memory_plan`, which a resumed run takes over.
+The closed-form estimate chooses a policy. The longest possible micro-batch is run once under this
+policy, its measured memory corrects the estimate, and the estimate chooses again. plan.json keeps
+the choice, its alternatives and the predicted peak as `memory_plan`, which a resumed run reuses.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ from .layout_choice import Layout
 from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
-_TELLING = 256 * 2**20
-"""A smaller peak says little beside what a process needs anyway."""
+_REPORTED_FROM = 256 * 2**20
+"""Smallest predicted peak for which the deviation in percent is reported."""
 
 
 class MemoryPlan:
-    """One run's: settle it, train, then report.
+    """The memory plan of one run: call `resolve`, train, then call `report`.
 
-    The trainer says what its steps are: `longest_step`, its `micro_batches`, how each is
-    `describe`d, and how much of one there is `probe_batch` with what `probe_loss`.
+    It uses the trainer's `longest_step`, `micro_batches`, `describe`, `probe_batch`, `probe_loss`.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class MemoryPlan:
             raise RunError(
                 ErrorCode.RECIPE_INVALID,
                 f"recipe.gradient_checkpointing={checkpointing!r}: {type(model).__name__} has no "
-                "layers that can be recomputed.",
+                "layers that support recomputation.",
                 hint="Leave it at 'auto'.",
                 param="recipe.gradient_checkpointing",
             )
@@ -104,7 +103,7 @@ class MemoryPlan:
         self.steps: StepRetry
 
     def resolve(self) -> None:
-        """The plan, tried on the longest micro-batch and in force."""
+        """Choose the policy, test it on the longest micro-batch and apply it."""
         earlier = self._choices.earlier(NAME)
         policy = stored_policy(earlier, self.planner.shape.layers)
         first = policy or self.planner.choose().policy
@@ -122,12 +121,11 @@ class MemoryPlan:
         self._rule_out_layouts()
         if self.planner.checkpointing == "offload" and not self.planner.engine.on_gpu:
             self._events.message(
-                "gradient_checkpointing='offload' on a CPU: its memory is the host's, so layers "
-                "recompute and nothing is offloaded."
+                "gradient_checkpointing='offload' has no effect on CPU: layers recompute instead."
             )
 
     def training_started(self) -> None:
-        """The peak counts from here: what was tried and checked before is over."""
+        """Start measuring the peak, without the probe and the self-check."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -135,11 +133,11 @@ class MemoryPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether any layer does."""
+        """Whether any layer recomputes."""
         return self.steps.policy.keep < self.planner.shape.layers
 
     def layer_counters(self) -> LayerCounters:
-        """For the run report; follow the plan when it changes."""
+        """Return live counters of the layers for the run report."""
         return LayerCounters(
             planned=self.steps.planned,
             recomputes=lambda: [counts.recomputes for counts in self._modes.counts],
@@ -147,18 +145,18 @@ class MemoryPlan:
         )
 
     def report(self) -> None:
-        """After training: the peak that was against the one predicted for the largest micro-batch
-        there was, and what the layers did against the plan."""
+        """After training, compare the real peak with the prediction for the largest micro-batch,
+        and the recomputations with the plan."""
         if self.steps.largest is None:
             return
         planner, seen = self.planner, self.steps.largest
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
         batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
-        whole = replace(self.steps.policy, parts=1)  # what was seen is split already
-        found = replace(planner, batch=batch, engine=engine).option(whole).prediction
+        whole = replace(self.steps.policy, parts=1)  # its size is after splitting
+        prediction = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
-        predicted = found.peak if planner.engine.on_gpu else self._growth(found.peak)
+        predicted = prediction.peak if planner.engine.on_gpu else self._growth(prediction.peak)
         deviations = self._modes.deviations()
         data: dict[str, JsonValue] = {
             "predicted_peak_bytes": predicted,
@@ -167,78 +165,79 @@ class MemoryPlan:
             "largest_micro_batch_tokens": seen.tokens,
             "layers": [asdict(counts) for counts in self._modes.counts],
         }
-        text = f"Memory at the peak: {format_bytes(predicted)} predicted"
+        text = f"Peak memory: {format_bytes(predicted)} predicted"
         if real is not None:
             text += f", {format_bytes(real)} {how}"
-            if predicted >= _TELLING:
+            if predicted >= _REPORTED_FROM:
                 text += f" ({real / predicted - 1:+.0%})"
         self._events.message(text, data=data)
         for deviation in deviations:
             self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
-        """The longest micro-batch of the longest step, and who computes it."""
+        """Return the longest micro-batch of the longest step and the engine that computes it."""
         batches = self._trainer.micro_batches(self._step, layout)
-        sizes = [self._trainer.describe(one, count_labels=True) for one in batches]
-        batch = max(sizes, key=lambda one: one.tokens)
-        if layout.rows is not None:  # of packs, which are not taken apart
+        sizes = [self._trainer.describe(item, count_labels=True) for item in batches]
+        batch = max(sizes, key=lambda size: size.tokens)
+        if layout.rows is not None:  # packs are not split into rows
             batch = replace(batch, rows=min(batch.rows, layout.rows))
         ours = self._ours_in(padded=batch.padded)
         return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
 
     def _ours_in(self, *, padded: bool) -> frozenset[str]:
-        """A batch with a mask runs through the model's own layers."""
+        """Return our kernels for a batch; padded batches use the model's own layers."""
         return self._ours & {"loss"} if padded else self._ours
 
     def _rule_out_layouts(self) -> None:
-        """Layouts that are yet to be tried, and would not fit."""
+        """Remove untried layouts that would not fit into memory."""
         for name, layout in self._layouts.untried.items():
             batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
-            one = replace(self.planner, batch=batch, engine=engine)
-            option = one.option(replace(self.steps.policy, parts=1))
+            planner = replace(self.planner, batch=batch, engine=engine)
+            option = planner.option(replace(self.steps.policy, parts=1))
             if not option.fits:
                 peak, budget = option.prediction.peak, self.planner.memory.budget
                 reason = (
-                    f"would take {format_bytes(peak)} of {format_bytes(budget)} that may be used"
+                    f"would need {format_bytes(peak)}, above the budget of {format_bytes(budget)}"
                 )
                 self._layouts.rule_out(name, reason)
                 self._events.message(f"{name} micro-batches are not tried: they {reason}.")
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Of the longest micro-batch under the policy, or of as much of it as the trainer finds
-        enough, and what that was; less is tried where it does not fit."""
+        """Run the probe on the longest micro-batch, or a sufficient part of it, under the policy.
+
+        Out of memory, use a smaller policy and try again. Return the result and the probed size."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)
-            longest = max(batches, key=lambda one: trainer.describe(one).tokens)
+            longest = max(batches, key=lambda item: trainer.describe(item).tokens)
             batch = trainer.probe_batch(longest)
-            tried = self.planner.batch.part(self.steps.policy.parts)
+            probed = self.planner.batch.part(self.steps.policy.parts)
             if batch is not longest:
-                tried = trainer.describe(batch, count_labels=True)
+                probed = trainer.describe(batch, count_labels=True)
             try:
                 loss_of = partial(trainer.probe_loss, batch, self.planner.batch.labelled)
-                return run_probe(trainer.model, self._modes.layers, loss_of), tried
-            except Exception as error:  # out of memory comes as many types; others go on
+                return run_probe(trainer.model, self._modes.layers, loss_of), probed
+            except Exception as error:  # several types mean out of memory; others are raised
                 if not is_out_of_memory(error):
                     raise
                 failure = first_line(error)
             self.steps.recover(failure)
 
     def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
-        """`batch`: what was probed."""
+        """Return the correction that fits the estimate to the probe of `batch`."""
         planner, policy = self.planner, self.steps.policy
-        engine = replace(planner.engine, passes=1)  # the probe's gradients are the first ones
+        engine = replace(planner.engine, passes=1)  # the probe has no earlier gradients
         expected = layer_kept(planner.shape, planner.tuning, batch, engine)
         keeping = probe.kept[len(probe.kept) - policy.keep :] if policy.keep else ()
         kept = sum(keeping) / len(keeping) / expected if keeping else 1.0
         bare = replace(planner.tuning, weights=0, adapter=0, optimizer_bytes=0.0)
-        one = replace(policy, parts=1)
+        unsplit = replace(policy, parts=1)
 
         def peak(workspace: float) -> int:
             correction = Correction(kept=kept, workspace=workspace)
-            return predict(planner.shape, bare, batch, engine, one, correction).peak
+            return predict(planner.shape, bare, batch, engine, unsplit, correction).peak
 
-        low, high = 0.25, 4.0  # the peak grows with it: where it meets what was measured
+        low, high = 0.25, 4.0  # bisect: the peak grows with the workspace
         for _ in range(24):
             middle = (low + high) / 2
             low, high = (middle, high) if peak(middle) < probe.peak else (low, middle)
@@ -247,7 +246,7 @@ class MemoryPlan:
         return Correction(kept=kept, workspace=(low + high) / 2, allocator=allocator)
 
     def _choose_again(self, tried: Option) -> Option:
-        """By what was measured. What has failed is not gone back to."""
+        """Choose with the measured correction, but never a policy that has failed."""
         chosen = self.planner.choose()
         failed = self._failed
         if failed is not None and chosen.policy.keep >= failed.keep and tried.fits:
@@ -258,9 +257,9 @@ class MemoryPlan:
 
     def _replan(self, failure: str) -> Policy:
         failed = self.steps.policy
-        struck = self._layouts.give_up(failure)
-        if struck is not None:  # the others need no less memory for it
-            self._events.message(f"{struck}. The step begins again.", level="warn")
+        message = self._layouts.give_up(failure)
+        if message is not None:  # other layouts do not need less memory
+            self._events.message(f"{message}. The step is repeated.", level="warn")
             return failed
         policy = self.planner.after_out_of_memory(failed)
         self._failed = failed
@@ -271,7 +270,7 @@ class MemoryPlan:
                 f"Out of memory with one row at a time ({self.planner.batch.longest:,} tokens) and "
                 f"{'no layer' if failed.keep else 'every layer'} recomputed: {failure}",
                 category=ErrorCategory.OUT_OF_MEMORY,
-                hint="Set a lower recipe.max_seq_length, use a smaller model"
+                hint="Lower recipe.max_seq_length, use a smaller model"
                 + (
                     ", or recipe.gradient_checkpointing='auto'."
                     if self.planner.checkpointing is False
@@ -281,8 +280,8 @@ class MemoryPlan:
         option = self.planner.option(policy)
         done = describe_change(failed, policy, rows)
         self._events.message(
-            f"Out of memory ({failure}): {done}. The batch of a step stays as it was and so does "
-            "the optimiser; the step begins again.",
+            f"Out of memory ({failure}): {done}. The batch and the optimiser are unchanged; "
+            "the step is repeated.",
             level="warn",
             data={"from": policy_json(failed), "to": policy_json(policy), "failure": failure},
         )
@@ -295,15 +294,15 @@ class MemoryPlan:
         if self.planner.engine.on_gpu:
             return torch.cuda.max_memory_allocated(self._device), "allocated on the GPU"
         assert self._host_peak is not None
-        return self._host_peak.growth(), "of resident memory above what was there before training"
+        return self._host_peak.growth(), "of resident memory above the level before training"
 
     def _growth(self, peak: int) -> int:
         return peak - self.planner.tuning.weights - self.planner.tuning.adapter
 
 
 def mechanisms_of(patched: PatchReport | None, layers: int) -> frozenset[str]:
-    """Mechanisms that are in every layer."""
+    """Return the mechanisms that are patched into every layer."""
     if patched is None:
         return frozenset()
-    wanted = {"attention_block": layers, "mlp_block": layers, "attention": layers, "loss": 1}
-    return frozenset(name for name, count in wanted.items() if patched.counts[name] >= count)
+    required = {"attention_block": layers, "mlp_block": layers, "attention": layers, "loss": 1}
+    return frozenset(name for name, count in required.items() if patched.counts[name] >= count)

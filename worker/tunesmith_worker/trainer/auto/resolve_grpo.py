@@ -1,4 +1,4 @@
-"""What a recipe leaves open for reinforcement by GRPO, settled: see settle.py for the rest.
+"""Resolution of the "auto" values of GRPO reinforcement; resolve_sft.py has the common part.
 
 Pure functions of their arguments.
 """
@@ -21,23 +21,23 @@ from tunesmith_worker.rundir.plan import Choices, TrainPlan
 
 from .resolve_sft import check_length, plan_schedule
 
-USUAL_GENERATIONS = 8
-USUAL_PROMPTS = 16
-USUAL_COMPLETION = 512
+DEFAULT_GENERATIONS = 8
+DEFAULT_PROMPTS = 16
+DEFAULT_COMPLETION = 512
 _SHARE_FOR_COMPLETION = 4
-"""A prompt leaves at least this part of the context (a quarter) to its completion, where
-`max_completion_length` is open: else one long prompt would leave none to any."""
+"""With `max_completion_length` at "auto", a quarter of the context is reserved for completions, so
+that one long prompt cannot leave them too few tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOPlan:
-    """`recipe.grpo` with nothing left open; its docstrings say what each is."""
+    """`recipe.grpo` with concrete values; see the fields of GRPORecipe."""
 
     num_generations: int
     prompts_per_step: int
     max_completion_length: int
     eval_samples: int
-    """Completions for each prompt of the validation file."""
+    """Completions per prompt of the validation file."""
     temperature: float
     top_p: float
     top_k: int
@@ -59,25 +59,25 @@ class GRPOPlan:
 
 
 def prompt_limit(recipe: Recipe, context: int | None) -> int | None:
-    """Tokens that a prompt may have, so that its completion still fits; None: any number.
+    """Return the most tokens of a prompt that leave space for its completion; None: no limit.
 
-    `context` is how many positions the model was made for; None if its config is silent. Raises
-    RunError for lengths that leave nothing to a prompt."""
-    room = _room(recipe, context)
-    if room is None:
+    `context`: positions of the model; None if its configuration does not give them. Raises RunError
+    if the lengths leave no tokens for a prompt."""
+    total = _total_length(recipe, context)
+    if total is None:
         return None
-    given = (recipe.grpo or GRPORecipe()).max_completion_length
-    if given == "auto":
-        return room - min(USUAL_COMPLETION, max(1, room // _SHARE_FOR_COMPLETION))
-    if given >= room:
+    completion = (recipe.grpo or GRPORecipe()).max_completion_length
+    if completion == "auto":
+        return total - min(DEFAULT_COMPLETION, max(1, total // _SHARE_FOR_COMPLETION))
+    if completion >= total:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"recipe.grpo.max_completion_length={given} leaves nothing of the {room} tokens of "
-            f"{_whose(recipe)} to a prompt.",
+            f"recipe.grpo.max_completion_length={completion} leaves no prompt tokens: "
+            f"{total} is {_limit_name(recipe)}.",
             hint="Lower it, or leave it at 'auto'.",
             param="recipe.grpo.max_completion_length",
         )
-    return room - given
+    return total - completion
 
 
 def plan_grpo(
@@ -90,16 +90,16 @@ def plan_grpo(
     has_validation: bool,
     choices: Choices,
 ) -> GRPOPlan:
-    """`prompts` were kept for training, the longest of all of `longest_prompt` tokens, which are
-    no more than `prompt_limit`. Raises RunError where there are fewer prompts than a step takes."""
-    grpo, asked = recipe.grpo or GRPORecipe(), _reinforcement(hyperparameters)
+    """`prompts`: number of training prompts. `longest_prompt`: tokens of the longest, at most
+    `prompt_limit`. Raises RunError if a step needs more prompts than there are."""
+    grpo, settings = recipe.grpo or GRPORecipe(), _reinforcement(hyperparameters)
     return GRPOPlan(
-        num_generations=_num_generations(grpo, asked, choices),
-        prompts_per_step=_prompts_per_step(grpo, asked, prompts, choices),
+        num_generations=_num_generations(grpo, settings, choices),
+        prompts_per_step=_prompts_per_step(grpo, settings, prompts, choices),
         max_completion_length=_max_completion_length(
             recipe, grpo, longest_prompt, context, choices
         ),
-        eval_samples=choices.resolve("eval_samples", asked.eval_samples, 1, "one is quick")
+        eval_samples=choices.resolve("eval_samples", settings.eval_samples, 1, "1 is the fastest")
         if has_validation
         else 1,
         **grpo.model_dump(exclude={"num_generations", "prompts_per_step", "max_completion_length"}),
@@ -115,8 +115,8 @@ def plan_grpo_train(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """Steps, rate and batch. Its rows are completions: a step has `plan.completions_per_step` of
-    them, and what is left of an epoch after its last whole step is not trained."""
+    """Return steps, learning rate and batch. Rows are completions, `plan.completions_per_step` per
+    step; an epoch drops its last incomplete step."""
     interval = _reinforcement(hyperparameters).eval_interval
     if recipe.eval_steps == "auto" and interval != "auto":
         recipe = recipe.model_copy(update={"eval_steps": interval})
@@ -126,51 +126,50 @@ def plan_grpo_train(
         rows=prompts,
         batch=_batch(recipe, plan, choices),
         steps_per_epoch=prompts // plan.prompts_per_step * plan.num_iterations,
-        usual_rate=(1e-6, "reinforcement of all weights")
+        default_rate=(1e-6, "full reinforcement")
         if recipe.tuning == "full"
-        else (1e-5, "reinforcement by LoRA"),
+        else (1e-5, "LoRA reinforcement"),
         has_validation=has_validation,
         choices=choices,
     )
 
 
-def _reinforcement(given: Hyperparameters) -> ReinforcementHyperparameters:
-    if isinstance(given, ReinforcementHyperparameters):
-        return given
-    return ReinforcementHyperparameters.model_validate(given.model_dump())
+def _reinforcement(hyperparameters: Hyperparameters) -> ReinforcementHyperparameters:
+    if isinstance(hyperparameters, ReinforcementHyperparameters):
+        return hyperparameters
+    return ReinforcementHyperparameters.model_validate(hyperparameters.model_dump())
 
 
 def _num_generations(
-    grpo: GRPORecipe, asked: ReinforcementHyperparameters, choices: Choices
+    grpo: GRPORecipe, settings: ReinforcementHyperparameters, choices: Choices
 ) -> int:
-    count, reason = USUAL_GENERATIONS, f"{USUAL_GENERATIONS} are usual"
-    if asked.compute_multiplier != "auto":
-        count = max(2, round(count * asked.compute_multiplier))
-        reason += f", times compute_multiplier={asked.compute_multiplier:g}"
+    count, reason = DEFAULT_GENERATIONS, f"{DEFAULT_GENERATIONS} by default"
+    if settings.compute_multiplier != "auto":
+        count = max(2, round(count * settings.compute_multiplier))
+        reason += f", times compute_multiplier={settings.compute_multiplier:g}"
     return choices.resolve("num_generations", grpo.num_generations, count, reason)
 
 
 def _prompts_per_step(
-    grpo: GRPORecipe, asked: ReinforcementHyperparameters, prompts: int, choices: Choices
+    grpo: GRPORecipe, settings: ReinforcementHyperparameters, prompts: int, choices: Choices
 ) -> int:
-    count, reason = min(USUAL_PROMPTS, prompts), f"{USUAL_PROMPTS} are usual"
-    if prompts < USUAL_PROMPTS:
-        reason = f"all {prompts} prompts that there are"
+    count, reason = min(DEFAULT_PROMPTS, prompts), f"{DEFAULT_PROMPTS} by default"
+    if prompts < DEFAULT_PROMPTS:
+        reason = f"all {prompts} prompts of the data"
     field = "recipe.grpo.prompts_per_step"
-    if asked.batch_size != "auto":
-        count, reason = asked.batch_size, f"hyperparameters.batch_size={asked.batch_size}"
+    if settings.batch_size != "auto":
+        count, reason = settings.batch_size, f"hyperparameters.batch_size={settings.batch_size}"
         if grpo.prompts_per_step == "auto":
             field = "hyperparameters.batch_size"
-    settled = choices.resolve("prompts_per_step", grpo.prompts_per_step, count, reason)
-    if settled > prompts:
+    resolved = choices.resolve("prompts_per_step", grpo.prompts_per_step, count, reason)
+    if resolved > prompts:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"{field}={settled} is more than the {prompts} prompts there are: no step would be "
-            "full.",
+            f"{field}={resolved} is more than the {prompts} prompts of the training file.",
             hint=f"Set it to {prompts} or less, or leave it at 'auto'.",
             param=field,
         )
-    return settled
+    return resolved
 
 
 def _max_completion_length(
@@ -180,53 +179,53 @@ def _max_completion_length(
     context: int | None,
     choices: Choices,
 ) -> int:
-    room = _room(recipe, context)
-    left = USUAL_COMPLETION if room is None else min(USUAL_COMPLETION, room - longest_prompt)
+    total = _total_length(recipe, context)
+    left = DEFAULT_COMPLETION if total is None else min(DEFAULT_COMPLETION, total - longest_prompt)
     return choices.resolve(
         "max_completion_length",
         grpo.max_completion_length,
         left,
-        f"at most {USUAL_COMPLETION}; {_whose(recipe)} has {room or 'unknown'} tokens, the longest "
-        f"prompt {longest_prompt}",
+        f"at most {DEFAULT_COMPLETION}; {_limit_name(recipe)} is {total or 'unknown'} tokens, the "
+        f"longest prompt has {longest_prompt}",
     )
 
 
 def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
-    """Completions of one forward pass, forward passes of one optimiser step."""
+    """Return completions per forward pass and forward passes per optimiser step."""
     total = plan.completions_per_step
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
     if total % known or ("auto" not in (rows, passes) and total != known):
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) does "
-            f"not give the {total} completions of a step ({plan.prompts_per_step} prompts x "
+            f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) is "
+            f"not the {total} completions of a step ({plan.prompts_per_step} prompts x "
             f"{plan.num_generations}).",
-            hint="Leave both at 'auto': recipe.grpo says how large a step is.",
+            hint="Leave both at 'auto': recipe.grpo defines the size of a step.",
             param="recipe.per_device_train_batch_size",
         )
     per_device = choices.resolve(
         "per_device_train_batch_size",
         rows,
         total if passes == "auto" else total // passes,
-        "all completions of a step in one forward pass; memory may ask for several",
+        "all completions of a step in one forward pass, if memory allows",
     )
     accumulation = choices.resolve(
         "gradient_accumulation_steps",
         passes,
         total // per_device,
-        f"{total} completions a step",
+        f"{total} completions per step",
     )
     return per_device, accumulation
 
 
-def _room(recipe: Recipe, context: int | None) -> int | None:
-    """Tokens of a prompt and its completion together."""
+def _total_length(recipe: Recipe, context: int | None) -> int | None:
+    """Return the most tokens of a prompt and its completion together; None: unknown."""
     if recipe.max_seq_length == "auto":
         return context
     check_length(recipe.max_seq_length, context)
     return recipe.max_seq_length
 
 
-def _whose(recipe: Recipe) -> str:
+def _limit_name(recipe: Recipe) -> str:
     return "the model's context" if recipe.max_seq_length == "auto" else "recipe.max_seq_length"

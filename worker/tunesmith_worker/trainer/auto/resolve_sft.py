@@ -1,6 +1,6 @@
-"""Everything a recipe leaves open, settled: recipe + facts -> plans with concrete values.
+"""Resolution of a recipe's "auto" values into plans with concrete values.
 
-Pure functions of their arguments. What was settled is kept as `Choice`s with the reason.
+Pure functions of their arguments. Each resolved value is recorded as a `Choice` with its reason.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ def plan_load(recipe: Recipe, device: Device, choices: Choices) -> LoadPlan:
 
 
 def plan_patches(recipe: Recipe, choices: Choices) -> frozenset[PatchName]:
-    """Which of our kernels go into the model."""
+    """Return the kernels to patch into the model."""
     if recipe.patches == "off":
         return frozenset()
     every: list[PatchName] = ["attention", "attention_block", "loss", "mlp_block"]
-    names = choices.resolve("patches", recipe.patches, every, "all that the model's modules allow")
+    names = choices.resolve(
+        "patches", recipe.patches, every, "all that the model's modules support"
+    )
     return frozenset(names)
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
-    """`context` is how many positions the model was made for; None if its config is silent."""
+    """`context`: positions of the model; None if its configuration does not give them."""
     length = choices.resolve(
         "max_seq_length",
         recipe.max_seq_length,
@@ -50,7 +52,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
             "assistant_only_loss",
             recipe.assistant_only_loss,
             True,
-            "train what the model is to say, not what it is asked",
+            "train on the assistant's tokens, not on the prompt",
         ),
         packing=recipe.packing is True,
         context=context,
@@ -58,13 +60,13 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
 
 
 def check_length(length: int, context: int | None) -> None:
-    """Refuse rows that are longer than the model was made for."""
+    """Raise RunError if `length` exceeds the model's context."""
     if context is not None and length > context:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
             f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
             f"set it to {context} or less.",
-            hint="Or leave it at 'auto': the model's context, at most 2,048.",
+            hint="Or leave it at 'auto', which uses the model's context, at most 2,048.",
             param="recipe.max_seq_length",
         )
 
@@ -78,7 +80,7 @@ def plan_train(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """`rows` were kept for training; `sequences` is how many there are after packing."""
+    """`rows`: number of training rows. `sequences`: number of sequences after packing."""
     per_device, accumulation = _batch(recipe, hyperparameters, sequences, choices)
     steps_per_epoch = math.ceil(math.ceil(sequences / per_device) / accumulation)
     return plan_schedule(
@@ -87,7 +89,7 @@ def plan_train(
         rows=rows,
         batch=(per_device, accumulation),
         steps_per_epoch=steps_per_epoch,
-        usual_rate=_usual_rate(recipe),
+        default_rate=_default_rate(recipe),
         has_validation=has_validation,
         choices=choices,
     )
@@ -100,16 +102,17 @@ def plan_schedule(
     rows: int,
     batch: tuple[int, int],
     steps_per_epoch: int,
-    usual_rate: tuple[float, str],
+    default_rate: tuple[float, str],
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """`rows`: of the data, which decide how many epochs are usual. `batch`: rows of one forward
-    pass, forward passes of one optimiser step. `usual_rate`: and the kind of training it is for."""
+    """`rows`: number of data rows, which decides the default number of epochs. `batch`: rows per
+    forward pass and forward passes per optimiser step. `default_rate`: learning rate and the kind
+    of training it is for."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
-        learning_rate=_learning_rate(recipe, hyperparameters, usual_rate, choices),
+        learning_rate=_learning_rate(recipe, hyperparameters, default_rate, choices),
         lr_scheduler_type=choices.resolve(
             "lr_scheduler_type",
             recipe.lr_scheduler_type,
@@ -133,25 +136,25 @@ def plan_schedule(
 def _batch(
     recipe: Recipe, hyperparameters: Hyperparameters, sequences: int, choices: Choices
 ) -> tuple[int, int]:
-    """Rows of one forward pass, forward passes of one optimiser step."""
+    """Return rows per forward pass and forward passes per optimiser step."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     batch = hyperparameters.batch_size
-    wanted = min(16, max(1, sequences // 16)) if batch == "auto" else batch
+    target = min(16, max(1, sequences // 16)) if batch == "auto" else batch
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
-    if batch != "auto" and (wanted % known or ("auto" not in (rows, passes) and wanted != known)):
+    if batch != "auto" and (target % known or ("auto" not in (rows, passes) and target != known)):
         raise RunError(
             ErrorCode.RECIPE_INVALID,
             f"hyperparameters.batch_size={batch} is not per_device_train_batch_size x "
-            f"gradient_accumulation_steps ({rows} x {passes}): give one or the other.",
-            hint="Leave hyperparameters.batch_size out: the recipe's two fields say the same.",
+            f"gradient_accumulation_steps ({rows} x {passes}): set only one of them.",
+            hint="Remove hyperparameters.batch_size: the two recipe fields define the same value.",
             param="hyperparameters.batch_size",
         )
     source = (
-        f"16 rows a step, fewer for small data ({sequences} sequences)"
+        f"16 rows per step, fewer for small data ({sequences} sequences)"
         if batch == "auto"
         else f"hyperparameters.batch_size={batch}"
     )
-    per_step = max(1, wanted // (1 if passes == "auto" else passes))
+    per_step = max(1, target // (1 if passes == "auto" else passes))
     per_device = choices.resolve(
         "per_device_train_batch_size",
         rows,
@@ -159,7 +162,7 @@ def _batch(
         source,
     )
     accumulation = choices.resolve(
-        "gradient_accumulation_steps", passes, max(1, wanted // per_device), source
+        "gradient_accumulation_steps", passes, max(1, target // per_device), source
     )
     return per_device, accumulation
 
@@ -180,17 +183,17 @@ def _total_steps(
     epochs: float | Auto = recipe.num_train_epochs
     if epochs == "auto" and hyperparameters.n_epochs != "auto":
         epochs = float(hyperparameters.n_epochs)
-    settled = choices.resolve(
+    resolved = choices.resolve(
         "num_train_epochs",
         epochs,
         3.0 if rows <= 10_000 else 1.0,
-        f"3 up to 10,000 rows, else 1; there are {rows}",
+        f"3 up to 10,000 rows, else 1; the data have {rows}",
     )
-    # A float as 0.1 x 30 must not become one step more than 3.
-    return max(1, math.ceil(round(settled * steps_per_epoch, 6)))
+    # Rounded first, because 0.1 x 30 as a float exceeds 3 and would give a fourth step.
+    return max(1, math.ceil(round(resolved * steps_per_epoch, 6)))
 
 
-def _usual_rate(recipe: Recipe) -> tuple[float, str]:
+def _default_rate(recipe: Recipe) -> tuple[float, str]:
     if recipe.from_scratch:
         return 1e-3, "training from scratch"
     return (2e-5, "full tuning") if recipe.tuning == "full" else (2e-4, "LoRA")
@@ -199,10 +202,10 @@ def _usual_rate(recipe: Recipe) -> tuple[float, str]:
 def _learning_rate(
     recipe: Recipe,
     hyperparameters: Hyperparameters,
-    usual_rate: tuple[float, str],
+    default_rate: tuple[float, str],
     choices: Choices,
 ) -> float:
-    rate, kind = usual_rate
+    rate, kind = default_rate
     factor = hyperparameters.learning_rate_multiplier
     reason = f"{rate:g} for {kind}"
     if factor != "auto":
@@ -212,19 +215,19 @@ def _learning_rate(
 
 def _eval_steps(recipe: Recipe, total: int, choices: Choices) -> int:
     return choices.resolve(
-        "eval_steps", recipe.eval_steps, math.ceil(total / 10), f"ten times in {total} steps"
+        "eval_steps", recipe.eval_steps, math.ceil(total / 10), f"10 evaluations in {total} steps"
     )
 
 
 def _save_steps(recipe: Recipe, steps_per_epoch: int, total: int, choices: Choices) -> int | None:
     if recipe.tuning == "full":
         return choices.resolve(
-            "save_steps", recipe.save_steps, None, "none: full weights are large"
+            "save_steps", recipe.save_steps, None, "no checkpoints: full weights are large"
         )
     tenth = math.ceil(total / 10)
     return choices.resolve(
         "save_steps",
         recipe.save_steps,
         max(steps_per_epoch, tenth),
-        "one an epoch, at most ten in a run",
+        "one per epoch, at most 10 per run",
     )
