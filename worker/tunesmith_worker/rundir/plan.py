@@ -85,7 +85,7 @@ class DataPlan:
 
     @property
     def fits_longer_rows(self) -> bool:
-        """Whether the model's context allows a larger max_seq_length."""
+        """True if the model's context allows a larger max_seq_length."""
         return self.context is None or self.max_seq_length < self.context
 
 
