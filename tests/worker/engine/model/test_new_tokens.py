@@ -64,7 +64,7 @@ def test_e4_an_adapter_with_new_tokens_makes_the_round_trip(
     (said,) = messages(run, "tokens added: ")
     advice = "call model.resize_token_embeddings(387) first" if extra_rows == 0 else ""
     assert advice in said
-    assert ("have room for them" in said) == (extra_rows == 64)
+    assert ("rows are enough" in said) == (extra_rows == 64)
     before = load(base).get_input_embeddings().weight
     after = merged.get_input_embeddings().weight
     trained = {*ids, tokenizer.eos_token_id} if pad_is_eos else set(ids)  # its row was empty
@@ -121,7 +121,7 @@ def test_what_is_a_token_already_is_said_and_not_added(
     run = make_run(ROWS, recipe=recipe, model_path=str(make_base(tied=True)))
     assert main(run) == 0
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
-    assert any("'</s>', ' capital' can be said with one token already" in one for one in warnings)
+    assert any("already one token each, not added: '</s>', ' capital'" in one for one in warnings)
     assert len(messages(run, "tokens added: '<new>' (384).")) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_head_with_a_bias_is_refused_before_training(
     error = read_result(run).error
     assert error is not None
     assert (error.code, error.param) == (ErrorCode.RECIPE_INVALID, "recipe.add_tokens")
-    assert "head has a bias, so that lm_head cannot train by rows" in error.message
+    assert "head has a bias, so single rows of lm_head cannot train" in error.message
 
 
 def test_a_head_with_a_bias_keeps_its_empty_rows_and_the_embedding_learns(
@@ -143,7 +143,7 @@ def test_a_head_with_a_bias_keeps_its_empty_rows_and_the_embedding_learns(
     phi = _head_with_a_bias(tiny_model, tmp_path / "phi")
     run = make_run(ROWS, recipe=FAST, model_path=str(phi))
     assert main(run) == 0
-    assert len(messages(run, "the rows of lm_head stay as they are")) == 1
+    assert len(messages(run, "the rows of lm_head do not train")) == 1
     assert len(messages(run, "token rows of model.embed_tokens train, 1 in each")) == 1
     tuned = load(phi, run / "adapter")
     assert_gives_the_probe(tuned, run / "adapter")

@@ -46,7 +46,7 @@ def test_e2_empty_rows_of_the_template_are_trained_as_rows(
     matrices = 1 if tied else 2
     assert adapter_numbers(run) - adapter_numbers(other) == matrices * len(USED) * H
     (said,) = messages(run, "never learned")
-    assert "2 of the tokens that the data uses: '<|im_start|>' (1), '<|im_end|>' (2)" in said
+    assert "2 of the tokens in the data: '<|im_start|>' (1), '<|im_end|>' (2)" in said
     (price,) = messages(run, "token rows of")
     assert f"{matrices * 2 * H * 4:,} bytes more in the adapter" in price
     assert f"{matrices * 2 * H * 16:,} in memory" in price

@@ -170,7 +170,7 @@ def _check_folder(spec: RunSpec) -> None:
 def _unusable(spec: RunSpec, error: Exception) -> RunError:
     text = str(error)
     if not isinstance(error, OSError | ValueError):
-        text = f"{type(error).__name__}: {text}"  # "KeyError: 'added_tokens'" is clear only with its type
+        text = f"{type(error).__name__}: {text}"  # a KeyError's text is only the key
     if "is not a local folder and is not a valid model identifier" in text:
         return RunError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -185,7 +185,8 @@ def _unusable(spec: RunSpec, error: Exception) -> RunError:
         "transformers."
         if "trust_remote_code" in text
         else "Check that the worker's host can reach huggingface.co, or put the model into a "
-        "folder below TUNESMITH_MODEL_DIRS. A gated model needs HF_TOKEN in the worker's environment."
+        "folder below TUNESMITH_MODEL_DIRS. A gated model needs HF_TOKEN in the worker's "
+        "environment."
         if not Path(spec.model_path).is_dir()
         else "Check that the folder has config.json, safetensors weights and a tokenizer.",
         param="model",

@@ -1,7 +1,7 @@
 """The learning rate of the embedding, the head and token rows.
 
-Adam moves every number by about the rate at each step, and a row that occurs rarely has few steps
-to average over: LoRA's rate, ten times full tuning's, is too much for them.
+Adam changes every parameter by about the rate at each step, and a rare row has few steps to average
+over: LoRA's rate, ten times that of full tuning, is too high for them.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Untyped = Any  # Any: transformers and peft are not typed
 def embedding_learning_rate(
     model: Untyped, recipe: Recipe, learning_rate: float, choices: Choices
 ) -> float | None:
-    """None where there is no such parameter, or where it shares `learning_rate`."""
-    given = recipe.embedding_learning_rate
-    if not embedding_parameters(model) or (recipe.tuning == "full" and given == "auto"):
+    """Return the rate; None if these parameters do not train or use `learning_rate`."""
+    requested = recipe.embedding_learning_rate
+    if not embedding_parameters(model) or (recipe.tuning == "full" and requested == "auto"):
         return None
     return choices.resolve(
-        "embedding_learning_rate", given, learning_rate / 10, "a tenth of learning_rate"
+        "embedding_learning_rate", requested, learning_rate / 10, "a tenth of learning_rate"
     )
 
 
 def embedding_parameters(model: Untyped) -> list[torch.nn.Parameter]:
-    """What trains in the embedding and the head, whole or as rows; each once."""
+    """Return the trained parameters of the embedding and the head, each once."""
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    every = (p for one in Matrices.of(causal).named for p in one.module.parameters())
-    return list({id(p): p for p in every if p.requires_grad}.values())
+    parameters = (p for m in Matrices.of(causal).named for p in m.module.parameters())
+    return list({id(p): p for p in parameters if p.requires_grad}.values())
 
 
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], rate: float
 ) -> None:
-    """Move `parameters` into groups of their own with learning rate `rate`; everything else of
-    their groups stays. Call it before a scheduler is made."""
+    """Move `parameters` to new groups with learning rate `rate` and the other options of their
+    groups. Must be called before a scheduler is created."""
     moving = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
-        theirs = [one for one in group["params"] if id(one) in moving]
-        if not theirs:
+        moved = [p for p in group["params"] if id(p) in moving]
+        if not moved:
             continue
-        group["params"] = [one for one in group["params"] if id(one) not in moving]
-        optimizer.add_param_group({**group, "params": theirs, "lr": rate})
+        group["params"] = [p for p in group["params"] if id(p) not in moving]
+        optimizer.add_param_group({**group, "params": moved, "lr": rate})

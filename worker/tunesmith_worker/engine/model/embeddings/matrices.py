@@ -1,4 +1,4 @@
-"""Which modules of a causal language model are its embedding and its head. Knows no PEFT."""
+"""The embedding and the head of a causal language model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One [V, H] weight."""
+    """One [V, H] weight with its module."""
 
     name: str
-    """Its module's path in the model, e.g. `model.embed_tokens`."""
+    """Path of the module in the model, such as `model.embed_tokens`."""
     module: Untyped
 
     @property
@@ -27,13 +27,15 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
+    """The embedding and the head of one model."""
+
     embedding: Matrix
     head: Matrix | None
-    """The same weight as the embedding's where they are tied; None for a model without one."""
+    """Has the embedding's weight if they are tied; None for a model without a head."""
 
     @classmethod
     def of(cls, model: Untyped) -> Matrices:
-        """`model`: a causal language model of transformers, PEFT's layers in it or not."""
+        """Find the matrices of a causal language model of transformers, with or without PEFT."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {id(module): name for name, module in model.named_modules()}
         return cls(
@@ -47,21 +49,22 @@ class Matrices:
 
     @property
     def distinct(self) -> list[Matrix]:
-        """Each weight once."""
+        """Matrices with different weights: one if embedding and head are tied."""
         return [self.embedding] if self.head is None or self.tied else [self.embedding, self.head]
 
     @property
     def named(self) -> list[Matrix]:
-        return [one for one in (self.embedding, self.head) if one is not None]
+        """The embedding and, if there is one, the head, tied or not."""
+        return [self.embedding] if self.head is None else [self.embedding, self.head]
 
 
 def matches(matrix: Matrix, target: str) -> bool:
-    """Whether PEFT would take `target` for this module."""
+    """Return True if PEFT matches `target` to this module."""
     return matrix.name == target or matrix.name.endswith(f".{target}")
 
 
 def mean_row(weight: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    """The mean of some rows of a [V, H] weight: [H], summed in fp64."""
+    """Return the mean [H] of some rows of a [V, H] weight, summed in fp64."""
     index = torch.as_tensor(rows, device=weight.device)
     total = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
     for part in index.split(8192):

@@ -1,8 +1,8 @@
-"""`recipe.add_tokens`: into the tokenizer, and rows for them into the model.
+"""`recipe.add_tokens`: adds tokens to the tokenizer and rows for them to the model.
 
-Rows start from the mean of what the tokenizer cut the token into before, in the embedding and in
-the head: a mean of existing rows never takes all probability from the old tokens (Hewitt 2021,
-https://nlp.stanford.edu/~johnhew/vocab-expansion.html), and the pieces say what the token is about.
+A new row starts as the mean of the rows of the pieces that the tokenizer split the token into, in
+the embedding and in the head. A mean of existing rows never takes all probability from the old
+tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokens:
+    """The added tokens and the size of the vocabulary."""
+
     ids: tuple[int, ...] = ()
-    """Of the tokens that were not there before."""
+    """Ids of the added tokens."""
     rows_before: int
     """Rows of the base model's embedding."""
     rows: int
-    """As many as that, or what the new tokens need."""
+    """Rows after adding the tokens."""
 
     @property
     def resized(self) -> bool:
@@ -38,15 +40,15 @@ class NewTokens:
 def add_tokens(
     model: Untyped, tokenizer: Untyped, tokens: Sequence[str], events: EventLog
 ) -> NewTokens:
-    """Change `tokenizer` and `model` in place. A vocabulary that is padded beyond the tokenizer is
-    filled before it grows."""
+    """Add `tokens` to `tokenizer` and `model`, in place. Rows that pad the vocabulary beyond the
+    tokenizer's size are used before the model is resized."""
     before = int(model.get_input_embeddings().num_embeddings)
-    pieces = {token: _cut(tokenizer, token) for token in tokens}
+    pieces = {token: _pieces(tokenizer, token) for token in tokens}
     present = [token for token in tokens if _is_one(tokenizer, token, pieces[token])]
     if present:
         events.message(
-            f"recipe.add_tokens: {', '.join(map(repr, present))} can be said with one token "
-            "already: nothing is added for that.",
+            "recipe.add_tokens: already one token each, not added: "
+            f"{', '.join(map(repr, present))}.",
             level="warn",
         )
     fresh = [token for token in tokens if token not in present]
@@ -54,27 +56,27 @@ def add_tokens(
         return NewTokens(rows_before=before, rows=before)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in fresh])
     ids = tuple(tokenizer.convert_tokens_to_ids(fresh))
-    new = NewTokens(ids=ids, rows_before=before, rows=max(before, *(one + 1 for one in ids)))
+    new = NewTokens(ids=ids, rows_before=before, rows=max(before, *(row + 1 for row in ids)))
     if new.resized:
         model.resize_token_embeddings(new.rows, mean_resizing=False)
-    every = torch.arange(min(before, *ids))
+    existing = torch.arange(min(before, *ids))
     for matrix in Matrices.of(model).distinct:
         with torch.no_grad():
             for token, row in zip(fresh, ids, strict=True):
-                start = mean_row(matrix.weight, pieces[token] or every)
+                start = mean_row(matrix.weight, pieces[token] or existing)
                 matrix.weight[row] = start.to(matrix.weight.dtype)
     events.message(
-        f"tokens added: {_named(fresh, ids)}. Their rows start from the mean of the pieces that "
-        f"each was cut into before; {_vocabulary(new)}.",
+        f"tokens added: {_named(fresh, ids)}. Each new row starts as the mean of the rows of the "
+        f"token's former pieces; {_vocabulary(new)}.",
         data={"tokens": list(fresh), "token_ids": list(ids), "vocabulary": new.rows},
     )
     return new
 
 
-def _cut(tokenizer: Untyped, token: str) -> list[int]:
-    """What the tokenizer makes of it, without pieces that stand for something unknown."""
+def _pieces(tokenizer: Untyped, token: str) -> list[int]:
+    """Return the ids that the tokenizer splits `token` into, without unknown tokens."""
     ids = tokenizer(token, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return [one for one in ids if one != tokenizer.unk_token_id]
+    return [piece for piece in ids if piece != tokenizer.unk_token_id]
 
 
 def _is_one(tokenizer: Untyped, token: str, pieces: Sequence[int]) -> bool:
@@ -90,7 +92,7 @@ def _named(tokens: Sequence[str], ids: Sequence[int]) -> str:
 
 def _vocabulary(new: NewTokens) -> str:
     if not new.resized:
-        return f"the model's {new.rows_before:,} rows have room for them"
+        return f"the model's {new.rows_before:,} rows are enough"
     return (
         f"the vocabulary grows from {new.rows_before:,} to {new.rows:,} rows. To load an adapter "
         f"on the original base model, call model.resize_token_embeddings({new.rows}) first"

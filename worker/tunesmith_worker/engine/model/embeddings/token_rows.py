@@ -1,7 +1,7 @@
-"""Tokens that the data uses and the base model never learned, and new ones: they train as rows.
+"""Training of single rows: new tokens, and tokens of the data that the base model never learned.
 
-In a LoRA run as PEFT's `trainable_token_indices`: k rows of H numbers for each matrix, in training
-and in the adapter, and stock PEFT loads them. With full tuning all rows train anyway.
+A LoRA run uses PEFT's `trainable_token_indices`: k rows of H parameters per matrix, in training and
+in the adapter; stock PEFT loads them. With full tuning, all rows train.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .untrained_rows import find_untrained
 Untyped = Any  # Any: transformers, peft and datasets are not typed
 
 TRAINING_BYTES = 16
-"""Of one number that trains in fp32: itself, its gradient, Adam's two moments."""
-_SHOWN = 20
+"""Bytes per trained fp32 parameter: value, gradient and Adam's two moments."""
+_SHOWN = 20  # tokens listed in an event
 
 
 def used_tokens(dataset: Untyped) -> list[int]:
-    """Ids that occur in the column `input_ids` of a `datasets.Dataset`, ascending."""
+    """Return the token ids in the column `input_ids` of a `datasets.Dataset`, ascending."""
     column = dataset.data.column("input_ids")
-    found = {int(one) for chunk in column.chunks for one in pc.unique(chunk.flatten()).to_pylist()}
-    return sorted(found)
+    ids = {int(i) for chunk in column.chunks for i in pc.unique(chunk.flatten()).to_pylist()}
+    return sorted(ids)
 
 
 def train_token_rows(
@@ -45,50 +45,50 @@ def train_token_rows(
     *,
     adapter_itemsize: int,
 ) -> None:
-    """Give the rows that need it a value to start from, and let them train.
+    """Initialise the rows of tokens that the model never learned, and make them trainable.
 
-    `model`: with an adapter, or to be tuned in full. `used`: token ids of the training rows.
-    `adapter_itemsize`: bytes of one number in the adapter's file.
+    `model`: with an adapter, or for full tuning. `used`: token ids of the training rows.
+    `adapter_itemsize`: bytes per parameter in the adapter's file.
     """
     matrices = Matrices.of(model.get_base_model() if _is_lora(model) else model)
-    stuck = _without_rows(matrices)
-    # What stays as it is, an adapter does not hold: it must not be given another value either.
-    able = [matrix for matrix in matrices.distinct if matrix not in stuck]
-    untrained = sorted({row for matrix in able for row in _start(matrix, used, new)})
+    frozen = _frozen_matrices(matrices)
+    # The adapter does not contain frozen matrices, so their rows must keep their values.
+    trainable = [matrix for matrix in matrices.distinct if matrix not in frozen]
+    untrained = sorted({row for matrix in trainable for row in _initialise(matrix, used, new)})
     if untrained:
-        _tell_untrained(events, tokenizer, untrained)
+        _report_untrained(events, tokenizer, untrained)
     rows = sorted({*untrained, *new.ids})
     if not rows or not _is_lora(model):
         return
-    if stuck:
-        _tell_stuck(stuck, new, events)
-    chosen = [matrix for matrix in able if not matrix.weight.requires_grad]
+    if frozen:
+        _report_frozen(frozen, new, events)
+    chosen = [matrix for matrix in trainable if not matrix.weight.requires_grad]
     if not chosen:
         return
     _attach(model, chosen, rows)
-    numbers = len(rows) * sum(matrix.weight.shape[1] for matrix in chosen)
+    count = len(rows) * sum(matrix.weight.shape[1] for matrix in chosen)
     events.message(
-        f"token rows of {' and '.join(one.name for one in chosen)} train, {len(rows)} in each: "
-        f"{numbers * adapter_itemsize:,} bytes more in the adapter, "
-        f"{numbers * TRAINING_BYTES:,} in memory.",
+        f"token rows of {' and '.join(matrix.name for matrix in chosen)} train, {len(rows)} in "
+        f"each: {count * adapter_itemsize:,} bytes more in the adapter, "
+        f"{count * TRAINING_BYTES:,} in memory.",
         data={
             "token_ids": list(rows),
-            "matrices": [one.name for one in chosen],
-            "adapter_bytes": numbers * adapter_itemsize,
-            "memory_bytes": numbers * TRAINING_BYTES,
+            "matrices": [matrix.name for matrix in chosen],
+            "adapter_bytes": count * adapter_itemsize,
+            "memory_bytes": count * TRAINING_BYTES,
         },
     )
 
 
-def _without_rows(matrices: Matrices) -> list[Matrix]:
-    """The frozen matrices whose rows cannot train: PEFT computes a head with trained rows without
-    its bias, which would be another model."""
+def _frozen_matrices(matrices: Matrices) -> list[Matrix]:
+    """Return the matrices whose rows cannot train: PEFT drops the bias of a head with trained
+    rows, which would change the model."""
     if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:
         return []
     return [
-        one
-        for one in matrices.distinct
-        if not one.weight.requires_grad and (matrices.tied or one is matrices.head)
+        matrix
+        for matrix in matrices.distinct
+        if not matrix.weight.requires_grad and (matrices.tied or matrix is matrices.head)
     ]
 
 
@@ -96,16 +96,16 @@ def _is_lora(model: Untyped) -> bool:
     return isinstance(model, peft.PeftModel)
 
 
-def _start(matrix: Matrix, used: Sequence[int], new: NewTokens) -> list[int]:
-    """The used rows of a matrix that were never trained; empty ones get the trained rows' mean."""
-    found = find_untrained(matrix.weight)
-    rows = [row for row in used if found.rows[row] and row not in new.ids]
-    empty = [row for row in rows if found.empty[row]]
+def _initialise(matrix: Matrix, used: Sequence[int], new: NewTokens) -> list[int]:
+    """Return the used, never trained rows; set empty rows to the mean of the trained rows."""
+    untrained = find_untrained(matrix.weight)
+    rows = [row for row in used if untrained.rows[row] and row not in new.ids]
+    empty = [row for row in rows if untrained.empty[row]]
     if empty:
-        trained = (~found.rows).nonzero()[:, 0]
+        trained = (~untrained.rows).nonzero()[:, 0]
         with torch.no_grad():
-            start = mean_row(matrix.weight, trained).to(matrix.weight.dtype)
-            matrix.weight[torch.tensor(empty, device=start.device)] = start
+            mean = mean_row(matrix.weight, trained).to(matrix.weight.dtype)
+            matrix.weight[torch.tensor(empty, device=mean.device)] = mean
     return rows
 
 
@@ -122,40 +122,40 @@ def _attach(model: Untyped, matrices: Sequence[Matrix], rows: list[int]) -> None
     for module in causal.modules():
         if not isinstance(module, peft.utils.TrainableTokensWrapper):
             continue
-        # PEFT makes them in the matrix's dtype: bf16 would round their updates away
+        # PEFT uses the matrix's dtype; bf16 would round updates away
         delta = module.token_adapter.trainable_tokens_delta["default"]
         delta.data = delta.data.float()
         base = module.token_adapter.get_base_layer()
         if isinstance(base, torch.nn.Linear):
-            module.bias = None  # TRL asks for it, and PEFT's wrapper does not hand it on
+            module.bias = None  # TRL reads it, and PEFT's wrapper does not define it
         elif base.padding_idx in rows:
-            # It is a token of the data as well (pad == eos), and torch gives the row of
-            # padding_idx no gradient. Padding itself is read by no label.
+            # The padding token also occurs in the data (pad == eos), and torch gives the row of
+            # padding_idx no gradient. No label depends on padding itself.
             base.padding_idx = None
 
 
-def _tell_untrained(events: EventLog, tokenizer: Untyped, rows: Sequence[int]) -> None:
+def _report_untrained(events: EventLog, tokenizer: Untyped, rows: Sequence[int]) -> None:
     names = [f"{tokenizer.convert_ids_to_tokens(row)!r} ({row})" for row in rows[:_SHOWN]]
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     events.message(
-        f"the base model never learned {len(rows)} of the tokens that the data uses: "
-        f"{', '.join(names)}{more}. Those that were empty start from the mean of the trained rows.",
+        f"the base model never learned {len(rows)} of the tokens in the data: "
+        f"{', '.join(names)}{more}. Empty rows start as the mean of the trained rows.",
         data={"token_ids": list(rows)},
     )
 
 
-def _tell_stuck(stuck: Sequence[Matrix], new: NewTokens, events: EventLog) -> None:
-    names = " and ".join(one.name for one in stuck)
+def _report_frozen(frozen: Sequence[Matrix], new: NewTokens, events: EventLog) -> None:
+    names = " and ".join(matrix.name for matrix in frozen)
     if new.ids:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"recipe.add_tokens: the head has a bias, so that {names} cannot train by rows.",
-            hint=f"Train it as a whole: add {names} to recipe.lora.target_modules and set "
+            f"recipe.add_tokens: the head has a bias, so single rows of {names} cannot train.",
+            hint=f"Train the whole matrix: add {names} to recipe.lora.target_modules and set "
             "recipe.allow_full_embeddings=true.",
             param="recipe.add_tokens",
         )
     events.message(
-        f"the model's head has a bias: the rows of {names} stay as they are, and the model may not "
-        "learn to say those tokens.",
+        f"the model's head has a bias: the rows of {names} do not train, and the model may not "
+        "learn to generate these tokens.",
         level="warn",
     )

@@ -1,14 +1,13 @@
-"""Which rows of an embedding or a head were never trained, by their values alone.
+"""Detection of rows of an embedding or a head that were never trained, from their values.
 
-A row that no text ever touched keeps the value it was given, or moves with all other such rows: in
-a head each unseen token is pushed along the same gradient, and weight decay shrinks an untouched
-embedding towards 0. So a row counts as never trained when it is not finite, constant, or nearer
-than `NEAR` times the usual spread of rows to 0, to the mean of all rows or to another row. The
-spread is the median distance from the mean. Rows that were drawn at random one by one and never
-trained look like any other and are not found.
+A row whose token never occurred keeps its initial value, or moves like all such rows: in a head,
+unseen tokens have the same gradient, and weight decay shrinks unused embeddings towards 0. A row
+counts as never trained if it is not finite, constant, or within `NEAR` spreads of 0, of the mean
+row or of another row. The spread is the median distance from the mean row. Untrained rows with
+separate random values look like trained rows and are not detected.
 
 Measured (docs/contributing/log): in stories260K, trained on children's stories, the 169 rows of
-byte tokens that those never hold lie within 4e-4 spreads of one another, the next at 1.3e-2.
+byte tokens that do not occur are within 4e-4 spreads of each other; the next row is at 1.3e-2.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _DIRECTIONS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
-    """Of each row of a [V, H] weight: [V] bool on the CPU."""
+    """Masks over the rows of a [V, H] weight: [V] bool on the CPU."""
 
     rows: torch.Tensor
-    """Never trained."""
+    """True for rows that were never trained."""
     empty: torch.Tensor
-    """Of those, the ones whose value is no place to start from: 0, constant, not finite."""
+    """True for untrained rows that need a new initial value: 0, constant or not finite."""
 
 
 def find_untrained(weight: torch.Tensor) -> Untrained:
-    """weight: [V, H] of any dtype. A matrix without two usable rows is left alone."""
+    """Find the untrained rows of a weight [V, H]; none if fewer than two rows are usable."""
     weight = weight.detach()
     usable = torch.cat([_usable(part) for part in weight.split(_BLOCK)])
     places = usable.nonzero()[:, 0]
@@ -64,7 +63,7 @@ def find_untrained(weight: torch.Tensor) -> Untrained:
 
 
 def _usable(rows: torch.Tensor) -> torch.Tensor:
-    """[n] bool: finite and not all one number."""
+    """Return [n] bool: True for rows that are finite and not constant."""
     low, high = rows.amin(1), rows.amax(1)
     return low.isfinite() & high.isfinite() & (low != high)
 
@@ -77,19 +76,18 @@ def _directions(weight: torch.Tensor) -> torch.Tensor:
 def _near_another(
     weight: torch.Tensor, places: torch.Tensor, at: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Positions in `places` of rows that have another within `limit`; `at` [n, directions]: their
-    projections.
+    """Return positions in `places` of rows within `limit` of another row.
 
-    Rows are put into cells by their projections (locality-sensitive hashing, Datar et al. 2004,
-    https://doi.org/10.1145/997817.997857): near rows share a cell, and only rows that do are
-    measured. A second grid, shifted, finds those that a cell's border parted.
+    `at` [n, directions]: the rows' projections, which assign rows to cells (locality-sensitive
+    hashing, Datar et al. 2004, https://doi.org/10.1145/997817.997857). Distances are computed only
+    within a cell. A second, shifted grid finds near rows on two sides of a cell's border.
     """
     at = at / at.std(0) * 2  # a cell is half a standard deviation wide
-    found = [
+    positions = [
         _near_first_of_cell(weight, places, (at + shift).floor().long(), limit)
         for shift in (0.0, 0.5)
     ]
-    near: torch.Tensor = torch.cat(found).unique()
+    near: torch.Tensor = torch.cat(positions).unique()
     return near
 
 

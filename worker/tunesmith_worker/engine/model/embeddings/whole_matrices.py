@@ -1,7 +1,6 @@
-"""The embedding and the head as whole matrices: by consent, with their price, in fp32.
+"""Training of the whole embedding and head in fp32, if recipe.allow_full_embeddings is set.
 
-An adapter that holds them is about as large as the model they come from; a few tokens never need it
-(token_rows.py).
+An adapter with these matrices is very large; a few tokens train as single rows (token_rows.py).
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ _GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class WholeMatrices:
-    """What of a model's embedding and head trains as a whole."""
+    """The matrices among embedding and head that train fully."""
 
     matrices: tuple[Matrix, ...]
-    """Those that train; of tied ones the embedding, which the head follows."""
+    """Trained matrices; for tied matrices only the embedding."""
     targets: frozenset[str]
-    """The user's names for them."""
-    numbers: int
-    """Of the weights that train; a tied one counts once."""
-    saved_numbers: int
-    """In the adapter's file: PEFT wants a tied weight there under both names."""
+    """The recipe's names of the matrices."""
+    parameters: int
+    """Number of trained parameters; tied matrices count once."""
+    saved_parameters: int
+    """Number of parameters in the adapter's file; PEFT saves a tied weight under both names."""
     tied: bool
 
     @property
     def modules_to_save(self) -> list[str]:
-        """For PEFT, which finds the head that is tied to an embedding by itself."""
-        return [one.name for one in self.matrices]
+        """Module names for PEFT, which adds a tied head itself."""
+        return [matrix.name for matrix in self.matrices]
 
     def price(self, adapter_itemsize: int) -> str:
-        """Bytes on disk and in memory; `adapter_itemsize`: of one number in the adapter's file."""
+        """Describe the size; `adapter_itemsize`: bytes per parameter in the adapter's file."""
         shapes = " and ".join(
-            f"{one.name} {one.weight.shape[0]:,} x {one.weight.shape[1]:,}" for one in self.matrices
+            f"{m.name} {m.weight.shape[0]:,} x {m.weight.shape[1]:,}" for m in self.matrices
         )
-        disk, fp32 = self.saved_numbers * adapter_itemsize / _GB, self.numbers * 4 / _GB
+        disk, fp32 = self.saved_parameters * adapter_itemsize / _GB, self.parameters * 4 / _GB
         return (
             f"{shapes}{' (tied: one weight, saved under both names)' if self.tied else ''}: "
             f"{_gb(disk)} more in the adapter on disk and {_gb(4 * fp32)} in memory "
@@ -63,26 +62,26 @@ def _gb(gigabytes: float) -> str:
 def whole_matrices(
     model: Untyped, targets: str | Sequence[str], *, allowed: bool, adapter_itemsize: int
 ) -> WholeMatrices | None:
-    """What `targets` names of the embedding and the head; None if nothing.
+    """Return the embedding or head named in `targets`, or None.
 
-    Needs the model's shapes only, so that it may lie on the meta device. Raises RunError unless
-    `allowed`, with what it would cost.
+    Uses only shapes, so `model` may be on the meta device. Raises RunError, with the size, unless
+    `allowed`.
     """
     if isinstance(targets, str):
-        return None  # "all-linear" leaves the head out
+        return None  # "all-linear" excludes the head
     matrices = Matrices.of(model)
-    names = {target for target in targets for one in matrices.named if matches(one, target)}
-    named = [one for one in matrices.named if any(matches(one, target) for target in names)]
+    names = {target for target in targets for m in matrices.named if matches(m, target)}
+    named = [m for m in matrices.named if any(matches(m, target) for target in names)]
     if not named:
         return None
     if matrices.tied:
         named = [matrices.embedding]
-    numbers = sum(one.weight.numel() for one in named)
+    parameters = sum(matrix.weight.numel() for matrix in named)
     whole = WholeMatrices(
         matrices=tuple(named),
         targets=frozenset(names),
-        numbers=numbers,
-        saved_numbers=numbers * (2 if matrices.tied else 1),
+        parameters=parameters,
+        saved_parameters=parameters * (2 if matrices.tied else 1),
         tied=matrices.tied,
     )
     if not allowed:
@@ -90,8 +89,8 @@ def whole_matrices(
             ErrorCode.RECIPE_INVALID,
             "recipe.lora.target_modules names matrices that would train as a whole: "
             f"{whole.price(adapter_itemsize)}.",
-            hint="Leave them out: tokens that the base model never learned and recipe.add_tokens "
-            "train as single rows without them. To train the whole matrices all the same, set "
+            hint="Remove them: recipe.add_tokens and tokens that the base model never learned "
+            "train as single rows. To train the whole matrices, set "
             "recipe.allow_full_embeddings=true.",
             param="recipe.allow_full_embeddings",
         )
@@ -99,8 +98,8 @@ def whole_matrices(
 
 
 def keep_in_fp32(model: Untyped) -> None:
-    """`model`: PEFT's, with `modules_to_save`. Their weights train in fp32 and compute in the base
-    model's dtype, in which stock PEFT will load them."""
+    """Train the weights of PEFT's `modules_to_save` in fp32, and compute in the base model's dtype,
+    as stock PEFT does after loading."""
     matrices = Matrices.of(model.get_base_model())
     for matrix in matrices.named:
         copies = getattr(matrix.module, "modules_to_save", None)
@@ -117,9 +116,9 @@ def keep_in_fp32(model: Untyped) -> None:
 
 def _look_up(dtype: torch.dtype) -> Untyped:
     def forward(module: Untyped, ids: torch.Tensor) -> torch.Tensor:
-        found = embedding(ids, module.weight, module.padding_idx).to(dtype)
+        rows = embedding(ids, module.weight, module.padding_idx).to(dtype)
         scale = getattr(module, "embed_scale", None)  # Gemma 3
-        return found if scale is None else found * torch.as_tensor(scale).to(found)
+        return rows if scale is None else rows * torch.as_tensor(scale).to(rows)
 
     return forward
 
