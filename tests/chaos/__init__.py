@@ -1,1 +1,1 @@
-"""kill -9 at random moments, over and over: `make chaos` for the long form."""
+"""Chaos tests: SIGKILL at random times. `make chaos` runs the long form."""

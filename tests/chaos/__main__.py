@@ -1,6 +1,7 @@
-"""The long form: every victim is killed `--kills` times over all recipes; prints what went wrong.
+"""Long chaos test (`make chaos`): kills every victim `--kills` times over all recipes.
 
-`make chaos`. Writes one JSON line a job to `--out`; the exit status is 1 if any job ended wrong.
+Prints the problems of each job and writes one JSON line for each job to `--out`. The exit status is
+1 if a job has problems.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ KILLS_PER_JOB = 3
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--kills", type=int, default=30, help="of each victim (30)")
+    parser.add_argument("--kills", type=int, default=30, help="kills of each victim (30)")
     parser.add_argument("--victim", choices=VICTIMS, action="append", help="default: all")
     parser.add_argument("--recipe", choices=RECIPES, action="append", help="default: all in turn")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
-    parser.add_argument("--out", type=Path, help="JSON lines, one a job")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills (0)")
+    parser.add_argument("--out", type=Path, help="file for one JSON line per job")
     given = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="tunesmith-chaos-") as folder:

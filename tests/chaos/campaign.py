@@ -1,4 +1,4 @@
-"""Kills until enough of them have hit, then lets the job finish and judges how it ended."""
+"""Kills processes of a job, lets the job finish and checks the outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VICTIMS: dict[str, Callable[[Service], int]] = {
     "supervisor": lambda service: service.worker_child(),
     "worker": lambda service: service.worker_main(),
 }
-"""Who is killed, by pid."""
+"""Functions that return the pid of each victim."""
 
 ENV = {
     "TUNESMITH_LEASE_SECONDS": "4",
@@ -48,7 +48,7 @@ _GRPO: dict[str, Any] = {
     "lora": {"r": 4},
 }
 GRADER = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
-"""Of the recipes with `grpo`: a reward that a random model's completions do not all share."""
+"""Grader of the recipes with `grpo`: rewards of a random model's completions differ."""
 RECIPES: dict[str, dict[str, Any]] = {
     "lora": _COMMON | {"packing": False, "lora": {"r": 4, "lora_dropout": 0.1}},
     "lora packed": _COMMON | {"packing": True, "max_seq_length": 128, "lora": {"r": 4}},
@@ -65,20 +65,20 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 SEED = 11
 IN_TRAINING = 0.8
-"""Share of the kills."""
+"""Share of the kills that happen during training."""
 STARTS_WITHIN = 1.0
-"""Seconds that a trainer may take for what comes before its training, more or less."""
+"""Approximate seconds from a trainer's start to its first step."""
 
 
 @dataclass
 class Ending:
-    """How one job ended, and what was wrong with that."""
+    """Outcome of one job, with its problems."""
 
     recipe: str
     victim: str
     hits: int
     resumed: int
-    """Attempts that went on from a step beyond 0."""
+    """Number of attempts that resumed from a step after 0."""
     seconds: float
     problems: list[str] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class Campaign:
         self.watcher = Watcher(service.data_dir / "runs")
 
     def torment(self, victim: str, recipe: str, kills: int) -> Ending:
-        """One job, killed `kills` times at random moments of its life, then left alone."""
+        """Run one job, kill the victim `kills` times at random times, then let the job finish."""
         weights = self._undisturbed(recipe)
         began = time.monotonic()
         job = self._create(recipe)
@@ -103,7 +103,7 @@ class Campaign:
             self._wait(job, RECIPES[recipe]["max_steps"])
             try:
                 pid = VICTIMS[victim](self._service)
-            except IndexError:  # between two of them: nobody to hit
+            except IndexError:  # the victim is restarting
                 continue
             attempt = job.refresh().attempt
             if job.state is not JobState.RUNNING:
@@ -122,15 +122,16 @@ class Campaign:
         )
 
     def _wait(self, job: tunesmith.Job, steps: int) -> None:
-        """Until a moment of its life: mostly somewhere in its training, else anywhere before."""
+        """Wait until a random time, mostly during training, otherwise before training."""
         if self._random.random() < IN_TRAINING:
-            step = self._random.randint(1, steps // 2)  # a second later it may be over
+            # In the first half, because the kill comes later and the job must not have ended.
+            step = self._random.randint(1, steps // 2)
             until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
         else:
             time.sleep(self._random.uniform(0.0, STARTS_WITHIN))
 
     def _undisturbed(self, recipe: str) -> dict[str, str]:
-        """Hashes of what the recipe makes when left alone."""
+        """Hashes of the recipe's weights from a run without kills."""
         if recipe not in self._expected:
             job = self._create(recipe)
             until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
@@ -163,50 +164,50 @@ class Campaign:
             yield f"{job.id} {job.state}: {job.error.message if job.error else 'no error given'}"
             return
         if self._weights(job) != weights:
-            yield f"{job.id}: other weights than undisturbed"
+            yield f"{job.id}: weights differ from the undisturbed run"
         events = list(job.stream())
         if [event.seq for event in events] != list(range(1, len(events) + 1)):
-            yield f"{job.id}: event numbers have a gap or a double"
+            yield f"{job.id}: event numbers have gaps or duplicates"
         ends = [e.data["state"] for e in events if e.kind == EventKind.STATE]
         if [state for state in ends if state in TERMINAL] != [JobState.SUCCEEDED]:
-            yield f"{job.id}: states were told as {ends}"
+            yield f"{job.id}: reported states {ends}"
         steps = list(range(1, recipe["max_steps"] + 1))
         if (points := [point.step for point in job.metrics()]) != steps:
-            yield f"{job.id}: metrics of steps {_odd(points, steps)}"
-        if (told := _steps_that_count(events)) != steps:
-            yield f"{job.id}: events tell steps {_odd(told, steps)}"
+            yield f"{job.id}: steps of the metrics {_odd(points, steps)}"
+        if (reported := _valid_steps(events)) != steps:
+            yield f"{job.id}: steps of the events {_odd(reported, steps)}"
         if "grpo" in recipe and (odd := _odd_samples(job, recipe)):
             yield f"{job.id}: {odd}"
         if (together := self.watcher.together[job.id]) != 1:
-            yield f"{job.id}: {together} trainers alive at once"
+            yield f"{job.id}: {together} trainers alive at the same time"
 
 
-def _steps_that_count(events: list[tunesmith.Event]) -> list[int]:
-    """Of the metrics told, those that no later resumption has taken back."""
-    told: list[int] = []
+def _valid_steps(events: list[tunesmith.Event]) -> list[int]:
+    """Steps of the metrics events, without steps undone by a later resumption."""
+    steps: list[int] = []
     for event in events:
         step = event.data.get("step")
         if event.kind == EventKind.RESUMED and isinstance(step, int):
-            told = [one for one in told if one <= step]
+            steps = [done for done in steps if done <= step]
         elif event.kind == EventKind.METRICS and isinstance(step, int):
-            told.append(step)
-    return told
+            steps.append(step)
+    return steps
 
 
 def _odd_samples(job: tunesmith.Job, recipe: dict[str, Any]) -> str:
-    """What is wrong with a reinforcement job's samples; empty when nothing is."""
+    """Problem of a reinforcement job's samples, or an empty string."""
     grpo = recipe["grpo"]
-    found = list(job.samples())
-    if len({sample.id for sample in found}) != len(found):
-        return "samples are told twice"
+    samples = list(job.samples())
+    if len({sample.id for sample in samples}) != len(samples):
+        return "samples are reported twice"
     drawn = range(1, recipe["max_steps"] + 1, grpo.get("num_iterations", 1))
     expected = dict.fromkeys(drawn, grpo["num_generations"] * grpo["prompts_per_step"])
-    counted = Counter(sample.step for sample in found)
+    counted = Counter(sample.step for sample in samples)
     return "" if counted == expected else f"samples by step: {sorted(counted.items())}"
 
 
 def _odd(steps: list[int], expected: list[int]) -> str:
-    """What is wrong with a list that should be 1, 2, 3, ..."""
+    """Describe how `steps` differs from `expected`."""
     missing = sorted(set(expected) - set(steps))
-    double = sorted({step for step in steps if steps.count(step) > 1})
-    return f"(missing {missing[:5]}, double {double[:5]}, in order: {steps == sorted(steps)})"
+    repeated = sorted({step for step in steps if steps.count(step) > 1})
+    return f"(missing {missing[:5]}, repeated {repeated[:5]}, in order: {steps == sorted(steps)})"

@@ -1,4 +1,4 @@
-"""Looks at the host from outside, whatever the service says: which trainers live, job by job."""
+"""Observer of the running trainers of each job, independent of the service."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LOOK_SECONDS = 0.02
 
 
 class Watcher(threading.Thread):
-    """Sees every process that works in a run directory below `runs`."""
+    """Thread that watches every process working in a run directory below `runs`."""
 
     def __init__(self, runs: Path) -> None:
         super().__init__(name="watcher", daemon=True)
         self._runs, self._over = runs.resolve(), threading.Event()
         self.together: dict[str, int] = defaultdict(int)
-        """Most trainers of one job that were alive at the same time."""
+        """Maximum number of trainers alive at the same time, by job."""
         self.looks = 0
 
     def __enter__(self) -> Watcher:
@@ -42,16 +42,16 @@ class Watcher(threading.Thread):
             self.looks += 1
 
     def trainers(self) -> dict[str, list[int]]:
-        """Pids by job. A process that has been killed and not yet been waited for is none."""
-        found = defaultdict(list)
+        """Pids of live trainers by job, without zombies."""
+        pids = defaultdict(list)
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     folder = (entry / "cwd").readlink()
-                except OSError:  # gone, or not ours to see
+                except OSError:  # ended, or not readable
                     continue
                 if folder.is_relative_to(self._runs) and folder != self._runs:
                     job = folder.relative_to(self._runs).parts[0]
                     if alive(int(entry.name)):
-                        found[job].append(int(entry.name))
-        return found
+                        pids[job].append(int(entry.name))
+        return pids
