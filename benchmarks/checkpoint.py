@@ -39,9 +39,9 @@ def main() -> int:
     parser.add_argument(
         "--side", nargs=2, metavar=("MODEL", "TUNING"), help="measure one case in this process"
     )
-    given = parser.parse_args()
-    if given.side:
-        print(json.dumps(measure(given, *given.side)))
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(measure(options, *options.side)))
         return 0
     results = []
     for side in SETTINGS:
@@ -53,14 +53,14 @@ def main() -> int:
         )
         results.append(json.loads(done.stdout.decode().splitlines()[-1]))
         print(json.dumps(results[-1]), flush=True)
-    found = summary(results)
-    print(json.dumps({name: found[name] for name in ("worst", "bar")}))
-    if given.write:
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    return int(max(found["worst"].values()) > BAR)
+    result = summary(results)
+    print(json.dumps({name: result[name] for name in ("worst", "bar")}))
+    if options.write:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    return int(max(result["worst"].values()) > BAR)
 
 
-def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any]:
+def measure(options: argparse.Namespace, model: str, tuning: str) -> dict[str, Any]:
     """Measure one training that is stopped after `--seconds`."""
     from tunesmith_schema import Recipe, RunSpec
     from tunesmith_worker.rundir.control import StopControl
@@ -92,7 +92,7 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
         if not began:
             began.extend(now)  # excludes the one-time costs of the first step
         steps.append(step)
-        if now[0] - began[0] >= given.seconds and not self.end_requested:
+        if now[0] - began[0] >= options.seconds and not self.end_requested:
             self.end_requested = True
             ended.extend(now)
 
@@ -102,7 +102,7 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         (root / "data").mkdir()
-        shutil.copy(given.rows, root / "data" / "train.jsonl")
+        shutil.copy(options.rows, root / "data" / "train.jsonl")
         recipe = Recipe(
             tuning=tuning,
             max_steps=1_000_000,
@@ -112,7 +112,7 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
             save_steps="auto",
             self_check=False,
         )
-        path = given.model if model == "tiny-math" else large_model(root / "12m", given.model)
+        path = options.model if model == "tiny-math" else large_model(root / "12m", options.model)
         spec = RunSpec(
             job_id="benchmark", attempt=1, model=model, model_path=str(path),
             training_file="data/train.jsonl", recipe=recipe,
@@ -121,17 +121,19 @@ def measure(given: argparse.Namespace, model: str, tuning: str) -> dict[str, Any
         status = run.main(root)
         assert status == 0, (root / "result.json").read_text()
     wall, cpu = ended[0] - began[0], ended[1] - began[1]
-    blocked = sum(one["blocked"] for one in points)
-    spent = sum(one["cpu"] + one.get("written_cpu", 0.0) for one in points)
+    blocked = sum(point["blocked"] for point in points)
+    spent = sum(point["cpu"] + point.get("written_cpu", 0.0) for point in points)
     return {
         "model": model,
         "tuning": tuning,
         "steps": steps[-1],
         "seconds": round(wall, 1),
         "points": len(points),
-        "bytes": max((int(one.get("bytes", 0)) for one in points), default=0),
-        "blocked_ms": [round(one["blocked"] * 1e3, 2) for one in points],
-        "cpu_ms": [round((one["cpu"] + one.get("written_cpu", 0.0)) * 1e3, 2) for one in points],
+        "bytes": max((int(point.get("bytes", 0)) for point in points), default=0),
+        "blocked_ms": [round(point["blocked"] * 1e3, 2) for point in points],
+        "cpu_ms": [
+            round((point["cpu"] + point.get("written_cpu", 0.0)) * 1e3, 2) for point in points
+        ],
         "wall": round(blocked / wall, 5),
         "cpu": round(spent / cpu, 5),
     }
@@ -157,7 +159,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu": cpu_model(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "bar": BAR,
-        "worst": {name: max(one[name] for one in results) for name in ("wall", "cpu")},
+        "worst": {name: max(run[name] for run in results) for name in ("wall", "cpu")},
         "runs": results,
     }
 

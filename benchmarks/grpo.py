@@ -66,26 +66,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--steps", type=int, default=4, help="steps after the warm-up step")
     parser.add_argument("--their-allocator", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     shared = [
-        *("--dtype", given.dtype, "--steps", str(given.steps)),
-        *("--prompt-tokens", str(given.prompt_tokens), "--new-tokens", str(given.new_tokens)),
-        *(["--ragged"] if given.ragged else []),
+        *("--dtype", options.dtype, "--steps", str(options.steps)),
+        *("--prompt-tokens", str(options.prompt_tokens), "--new-tokens", str(options.new_tokens)),
+        *(["--ragged"] if options.ragged else []),
     ]
-    own = ["--tuning", given.tuning]
+    own = ["--tuning", options.tuning]
     parity = run_side(PARITY, "ours", [*shared, *own], {})
     print(f"parity: {parity}", file=sys.stderr)
-    extra = ALLOCATOR if given.their_allocator else {}
-    settings = ["stock", "stock-autocast"] if given.dtype == "bfloat16" else ["stock"]
+    extra = ALLOCATOR if options.their_allocator else {}
+    settings = ["stock", "stock-autocast"] if options.dtype == "bfloat16" else ["stock"]
     ours, theirs = [], []
     full: list[Run] = []
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         stock = [run(side, [*shared, *own], extra) for side in settings]
-        theirs.append(min(stock, key=lambda one: float(one["step_cpu_seconds"])))
+        theirs.append(min(stock, key=lambda result: float(result["step_cpu_seconds"])))
         ours.append(run("ours", [*shared, *own], {}))
-    if given.tuning == "lora":
+    if options.tuning == "lora":
         full.append(run("ours", [*shared, "--tuning", "full"], {}))
-    print(json.dumps(summary(given, parity, ours, theirs, full)))
+    print(json.dumps(summary(options, parity, ours, theirs, full)))
     return 0
 
 
@@ -97,40 +97,40 @@ def run(side: str, arguments: list[str], extra: dict[str, str]) -> Run:
 
 
 def summary(
-    given: argparse.Namespace, parity: Run, ours: list[Run], theirs: list[Run], full: list[Run]
+    options: argparse.Namespace, parity: Run, ours: list[Run], theirs: list[Run], full: list[Run]
 ) -> Run:
-    speeds = ratios(theirs, ours, lambda one: float(one["step_cpu_seconds"]))
-    generation = ratios(theirs, ours, lambda one: float(one["phases"]["generate"]))
+    speeds = ratios(theirs, ours, lambda result: float(result["step_cpu_seconds"]))
+    generation = ratios(theirs, ours, lambda result: float(result["phases"]["generate"]))
     over_full = ratios(
-        full, ours[len(ours) - len(full) :], lambda one: float(one["step_cpu_seconds"])
+        full, ours[len(ours) - len(full) :], lambda result: float(result["step_cpu_seconds"])
     )
-    lora, even = given.tuning == "lora", given.prompt_tokens == 70 and not given.ragged
-    bar = SPEED_BARS.get((given.dtype, given.prompt_tokens, given.ragged)) if lora else None
+    lora, even = options.tuning == "lora", options.prompt_tokens == 70 and not options.ragged
+    bar = SPEED_BARS.get((options.dtype, options.prompt_tokens, options.ragged)) if lora else None
     return {
         "benchmark": "grpo",
-        "dtype": given.dtype,
-        "tuning": given.tuning,
-        "prompt_tokens": given.prompt_tokens,
-        "new_tokens": given.new_tokens,
-        "ragged": given.ragged,
+        "dtype": options.dtype,
+        "tuning": options.tuning,
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": options.new_tokens,
+        "ragged": options.ragged,
         "speed_ratio": round(statistics.median(speeds), 3),
-        "speed_ratios": [round(one, 3) for one in speeds],
+        "speed_ratios": [round(result, 3) for result in speeds],
         "speed_bar": bar,
         "generation_ratio": round(statistics.median(generation), 3),
-        "generation_bar": GENERATION_BARS[given.dtype] if lora and even else None,
+        "generation_bar": GENERATION_BARS[options.dtype] if lora and even else None,
         "memory_ratio": round(peak(ours) / peak(theirs), 3),
         "memory_bar": MEMORY_BAR if bar is not None else None,
         "lora_over_full": round(statistics.median(over_full), 3) if full else None,
         "lora_over_full_bar": LORA_BAR if full else None,
-        "beside_share": round(statistics.median(one["beside_share"] for one in ours), 4),
+        "beside_share": round(statistics.median(result["beside_share"] for result in ours), 4),
         "beside_share_bar": BESIDE_BAR,
         "generated_per_cpu_second": [
-            round(statistics.median(one["generated_per_cpu_second"] for one in side), 1)
+            round(statistics.median(result["generated_per_cpu_second"] for result in side), 1)
             for side in (ours, theirs)
         ],
         "parity": parity,
-        "parity_bars": PARITY_BARS if given.dtype == "float32" else None,
-        "their_allocator": given.their_allocator,
+        "parity_bars": PARITY_BARS if options.dtype == "float32" else None,
+        "their_allocator": options.their_allocator,
         "load_average": round(os.getloadavg()[1], 1),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": "cpu",
@@ -150,11 +150,11 @@ def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> li
 
 def phases(runs: list[Run]) -> dict[str, float]:
     names = runs[0]["phases"]
-    return {name: statistics.median(one["phases"][name] for one in runs) for name in names}
+    return {name: statistics.median(run["phases"][name] for run in runs) for name in names}
 
 
 def peak(runs: list[Run]) -> float:
-    return statistics.median(float(one["peak_above_idle_mib"]) for one in runs)
+    return statistics.median(float(run["peak_above_idle_mib"]) for run in runs)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--stock", action="store_true", help="train with stock TRL as well")
-    given = parser.parse_args()
+    options = parser.parse_args()
     before = measured(None)
-    runs = [one_run(seed, given.steps, stock=given.stock) for seed in given.seeds]
-    print(json.dumps(summary(before, runs, given.steps)))
+    runs = [one_run(seed, options.steps, stock=options.stock) for seed in options.seeds]
+    print(json.dumps(summary(before, runs, options.steps)))
     return 0
 
 
@@ -83,8 +83,8 @@ def job(folder: Path, seed: int, steps: int) -> Run:
     ):
         file = client.files.create(file=TRAIN)
         client.files.wait_for_processing(file.id)
-        began = time.monotonic()
-        one = client.fine_tuning.jobs.create(
+        start = time.monotonic()
+        created = client.fine_tuning.jobs.create(
             model=MODEL.name,
             training_file=file.id,
             seed=seed,
@@ -102,9 +102,11 @@ def job(folder: Path, seed: int, steps: int) -> Run:
                 },
             },
         ).wait()
-        wall = time.monotonic() - began
-        client.adapters.download(one.id, folder / "adapter")
-        rewards = [point.values["reward"] for point in one.metrics() if "reward" in point.values]
+        wall = time.monotonic() - start
+        client.adapters.download(created.id, folder / "adapter")
+        rewards = [
+            point.values["reward"] for point in created.metrics() if "reward" in point.values
+        ]
     return {
         "seed": seed,
         "wall_seconds": round(wall, 1),
@@ -132,7 +134,7 @@ def summary(before: float, runs: Sequence[Run], steps: int) -> Run:
         "steps": steps,
         "bars": BARS,
         "before": round(before, 4),
-        "after": [round(one, 4) for one in after],
+        "after": [round(share, 4) for share in after],
         "after_mean": round(fmean(after), 4),
         "first": [mean_reward(run["rewards"][:COMPARED]) for run in runs],
         "last": [mean_reward(run["rewards"][-COMPARED:]) for run in runs],

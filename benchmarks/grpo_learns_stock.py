@@ -33,12 +33,12 @@ Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) -> list[float]:
     """Rewards as the grader `math_answer` with reference `{{item.answer}}` computes them."""
-    found = []
-    for (message,), wanted in zip(completions, answer, strict=True):
-        given, reference = find_answer(message["content"]), find_answer(wanted)
+    rewards = []
+    for (message,), expected in zip(completions, answer, strict=True):
+        number, reference = find_answer(message["content"]), find_answer(expected)
         assert reference is not None, "every row has an answer"
-        found.append(float(given is not None and equal_numbers(given, reference, 1e-6)))
-    return found
+        rewards.append(float(number is not None and equal_numbers(number, reference, 1e-6)))
+    return rewards
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -107,10 +107,10 @@ def main() -> None:
     arguments.add_argument("--side", choices=["stock"], required=True)
     arguments.add_argument("--seed", type=int, required=True)
     arguments.add_argument("--steps", type=int, required=True)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        watch = train(given.seed, given.steps, Path(folder))
+        watch = train(options.seed, options.steps, Path(folder))
     spent = time.process_time() - watch.cpu
     print(json.dumps({"rewards": watch.rewards, "cpu_seconds": round(spent, 1)}))
 

@@ -39,28 +39,34 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     """Compare one step: `loss_difference` relative to stock's loss, `gradient_difference` as the
     relative RMS over all gradients, `worst_gradient` as the relative RMS of the worst tensor."""
     stock = grpo_side.stock_trainer(task, stock_model(task), folder / "stock")
-    trained = {name: one for name, one in ours.model.named_parameters() if one.requires_grad}
-    theirs = {name: one for name, one in stock.model.named_parameters() if one.requires_grad}
+    trained = {
+        name: tensor for name, tensor in ours.model.named_parameters() if tensor.requires_grad
+    }
+    theirs = {
+        name: tensor for name, tensor in stock.model.named_parameters() if tensor.requires_grad
+    }
     assert trained.keys() == theirs.keys()
     torch.manual_seed(2)
     with torch.no_grad():
-        for name, one in trained.items():
+        for name, tensor in trained.items():
             if "lora_B" in name:  # B starts at zero, and A would get no gradient
-                one.normal_(std=0.02)
-            theirs[name].copy_(one)
+                tensor.normal_(std=0.02)
+            theirs[name].copy_(tensor)
     loss = step_of_ours(ours)
-    completions = [list(one.token_ids) for one in ours._rollout.completions]
+    completions = [list(completion.token_ids) for completion in ours._rollout.completions]
     stock._generate_single_turn = lambda *_, **__: (completions, None)
     stock.model.train()
     stock.current_gradient_accumulation_steps = 1
     batch = stock._generate_and_score_completions(inputs_of(ours))
-    assert batch["prompt_ids"].tolist() == [list(one.prompt_ids) for one in ours._rollout.prompts]
+    assert batch["prompt_ids"].tolist() == [
+        list(prompt.prompt_ids) for prompt in ours._rollout.prompts
+    ]
     expected = stock.compute_loss(stock.model, batch)
     expected.backward()
     errors, sizes = [], []
-    for name, one in trained.items():
+    for name, tensor in trained.items():
         right = theirs[name].grad.float()
-        errors.append((one.grad.float() - right).square().sum())
+        errors.append((tensor.grad.float() - right).square().sum())
         sizes.append(right.square().sum())
     error, size = torch.stack(errors), torch.stack(sizes)
     return {
@@ -83,9 +89,9 @@ def step_of_ours(ours: Untyped) -> torch.Tensor:
 
 
 def main() -> None:
-    given = grpo_side.parser().parse_args()
+    options = grpo_side.parser().parse_args()
     torch.set_num_threads(1)
-    task = replace(grpo_side.task_of(given), ragged=True, steps=1)
+    task = replace(grpo_side.task_of(options), ragged=True, steps=1)
     with tempfile.TemporaryDirectory() as folder:
         compare(task, Path(folder))
 

@@ -81,18 +81,18 @@ class Meter(Clock):
     def time(self, owner: Untyped, name: str, phase: str) -> None:
         method: Callable[..., Untyped] = getattr(owner, name)
 
-        def timed(*given: Untyped, **named: Untyped) -> Untyped:
+        def timed(*args: Untyped, **kwargs: Untyped) -> Untyped:
             start = time.process_time()
             try:
-                return method(*given, **named)
+                return method(*args, **kwargs)
             finally:
                 spent = time.process_time() - start
                 self._spent[phase] = self._spent.get(phase, 0.0) + spent
 
         setattr(owner, name, timed)
 
-    def on_step_end(self, *given: Untyped, **named: Untyped) -> None:
-        super().on_step_end(*given, **named)
+    def on_step_end(self, *args: Untyped, **kwargs: Untyped) -> None:
+        super().on_step_end(*args, **kwargs)
         spent, self._spent = self._spent, {}
         generate, rollout = spent["generate"], spent.pop("rollout")
         spent["score"] = rollout - generate
@@ -122,21 +122,23 @@ class ForcedLengths:
     def figures(self) -> Untyped:
         return self._engine.figures
 
-    def generate(self, requests: Sequence[Untyped], *given: Untyped) -> Untyped:
-        wanted = self._task.lengths(self._step)
+    def generate(self, requests: Sequence[Untyped], *args: Untyped) -> Untyped:
+        lengths = self._task.lengths(self._step)
         self._step += 1
-        pairs = zip(requests, wanted, strict=True)
-        forced = [replace(one, max_tokens=n, stop_token_ids=frozenset()) for one, n in pairs]
-        found = self._engine.generate(forced, *given)
+        pairs = zip(requests, lengths, strict=True)
+        forced = [
+            replace(request, max_tokens=n, stop_token_ids=frozenset()) for request, n in pairs
+        ]
+        completions = self._engine.generate(forced, *args)
         figures = self._engine.figures
         self.sync_seconds.append(figures.sync.wall_seconds)
         self.callback_cpu_seconds.append(figures.callback.cpu_seconds)
-        return found
+        return completions
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
     """Train our side; return its meter and the memory before training in MiB."""
-    found: list[tuple[Meter, float]] = []
+    prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
         idle = watch_memory()  # before our kernels load, so that their memory counts
@@ -147,11 +149,11 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
         meter.callback_cpu_seconds = engine.callback_cpu_seconds
         meter.time(engine, "generate", "engine")
         meter.time(ready.trainer, "scores", "log_probs")
-        found.append((meter, idle))
+        prepared_runs.append((meter, idle))
         return ready
 
     run_ours(task, folder, prepared)
-    return found[0]
+    return prepared_runs[0]
 
 
 def run_ours(
@@ -225,11 +227,11 @@ def run_directory(task: Task, folder: Path) -> Path:
 class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
     """Ends each completion exactly at its length. Changes `scores` in place."""
 
-    def __init__(self, prompt: int, wanted: list[int], ends: list[int]) -> None:
+    def __init__(self, prompt: int, lengths: list[int], ends: list[int]) -> None:
         self._prompt, self._ends = prompt, ends
         self._rows: dict[int, list[int]] = {}
         """Rows by length."""
-        for row, length in enumerate(wanted):
+        for row, length in enumerate(lengths):
             self._rows.setdefault(length, []).append(row)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -277,10 +279,10 @@ def stock(task: Task, folder: Path) -> tuple[Meter, float]:
     trainer = stock_trainer(task, model, folder)
     generate, steps = model.generate, iter(range(task.steps))
 
-    def forced(**given: Untyped) -> Untyped:
-        prompt = given["input_ids"].shape[1]
+    def forced(**kwargs: Untyped) -> Untyped:
+        prompt = kwargs["input_ids"].shape[1]
         lengths = LengthsByEnd(prompt, task.lengths(next(steps)), trainer.eos_token_ids)
-        return generate(**given, logits_processor=transformers.LogitsProcessorList([lengths]))
+        return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([lengths]))
 
     model.generate = forced
     meter = Meter(trainer)
@@ -288,50 +290,50 @@ def stock(task: Task, folder: Path) -> tuple[Meter, float]:
     return meter, idle
 
 
-def task_of(given: argparse.Namespace) -> Task:
+def task_of(options: argparse.Namespace) -> Task:
     return Task(
-        side=given.side,
-        dtype=given.dtype,
-        tuning=given.tuning,
-        prompt_tokens=given.prompt_tokens,
-        new_tokens=given.new_tokens,
-        ragged=given.ragged,
-        steps=given.warm_up + given.steps,
+        side=options.side,
+        dtype=options.dtype,
+        tuning=options.tuning,
+        prompt_tokens=options.prompt_tokens,
+        new_tokens=options.new_tokens,
+        ragged=options.ragged,
+        steps=options.warm_up + options.steps,
     )
 
 
 def main() -> None:
-    given = parser().parse_args()
+    options = parser().parse_args()
     torch.set_num_threads(1)
-    task = task_of(given)
+    task = task_of(options)
     with tempfile.TemporaryDirectory() as folder:
-        make = ours if given.side == "ours" else stock
-        meter, idle = _profiled(given.profile, lambda: make(task, Path(folder)))
-    skip = given.warm_up
+        make = ours if options.side == "ours" else stock
+        meter, idle = _profiled(options.profile, lambda: make(task, Path(folder)))
+    skip = options.warm_up
     tokens = sum(sum(task.lengths(step)) for step in range(skip, task.steps))
     phases = {
-        name: round(sum(one[name] for one in meter.phases[skip:]) / given.steps, 4)
+        name: round(sum(spent[name] for spent in meter.phases[skip:]) / options.steps, 4)
         for name in meter.phases[-1]
     }
-    step = sum(meter.cpu[skip:]) / given.steps
+    step = sum(meter.cpu[skip:]) / options.steps
     beside = None
-    if given.side == "ours":
-        callbacks = sum(meter.callback_cpu_seconds[skip:]) / given.steps
+    if options.side == "ours":
+        callbacks = sum(meter.callback_cpu_seconds[skip:]) / options.steps
         parts = ("engine", "log_probs", "backward")
-        beside = round((step - sum(phases[one] for one in parts) + callbacks) / step, 5)
+        beside = round((step - sum(phases[part] for part in parts) + callbacks) / step, 5)
     print(
         json.dumps(
             {
-                "side": given.side,
-                "tuning": given.tuning,
+                "side": options.side,
+                "tuning": options.tuning,
                 "step_cpu_seconds": step,
                 "beside_share": beside,
-                "step_cpu_seconds_all": [round(one, 3) for one in meter.cpu[skip:]],
-                "warm_up_cpu_seconds": [round(one, 3) for one in meter.cpu[:skip]],
+                "step_cpu_seconds_all": [round(seconds, 3) for seconds in meter.cpu[skip:]],
+                "warm_up_cpu_seconds": [round(seconds, 3) for seconds in meter.cpu[:skip]],
                 "phases": phases,
                 "generated_tokens": tokens,
                 "tokens_per_cpu_second": tokens / sum(meter.cpu[skip:]),
-                "generated_per_cpu_second": tokens / given.steps / phases["generate"],
+                "generated_per_cpu_second": tokens / options.steps / phases["generate"],
                 "idle_mib": idle,
                 "peak_above_idle_mib": meter.peak - idle,
                 "torch": torch.__version__,
@@ -345,16 +347,16 @@ def _profiled(how: str | None, run: Callable[[], Untyped]) -> Untyped:
         return run()
     if how == "torch":
         with torch.profiler.profile() as seen:
-            found = run()
+            result = run()
         sys.stderr.write(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=40))
-        return found
+        return result
     import cProfile
     import pstats
 
     with cProfile.Profile(time.process_time) as calls:
-        found = run()
+        result = run()
     pstats.Stats(calls, stream=sys.stderr).sort_stats("tottime").print_stats(40)
-    return found
+    return result
 
 
 if __name__ == "__main__":

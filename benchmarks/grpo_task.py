@@ -79,7 +79,7 @@ def even_share(
     **_: object,
 ) -> list[float]:  # fmt: skip
     """Reward of both sides: share of a completion's tokens with even ids."""
-    return [sum(one % 2 == 0 for one in ids) / len(ids) for ids in completion_ids]
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
 def base_model(task: Task) -> Untyped:

@@ -68,17 +68,17 @@ def liger_side() -> Side:
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
     """Installed sides by name; calling a value imports the side."""
-    found: dict[str, Callable[[], Side]] = {
+    installed: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,
         "ours_metrics": lambda: ours_metrics,
     }
     if importlib.util.find_spec("trl"):
-        found["trl"] = lambda: trl_side(())
-        found["trl_metrics"] = lambda: trl_side(("entropy", "is_top1"))
+        installed["trl"] = lambda: trl_side(())
+        installed["trl_metrics"] = lambda: trl_side(("entropy", "is_top1"))
     if device == "cuda" and importlib.util.find_spec("liger_kernel"):  # Triton only
-        found["liger"] = liger_side
-    return found
+        installed["liger"] = liger_side
+    return installed
 
 
 class Case:
@@ -113,10 +113,10 @@ def clock(device: str) -> float:
     return time.process_time()
 
 
-def fastest(case: Case, found: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in found}
+def fastest(case: Case, functions: dict[str, Side], args: argparse.Namespace) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(args.repeats + 1):
-        for name, side in found.items():
+        for name, side in functions.items():
             start = clock(args.device)
             case.run(side)
             if turn:  # the first turn warms up
@@ -150,13 +150,13 @@ def extra_mib(case: Case, side: Side, device: str) -> float:
 
 
 def peaks(names: list[str], dtype: str) -> dict[str, float]:
-    found = {}
+    mib = {}
     for name in names:
         # -P: otherwise kernels.py in this folder would hide a package of that name
         command = [sys.executable, "-P", *sys.argv, "--memory-of", name, "--dtype", dtype]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[name] = round(float(done.stdout), 1)
-    return found
+        mib[name] = round(float(done.stdout), 1)
+    return mib
 
 
 def main() -> None:
@@ -183,11 +183,11 @@ def main() -> None:
         "torch": torch.__version__,
         "allocator": {name: v for name, v in os.environ.items() if name.startswith("MALLOC_")},
     }
-    found = {name: make() for name, make in sides(args.device).items()}
+    functions = {name: make() for name, make in sides(args.device).items()}
     for dtype in [args.dtype] if args.dtype else DTYPES:
         case = Case(args, dtype)
-        losses = {name: case.run(side) for name, side in found.items()}
-        seconds = fastest(case, found, args)
+        losses = {name: case.run(side) for name, side in functions.items()}
+        seconds = fastest(case, functions, args)
         memory = peaks(list(seconds), dtype)
         result[dtype] = {
             "time_ratio": round(seconds["ours"] / seconds["full"], 3),

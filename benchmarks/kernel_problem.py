@@ -31,12 +31,12 @@ class Shape:
     def lengths(self) -> list[int]:
         """Lengths of packed texts that sum to `rows`: 32 to 768 tokens for 2,048 rows, otherwise in
         proportion."""
-        draw, left, found = random.Random(0), self.rows, []
-        while left:
+        draw, remaining, texts = random.Random(0), self.rows, []
+        while remaining:
             least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)
-            found.append(min(left, draw.randint(least, most)))
-            left -= found[-1]
-        return found
+            texts.append(min(remaining, draw.randint(least, most)))
+            remaining -= texts[-1]
+        return texts
 
 
 SHAPES = {

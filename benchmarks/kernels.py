@@ -57,9 +57,9 @@ def best_seconds(
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):
         for name, run in sides.items():
-            taken = seconds(run, device)
+            elapsed = seconds(run, device)
             if turn:
-                best[name] = min(best[name], taken)
+                best[name] = min(best[name], elapsed)
     return best
 
 
@@ -87,11 +87,11 @@ def measure(
     best = best_seconds(sides, device, repeats)
     figures: dict[str, Any] = {
         name: {
-            "ms": round(taken * 1e3, 4),
-            "gb_per_s": round(problem.least_bytes / taken / 1e9, 2),
-            "speed_to_eager": round(best["eager"] / taken, 2),
+            "ms": round(elapsed * 1e3, 4),
+            "gb_per_s": round(problem.least_bytes / elapsed / 1e9, 2),
+            "speed_to_eager": round(best["eager"] / elapsed, 2),
         }
-        for name, taken in best.items()
+        for name, elapsed in best.items()
     }
     if problem.liger is None:
         nothing = {"ms": None, "gb_per_s": None, "speed_to_eager": None}
@@ -117,22 +117,22 @@ def main() -> None:
     arguments.add_argument("--only", choices=OPERATIONS, nargs="+", default=list(OPERATIONS))
     arguments.add_argument("--repeats", type=int, default=20)
     arguments.add_argument("--no-compile", action="store_true")
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = given.shape or ("llama-8b" if device.type == "cuda" else "llama-12m")
+    name = options.shape or ("llama-8b" if device.type == "cuda" else "llama-12m")
     torch.manual_seed(0)
     results = {
         operation: measure(
             operation,
             SHAPES[name],
             device,
-            DTYPES[given.dtype],
-            repeats=given.repeats,
-            compiled=not given.no_compile,
+            DTYPES[options.dtype],
+            repeats=options.repeats,
+            compiled=not options.no_compile,
         )
-        for operation in given.only
+        for operation in options.only
     }
-    print(json.dumps({**facts(device), "shape": name, "dtype": given.dtype, "results": results}))
+    print(json.dumps({**facts(device), "shape": name, "dtype": options.dtype, "results": results}))
 
 
 if __name__ == "__main__":

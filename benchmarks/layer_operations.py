@@ -245,4 +245,4 @@ def _peft_linear(
 
 def _three_times(tensors: Tensors | list[torch.Tensor]) -> int:
     """Bytes of adapters read by forward and by backward, and of their gradients written."""
-    return 3 * sum(one.nbytes for one in tensors)
+    return 3 * sum(tensor.nbytes for tensor in tensors)

@@ -126,12 +126,12 @@ def measure(size: str, lengths: str, rows: int, rounds: int) -> dict[str, Any]: 
         took, filled = cell.seconds(cell.step(), trial.current)
         trial.record(took, filled)
     trial_seconds, trial_steps = time.thread_time() - began, len(trial.steps)
-    found: dict[str, list[float]] = {name: [] for name in cell.layouts}
+    times: dict[str, list[float]] = {name: [] for name in cell.layouts}
     for _ in range(rounds):
         step = cell.step()
-        for name in found:
-            found[name].append(cell.seconds(step, name)[0])
-    cost = {name: statistics.median(took) for name, took in found.items()}
+        for name in times:
+            times[name].append(cell.seconds(step, name)[0])
+    cost = {name: statistics.median(took) for name, took in times.items()}
     spent = sum(cost[name] for name in trial.steps)
     best = min(cost, key=lambda name: cost[name])
     fastest = cost[best]
@@ -155,14 +155,14 @@ def main() -> int:
     arguments.add_argument("--lengths", choices=LENGTHS, action="append")
     arguments.add_argument("--rows", type=int, action="append")
     arguments.add_argument("--rounds", type=int, default=9)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     cells = []
-    for size in given.model or MODELS:
-        for lengths in given.lengths or LENGTHS:
-            for rows in given.rows or MODELS[size]:
-                cells.append(measure(size, lengths, rows, given.rounds))
+    for size in options.model or MODELS:
+        for lengths in options.lengths or LENGTHS:
+            for rows in options.rows or MODELS[size]:
+                cells.append(measure(size, lengths, rows, options.rounds))
                 sys.stdout.write(json.dumps(cells[-1]) + "\n")
                 sys.stdout.flush()
     worst = {name: max(cell[name] for cell in cells) for name in ("slower", "cost")}

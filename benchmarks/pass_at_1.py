@@ -38,7 +38,7 @@ def pass_at_1(
     engine = NativeEngine(tuned, RolloutPlan(weights="merged", max_rows=128), tokenizer)
     vocabulary = base.get_input_embeddings().num_embeddings
     rows, _ = prompt_rows(questions, tokenizer, limit=None, refuse=True, vocabulary=vocabulary)
-    wanted = [row for row in rows for _ in range(samples)]
+    repeated = [row for row in rows for _ in range(samples)]
     requests = [
         Request(
             prompt_ids=row.prompt_ids,
@@ -47,12 +47,12 @@ def pass_at_1(
             sampling=SamplingParams(),
             stop_token_ids=stop,
         )
-        for place, row in enumerate(wanted)
+        for place, row in enumerate(repeated)
     ]
     with Grading(TypeAdapter(Grader).validate_python(grader)) as grading:
-        graded = grading.begin(wanted)
+        graded = grading.begin(repeated)
         for place, done in enumerate(engine.generate(requests)):
             text = tokenizer.decode(done.token_ids, skip_special_tokens=True)
             sample = CompletionText(text, len(done.token_ids), done.finish_reason.value)
             graded.add(place, sample, done.token_ids)
-        return fmean(one.rewards[0] or 0.0 for one in graded.finish())
+        return fmean(grade.rewards[0] or 0.0 for grade in graded.finish())

@@ -68,9 +68,9 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the result to benchmarks/results"
     )
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(json.loads(given.one))))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(json.loads(options.one))))
         return 0
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     results = []
@@ -83,7 +83,7 @@ def main() -> int:
         print(line(results[-1]), file=sys.stderr, flush=True)
     result = summary(results)
     print(json.dumps(result))
-    if given.write:
+    if options.write:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if result["within_bars"] else 1
 
@@ -227,20 +227,20 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
 def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
-    barred = [one for one in results if not one["held_out"]]
-    others = [one for one in results if one["held_out"]]
-    errors = [abs(one["error"]) for one in barred]
-    corrected = [abs(one["corrected_error"]) for one in barred]
-    rss = [abs(one["rss_error"]) for one in barred if one["rss_error"] is not None]
+    barred = [case for case in results if not case["held_out"]]
+    held_out = [case for case in results if case["held_out"]]
+    errors = [abs(case["error"]) for case in barred]
+    corrected = [abs(case["corrected_error"]) for case in barred]
+    rss = [abs(case["rss_error"]) for case in barred if case["rss_error"] is not None]
     return {
         "benchmark": "plan",
         "worst_error": max(errors),
         "median_error": statistics.median(errors),
         "worst_corrected_error": max(corrected),
         "worst_rss_error": max(rss, default=None),
-        "worst_held_out_error": max((abs(one["error"]) for one in others), default=None),
+        "worst_held_out_error": max((abs(case["error"]) for case in held_out), default=None),
         "worst_held_out_rss_error": max(
-            (abs(one["rss_error"] or 0) for one in others), default=None
+            (abs(case["rss_error"] or 0) for case in held_out), default=None
         ),
         "bars": BARS,
         "within_bars": max(errors) <= BARS["tensors"] and max(rss, default=0.0) <= BARS["rss"],
@@ -250,14 +250,14 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def line(one: dict[str, Any]) -> str:
+def line(case: dict[str, Any]) -> str:
     """Format one setting as a row of a Markdown table."""
-    growth = one["rss_growth"]
-    rss = "not measured" if growth is None else f"{growth / MIB:.0f} ({one['rss_error']:+.1%})"
+    growth = case["rss_growth"]
+    rss = "not measured" if growth is None else f"{growth / MIB:.0f} ({case['rss_error']:+.1%})"
     return (
-        f"| {one['tuning']} | {one['rows']} x {one['length']} | {one['checkpointing']} "
-        f"| {one['predicted'] / MIB:.1f} | {one['tensors'] / MIB:.1f} | {one['error']:+.1%} "
-        f"| {one['corrected_error']:+.1%} | {rss} |"
+        f"| {case['tuning']} | {case['rows']} x {case['length']} | {case['checkpointing']} "
+        f"| {case['predicted'] / MIB:.1f} | {case['tensors'] / MIB:.1f} | {case['error']:+.1%} "
+        f"| {case['corrected_error']:+.1%} | {rss} |"
     )
 
 

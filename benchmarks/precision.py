@@ -55,45 +55,45 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the cost measurement")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
         "benchmark": "precision",
         "cpu": cpu_model(),
         "torch": torch.__version__,
     }
-    if "loss" in given.only:
-        result["loss"] = losses(given)
-    if "cost" in given.only:
-        result["cost"] = cost(given.rounds)
+    if "loss" in options.only:
+        result["loss"] = losses(options)
+    if "cost" in options.only:
+        result["cost"] = cost(options.rounds)
     print(json.dumps(result))
     return 0
 
 
-def losses(given: argparse.Namespace) -> dict[str, Any]:
-    runs = {KEYS.get(name, name): run(name, given) for name in get_args(Precision)}
+def losses(options: argparse.Namespace) -> dict[str, Any]:
+    runs = {KEYS.get(name, name): run(name, options) for name in get_args(Precision)}
     exact = runs["fp32"]["valid_loss"]
-    for name, one in runs.items():
-        one["relative_to_fp32"] = round(one["valid_loss"] / exact - 1.0, 6)
-        one["bar"] = LOSS_BARS.get(name)
+    for name, result in runs.items():
+        result["relative_to_fp32"] = round(result["valid_loss"] / exact - 1.0, 6)
+        result["bar"] = LOSS_BARS.get(name)
     return {
-        "steps": given.steps,
-        "learning_rate": given.learning_rate,
-        "seed": given.seed,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "seed": options.seed,
         "runs": runs,
     }
 
 
-def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
-    rows = (given.data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+def run(precision: Precision, options: argparse.Namespace) -> dict[str, Any]:
+    rows = (options.data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     recipe = Recipe(
         tuning="full",
         precision=precision,
-        max_steps=given.steps,
-        learning_rate=given.learning_rate,
+        max_steps=options.steps,
+        learning_rate=options.learning_rate,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=1,
-        eval_steps=given.steps,
+        eval_steps=options.steps,
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -103,11 +103,11 @@ def run(precision: Precision, given: argparse.Namespace) -> dict[str, Any]:
             job_id="precision",
             attempt=1,
             model="tiny-math",
-            model_path=str(given.data.resolve() / "models" / "tiny-math"),
+            model_path=str(options.data.resolve() / "models" / "tiny-math"),
             training_file="train.jsonl",
             validation_file="valid.jsonl",
             recipe=recipe,
-            seed=given.seed,
+            seed=options.seed,
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
         # -P: otherwise kernels.py in this folder would hide a package of that name.
@@ -163,7 +163,7 @@ def cost(rounds: int) -> dict[str, Any]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in (*optimizers, "forward_and_backward")}
     for turn in range(rounds + 1):
-        timed = {name: cpu_seconds(one.step) for name, one in optimizers.items()}
+        timed = {name: cpu_seconds(optimizer.step) for name, optimizer in optimizers.items()}
         timed["clip"] = cpu_seconds(lambda: torch.nn.utils.clip_grad_norm_(ours, 1.0))
         timed["forward_and_backward"] = cpu_seconds(forward_and_backward) + timed.pop("clip")
         if turn:  # the first turn creates the optimizer states
@@ -192,7 +192,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
 def held(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> int:
     """Bytes of the weights and of the optimizer state."""
-    state = [value for one in optimizer.state.values() for value in one.values()]
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
     tensors = [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -47,15 +47,15 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")
-    given = parser.parse_args()
-    shared = ["--dtype", given.dtype, "--prompt-tokens", str(given.prompt_tokens)]
-    shared += ["--ragged"] if given.ragged else []
-    own = "ours" if given.layout == "merged" else "ours-in-place"
+    options = parser.parse_args()
+    shared = ["--dtype", options.dtype, "--prompt-tokens", str(options.prompt_tokens)]
+    shared += ["--ragged"] if options.ragged else []
+    own = "ours" if options.layout == "merged" else "ours-in-place"
     ours, theirs = [], []
-    for _ in range(given.rounds):
-        theirs.append(run(given.against, shared, ALLOCATOR if given.their_allocator else {}))
+    for _ in range(options.rounds):
+        theirs.append(run(options.against, shared, ALLOCATOR if options.their_allocator else {}))
         ours.append(run(own, shared, {}))
-    print(json.dumps(summary(given, ours, theirs)))
+    print(json.dumps(summary(options, ours, theirs)))
     return 0
 
 
@@ -66,28 +66,32 @@ def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any
 
 
 def summary(
-    given: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+    options: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     ratios = [b["cpu_seconds"] / a["cpu_seconds"] for a, b in zip(ours, theirs, strict=True)]
-    has_bar = given.prompt_tokens == 70 and not given.ragged and given.against == "generate"
+    has_bar = options.prompt_tokens == 70 and not options.ragged and options.against == "generate"
     memory = [
-        statistics.median(one["peak_above_idle_mib"] for one in side) for side in (ours, theirs)
+        statistics.median(result["peak_above_idle_mib"] for result in side)
+        for side in (ours, theirs)
     ]
     return {
         "benchmark": "rollout",
-        "against": given.against,
-        "layout": given.layout,
-        "dtype": given.dtype,
-        "prompt_tokens": given.prompt_tokens,
-        "ragged": given.ragged,
+        "against": options.against,
+        "layout": options.layout,
+        "dtype": options.dtype,
+        "prompt_tokens": options.prompt_tokens,
+        "ragged": options.ragged,
         "speed_ratio": round(statistics.median(ratios), 3),
         "speed_ratios": [round(ratio, 3) for ratio in ratios],
-        "speed_bar": BARS[given.dtype] if has_bar else None,
+        "speed_bar": BARS[options.dtype] if has_bar else None,
         "memory_ratio": round(memory[0] / memory[1], 3),
         "sync_share": round(
-            statistics.median(one["sync_cpu_seconds"] / one["cpu_seconds"] for one in ours), 4
+            statistics.median(
+                result["sync_cpu_seconds"] / result["cpu_seconds"] for result in ours
+            ),
+            4,
         ),
-        "their_allocator": given.their_allocator,
+        "their_allocator": options.their_allocator,
         "load_average": round(os.getloadavg()[0], 1),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),

@@ -56,31 +56,31 @@ def lengths(ragged: bool) -> list[int]:
     return [round(math.exp(draw.uniform(math.log(16), math.log(NEW)))) for _ in range(count)]
 
 
-def ours(model: Untyped, prompts: list[list[int]], wanted: list[int], layout: Any) -> Untyped:
+def ours(model: Untyped, prompts: list[list[int]], targets: list[int], layout: Any) -> Untyped:
     from tunesmith_worker.engine.rollout import NativeEngine, Request, RolloutPlan
     from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
-    engine = NativeEngine(model, RolloutPlan(weights=layout, max_rows=len(wanted)))
+    engine = NativeEngine(model, RolloutPlan(weights=layout, max_rows=len(targets)))
     requests = [
         Request(prompt_ids=tuple(prompts[i // GROUP]), max_tokens=n, seed=i)
-        for i, n in enumerate(wanted)
+        for i, n in enumerate(targets)
     ]
 
     def run() -> float:
         completions = engine.generate(requests)
-        assert [len(one.token_ids) for one in completions] == wanted
+        assert [len(completion.token_ids) for completion in completions] == targets
         return engine.figures.sync.cpu_seconds
 
     return run
 
 
 def theirs(
-    model: Untyped, prompts: list[list[int]], wanted: list[int], merged: bool
+    model: Untyped, prompts: list[list[int]], targets: list[int], merged: bool
 ) -> Callable[[], float]:
     """Rollout of transformers: the batch runs until its longest completion ends. Computes no
     log-probs, unlike our engine."""
-    ids = torch.tensor([prompts[i // GROUP] for i in range(len(wanted))])
+    ids = torch.tensor([prompts[i // GROUP] for i in range(len(targets))])
 
     def run() -> float:
         start = time.process_time()
@@ -91,7 +91,7 @@ def theirs(
             out = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=max(wanted),
+                max_new_tokens=max(targets),
                 do_sample=True,
                 temperature=1.0,
                 top_k=0,
@@ -100,7 +100,7 @@ def theirs(
                 pad_token_id=0,
                 disable_compile=True,
             )
-        assert out.shape[1] == ids.shape[1] + max(wanted)
+        assert out.shape[1] == ids.shape[1] + max(targets)
         if merged:
             model.unmerge_adapter()
         return sync
@@ -109,33 +109,33 @@ def theirs(
 
 
 def main() -> None:
-    given = parser().parse_args()
+    options = parser().parse_args()
     torch.set_num_threads(1)
     draw = random.Random(1)
     prompts = [
-        [draw.randrange(3, 8192) for _ in range(given.prompt_tokens)] for _ in range(PROMPTS)
+        [draw.randrange(3, 8192) for _ in range(options.prompt_tokens)] for _ in range(PROMPTS)
     ]
-    model, wanted = with_lora(getattr(torch, given.dtype)), lengths(given.ragged)
+    model, targets = with_lora(getattr(torch, options.dtype)), lengths(options.ragged)
     idle = watch_memory()  # before our engine loads, so that its memory counts
-    if given.side.startswith("ours"):
-        run = ours(model, prompts, wanted, "in_place" if "place" in given.side else "merged")
+    if options.side.startswith("ours"):
+        run = ours(model, prompts, targets, "in_place" if "place" in options.side else "merged")
     else:
-        run = theirs(model, prompts, wanted, given.side == "generate-merged")
+        run = theirs(model, prompts, targets, options.side == "generate-merged")
     seconds, sync = [], []
-    for _ in range(given.rollouts + 1):
+    for _ in range(options.rollouts + 1):
         start = time.process_time()
         sync.append(run())
         seconds.append(time.process_time() - start)
     print(
         json.dumps(
             {
-                "side": given.side,
+                "side": options.side,
                 "cpu_seconds": min(seconds[1:]),
                 "cpu_seconds_all": seconds[1:],
                 "warm_up_cpu_seconds": seconds[0],
                 "sync_cpu_seconds": min(sync[1:]),
-                "tokens": sum(wanted),
-                "tokens_per_cpu_second": sum(wanted) / min(seconds[1:]),
+                "tokens": sum(targets),
+                "tokens_per_cpu_second": sum(targets) / min(seconds[1:]),
                 "idle_mib": idle,
                 "peak_above_idle_mib": most_memory() - idle,
                 "torch": torch.__version__,

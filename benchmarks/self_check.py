@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument(
         "--repeats", type=int, default=3, help="runs of each case; the median counts"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     spent: list[float] = []
     steps: list[float] = []
@@ -62,13 +62,13 @@ def main() -> int:
     _time_steps(steps)
     cases = {}
     with tempfile.TemporaryDirectory() as scratch:
-        models = {"tiny-math": given.data / "models" / "tiny-math"}
+        models = {"tiny-math": options.data / "models" / "tiny-math"}
         models["llama-12m"] = _larger_model(Path(scratch), models["tiny-math"])
-        lines = (given.data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (options.data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
         for name, (model, recipe) in CASES.items():
             spent.clear()
             steps.clear()
-            for repeat in range(given.repeats):
+            for repeat in range(options.repeats):
                 folder = Path(scratch) / f"{name} {repeat}"
                 _prepare(folder, models[model], lines[:500], recipe)
                 if run.main(folder):
@@ -138,9 +138,9 @@ def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]
 def _checks(folder: Path) -> dict[str, int]:
     """Number of checks by state."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    told = [json.loads(line)["data"] for line in lines]
-    (checks,) = [data["checks"] for data in told if "checks" in data]
-    return dict(Counter(one["state"] for one in checks.values()))
+    events = [json.loads(line)["data"] for line in lines]
+    (checks,) = [data["checks"] for data in events if "checks" in data]
+    return dict(Counter(check["state"] for check in checks.values()))
 
 
 def _summary(spent: list[float], steps: list[float], checks: dict[str, int]) -> dict[str, Any]:

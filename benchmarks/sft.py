@@ -56,16 +56,16 @@ def main() -> int:
     parser.add_argument("--pack", type=int, default=1024, help="tokens in a pack")
     parser.add_argument("--batch", type=int, default=2, help="packs in a batch")
     parser.add_argument("--their-allocator", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     shared = [
-        *("--dtype", given.dtype, "--tuning", given.tuning, "--steps", str(given.steps)),
-        *("--pack", str(given.pack), "--batch", str(given.batch)),
+        *("--dtype", options.dtype, "--tuning", options.tuning, "--steps", str(options.steps)),
+        *("--pack", str(options.pack), "--batch", str(options.batch)),
     ]
     ours, theirs = [], []
-    for _ in range(given.rounds):
-        theirs.append(run(given.against, shared, ALLOCATOR if given.their_allocator else {}))
+    for _ in range(options.rounds):
+        theirs.append(run(options.against, shared, ALLOCATOR if options.their_allocator else {}))
         ours.append(run("ours", shared, {}))
-    print(json.dumps(summary(given, ours, theirs)))
+    print(json.dumps(summary(options, ours, theirs)))
     return 0
 
 
@@ -76,27 +76,27 @@ def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any
 
 
 def summary(
-    given: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+    options: argparse.Namespace, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     on_gpu = ours[0]["device"] != "cpu"
     speed = "tokens_per_second" if on_gpu else "tokens_per_cpu_second"
     ratios = [a[speed] / b[speed] for a, b in zip(ours, theirs, strict=True)]
     # Padded batches and packs have different rows in a step, so their losses are not comparable.
-    same_rows = given.against != "stock-default"
-    bar = BARS.get((given.tuning, given.dtype, given.against), (None, None))
+    same_rows = options.against != "stock-default"
+    bar = BARS.get((options.tuning, options.dtype, options.against), (None, None))
     return {
         "benchmark": "sft",
-        "against": given.against,
-        "dtype": given.dtype,
-        "tuning": given.tuning,
-        "packs": [given.batch, given.pack],
+        "against": options.against,
+        "dtype": options.dtype,
+        "tuning": options.tuning,
+        "packs": [options.batch, options.pack],
         "speed_ratio": round(statistics.median(ratios), 3),
         "speed_ratios": [round(ratio, 3) for ratio in ratios],
         "speed_bar": bar[0],
         "memory_ratio": round(peak(ours) / peak(theirs), 3),
         "memory_bar": bar[1],
         "loss_difference": difference(ours[0], theirs[0]) if same_rows else None,
-        "their_allocator": given.their_allocator,
+        "their_allocator": options.their_allocator,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": ours[0]["device"],
         "cpu": cpu_model(),
@@ -107,7 +107,7 @@ def summary(
 
 
 def peak(runs: list[dict[str, Any]]) -> float:
-    return statistics.median(float(one["peak_above_idle_mib"]) for one in runs)
+    return statistics.median(float(run["peak_above_idle_mib"]) for run in runs)
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -160,7 +160,7 @@ def main() -> None:
         else:
             trainer.train()
     history = trainer.state.log_history
-    tokens = [one["num_tokens"] for one in history if "num_tokens" in one and "loss" in one]
+    tokens = [entry["num_tokens"] for entry in history if "num_tokens" in entry and "loss" in entry]
     done = [b - a for a, b in zip([0, *tokens], tokens, strict=False)]
     skip = arguments.warm_up
     print(
@@ -172,7 +172,7 @@ def main() -> None:
                 "warm_up_cpu_seconds": clock.cpu[:skip],
                 "idle_mib": idle,
                 "peak_above_idle_mib": most_memory() - idle,
-                "losses": [one["loss"] for one in history if "loss" in one],
+                "losses": [entry["loss"] for entry in history if "loss" in entry],
                 "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
                 "torch": torch.__version__,
             }

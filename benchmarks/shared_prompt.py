@@ -45,21 +45,21 @@ def main() -> int:
     parser.add_argument(
         "--repeats", type=int, default=6, help="steps of each layout after the warm-up"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     cases = {}
-    for dtype in given.dtype:
+    for dtype in options.dtype:
         model = _model(getattr(torch, dtype))
-        for tokens in given.prompt_tokens:
-            rows = _rows(tokens, given.generations)
-            cases[f"{dtype}, {tokens} tokens"] = case = _measured(model, rows, given.repeats)
+        for tokens in options.prompt_tokens:
+            rows = _rows(tokens, options.generations)
+            cases[f"{dtype}, {tokens} tokens"] = case = _measured(model, rows, options.repeats)
             sys.stderr.write(f"{dtype}, {tokens} tokens: {case}\n")
     result = {
         "benchmark": "shared_prompt",
         "cpu": cpu_model(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "generations": given.generations,
+        "generations": options.generations,
         "allocator": {name: v for name, v in os.environ.items() if name.startswith("MALLOC_")},
         "cases": cases,
     }
@@ -87,7 +87,7 @@ def _rows(prompt_tokens: int, generations: int) -> list[GroupRow]:
         return tuple(draw.randrange(8192) for _ in range(count))
 
     prompts = [tokens(prompt_tokens) for _ in range(PROMPTS)]
-    rows = [GroupRow(one, tokens(COMPLETION)) for one in prompts for _ in range(generations)]
+    rows = [GroupRow(prompt, tokens(COMPLETION)) for prompt in prompts for _ in range(generations)]
     draw.shuffle(rows)
     return rows
 
@@ -102,8 +102,8 @@ def _measured(model: Any, rows: list[GroupRow], repeats: int) -> dict[str, Any]:
     least = {layout: min(map(sum, seconds[layout])) for layout in LAYOUTS}
     result: dict[str, Any] = {
         layout: {
-            "forward": round(statistics.median(one for one, _ in seconds[layout]), 3),
-            "backward": round(statistics.median(one for _, one in seconds[layout]), 3),
+            "forward": round(statistics.median(value for value, _ in seconds[layout]), 3),
+            "backward": round(statistics.median(value for _, value in seconds[layout]), 3),
             "least": round(least[layout], 3),
         }
         for layout in LAYOUTS

@@ -50,13 +50,13 @@ def main() -> int:
     )
     arguments.add_argument("--out", type=Path, default=RESULTS)
     arguments.add_argument("--tiny", action="store_true")
-    given = arguments.parse_args()
-    if not given.tiny and not has_card():
+    options = arguments.parse_args()
+    if not options.tiny and not has_card():
         arguments.error("no NVIDIA GPU found; use --tiny to check the code on a CPU")
-    deadline = time.monotonic() + 60 * given.minutes
-    record = Record(given.out, given.only, tiny=given.tiny, minutes=given.minutes)
-    jobs = [job for part in given.only for job in jobs_of(part, given.tiny, given.rounds)]
-    run_all(jobs, record, deadline, environment(given.tiny))
+    deadline = time.monotonic() + 60 * options.minutes
+    record = Record(options.out, options.only, tiny=options.tiny, minutes=options.minutes)
+    jobs = [job for part in options.only for job in jobs_of(part, options.tiny, options.rounds)]
+    run_all(jobs, record, deadline, environment(options.tiny))
     sys.stdout.write(summary(record) + "\n")
     return 1 if record.failed else 0
 

@@ -44,8 +44,8 @@ def attention_paths(shape: Shape, device: torch.device) -> dict[str, Any]:  # An
     return {
         "tokens": tokens,
         "ours_is": why_tiles(qkv, of) or "torch's varlen kernels",
-        "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
-        "tflop_per_s": {n: round(count / taken / 1e12, 2) for n, taken in seconds.items()},
+        "ms": {name: round(elapsed * 1e3, 4) for name, elapsed in seconds.items()},
+        "tflop_per_s": {n: round(count / elapsed / 1e12, 2) for n, elapsed in seconds.items()},
         "refused": refused,
     }
 

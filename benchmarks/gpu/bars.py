@@ -52,7 +52,9 @@ def _rate(model: str) -> Callable[[Results], float | None]:
 
 def _against(model: str, side: str, setting: str, key: str) -> Callable[[Results], float | None]:
     def ratio(results: Results) -> float | None:
-        ours, theirs = (speed(results, model, one, setting, key) for one in ("ours", side))
+        ours, theirs = (
+            speed(results, model, compared, setting, key) for compared in ("ours", side)
+        )
         return None if ours is None or theirs is None else ours / theirs
 
     return ratio
@@ -60,12 +62,12 @@ def _against(model: str, side: str, setting: str, key: str) -> Callable[[Results
 
 def _worst_kernel(bound: str) -> Callable[[Results], float | None]:
     def worst(results: Results) -> float | None:
-        found = [
-            as_share(one["ratio"])
-            for one in results.get("kernels", {}).values()
-            if one.get("bound") == bound and one.get("barred")
+        ratios = [
+            as_share(result["ratio"])
+            for result in results.get("kernels", {}).values()
+            if result.get("bound") == bound and result.get("barred")
         ]
-        return min(found, default=None)
+        return min(ratios, default=None)
 
     return worst
 
@@ -82,8 +84,8 @@ def _share_of_blas(model: str) -> Callable[[Results], float | None]:
 def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
     def worst(results: Results) -> float | None:
         parity = results.get("parity", {}).items()
-        found = [as_error(one[key]) for case, one in parity if case.endswith(f"/{dtype}")]
-        return max(found, default=None)
+        errors = [as_error(result[key]) for case, result in parity if case.endswith(f"/{dtype}")]
+        return max(errors, default=None)
 
     return worst
 
@@ -93,15 +95,15 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()
-        found = [
-            as_error(abs(one[f"{key}predicted_bytes"] / one[held] - 1))
-            for one in cases
-            if (held := f"{key or 'held_'}bytes") in one
-            and "moment" in one
-            and one[held]
-            and one[f"{key}predicted_bytes"]
+        errors = [
+            as_error(abs(result[f"{key}predicted_bytes"] / result[held] - 1))
+            for result in cases
+            if (held := f"{key or 'held_'}bytes") in result
+            and "moment" in result
+            and result[held]
+            and result[f"{key}predicted_bytes"]
         ]
-        return judged(found) if found else None
+        return judged(errors) if errors else None
 
     return error
 
@@ -109,12 +111,14 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 def _offload(results: Results) -> float | None:
     """Largest overhead where the planner expects none, on models of 2,048 or more."""
     cases = results.get("memory", {}).values()
-    found = [
-        as_error(one["overhead"])
-        for one in cases
-        if one.get("planner_calls_it_free") and one["hidden"] >= 2048 and one["tokens"] >= 4096
+    overheads = [
+        as_error(result["overhead"])
+        for result in cases
+        if result.get("planner_calls_it_free")
+        and result["hidden"] >= 2048
+        and result["tokens"] >= 4096
     ]
-    return max(found, default=None)
+    return max(overheads, default=None)
 
 
 def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
@@ -133,12 +137,12 @@ def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
     """Figure: median of `key` over the rounds of `case`."""
 
     def figure(results: Results) -> float | None:
-        found = [
+        figures = [
             float(result[key])
             for name, result in results.get("grpo", {}).items()
             if tuple(name.split("/")[: len(case)]) == case
         ]
-        return statistics.median(found) if found else None
+        return statistics.median(figures) if figures else None
 
     return figure
 
@@ -147,8 +151,10 @@ def _grpo_times(
     above: tuple[str, ...], below: tuple[str, ...]
 ) -> Callable[[Results], float | None]:
     def ratio(results: Results) -> float | None:
-        one, other = (_grpo("seconds_per_step", *case)(results) for case in (above, below))
-        return None if one is None or other is None else one / other
+        numerator, denominator = (
+            _grpo("seconds_per_step", *case)(results) for case in (above, below)
+        )
+        return None if numerator is None or denominator is None else numerator / denominator
 
     return ratio
 

@@ -116,10 +116,10 @@ def run_all(
         child = ahead
         assert child is not None
         ahead = Child(jobs[index + 1], environment) if index + 1 < len(jobs) else None
-        left = _run(child, record, deadline)
-        while left and time.monotonic() < deadline:
-            left = _run(Child(replace(job, cases=left), environment), record, deadline)
-        for case in left:
+        remaining = _run(child, record, deadline)
+        while remaining and time.monotonic() < deadline:
+            remaining = _run(Child(replace(job, cases=remaining), environment), record, deadline)
+        for case in remaining:
             record.skip(job.part, case)
         if time.monotonic() >= deadline:
             if ahead is not None:
@@ -132,27 +132,27 @@ def run_all(
 
 def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
     """Run a child to its end; return the cases that did not run."""
-    job, left = child.job, list(child.job.cases) or [ALL]
+    job, remaining = child.job, list(child.job.cases) or [ALL]
     child.go()
     begun = time.monotonic()
-    while left:
+    while remaining:
         limit = min(begun + job.seconds, deadline) - time.monotonic()
         try:
             answer = child.answer(limit)
         except TimeoutError:
             child.kill()
             if time.monotonic() < deadline:
-                record.fail(job.part, left.pop(0), f"took more than {job.seconds:g} s")
-            return tuple(left)
+                record.fail(job.part, remaining.pop(0), f"took more than {job.seconds:g} s")
+            return tuple(remaining)
         if answer is None:
-            record.fail(job.part, left.pop(0), f"process ended, {child.close()}")
-            return tuple(left)
+            record.fail(job.part, remaining.pop(0), f"process ended, {child.close()}")
+            return tuple(remaining)
         if "facts" in answer:
             record.add_facts(answer["facts"])
-            left = answer["cases"]
+            remaining = answer["cases"]
         else:
             _record(answer, record, job.part, time.monotonic() - begun)
-            left.remove(answer["case"])
+            remaining.remove(answer["case"])
         begun = time.monotonic()
     child.close()
     return ()

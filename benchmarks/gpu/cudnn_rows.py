@@ -39,19 +39,19 @@ def cudnn_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JS
     ours = partial(_forward_and_backward, varlen_attention, leaves, upstream, segments, of)
     cudnn = partial(_forward_and_backward, _cudnn, leaves, upstream, segments, of)
     try:
-        found = cudnn()
+        theirs = cudnn()
         torch.cuda.synchronize()
     except RuntimeError as refusal:
         return {"refused": str(refusal).splitlines()[0]}
     errors = [
         float((a.float() - b.float()).norm() / b.float().norm())
-        for a, b in zip(found, ours(), strict=True)
+        for a, b in zip(theirs, ours(), strict=True)
     ]
     seconds = median_seconds({"ours": ours, "cudnn": cudnn}, device, repeats=20)
     return {
         "lengths": LENGTHS,
         "errors": errors,
-        "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
+        "ms": {name: round(elapsed * 1e3, 4) for name, elapsed in seconds.items()},
     }
 
 

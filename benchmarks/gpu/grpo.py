@@ -63,13 +63,13 @@ def task_of(model: str, side: str, tuning: str) -> Task:
 def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
     task = task_of(model, side, tuning)
     with tempfile.TemporaryDirectory() as folder:
-        made = grpo_side.ours if side == "ours" else grpo_side.stock
-        meter, idle = made(task, Path(folder))
+        train = grpo_side.ours if side == "ours" else grpo_side.stock
+        meter, idle = train(task, Path(folder))
     seconds = meter.wall[WARM_UP:]
     result = {
         "seconds_per_step": round(statistics.median(seconds), 4),
-        "step_seconds": [round(one, 4) for one in seconds],
-        "warm_up_seconds": [round(one, 4) for one in meter.wall[:WARM_UP]],
+        "step_seconds": [round(value, 4) for value in seconds],
+        "warm_up_seconds": [round(value, 4) for value in meter.wall[:WARM_UP]],
         "generated_tokens_per_second": round(
             task.completions * task.new_tokens / statistics.median(seconds), 1
         ),
@@ -92,26 +92,28 @@ def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: J
         Request(prompt_ids=tuple(prompts[place // GROUP]), max_tokens=length, seed=place)
         for place, length in enumerate(lengths)
     ]
-    found: dict[str, Decoded] = {}
+    decoded: dict[str, Decoded] = {}
     for name, tuning in (("base", "full"), ("adapter", "lora")):
-        one = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
-        for key, parameter in one.named_parameters():
+        tuned = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
+        for key, parameter in tuned.named_parameters():
             if "lora_B" in key:  # B starts at zero, and the adapter would have no effect
                 torch.nn.init.normal_(parameter, std=0.02)
-        found[name] = _decoded(one, task, requests)
+        decoded[name] = _decoded(tuned, task, requests)
         if name == "adapter":
             with patch.object(native, "recorder_for", lambda device: None):
-                found["without_graphs"] = _decoded(one, task, requests, repeats=1)
-        del one
+                decoded["without_graphs"] = _decoded(tuned, task, requests, repeats=1)
+        del tuned
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    figures = found["adapter"].figures
-    seconds = {name: one.seconds for name, one in found.items()}
+    figures = decoded["adapter"].figures
+    seconds = {name: result.seconds for name, result in decoded.items()}
     return {
         "batch": batch,
-        "seconds": {name: round(one, 4) for name, one in seconds.items()},
-        "tokens_per_second": {name: round(sum(lengths) / one, 1) for name, one in seconds.items()},
+        "seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "tokens_per_second": {
+            name: round(sum(lengths) / value, 1) for name, value in seconds.items()
+        },
         "adapter_on_base": round(seconds["base"] / seconds["adapter"], 4),
         "graphs_speed_up": round(seconds["without_graphs"] / seconds["adapter"], 4),
         "graph_steps": figures.graph_steps,
@@ -136,11 +138,11 @@ def _decoded(
         max_tokens=task.new_tokens,
         free=read_free_memory(find_device(), 0).free,
     )
-    engine, taken = NativeEngine(model, plan), []
+    engine, times = NativeEngine(model, plan), []
     for _ in range(repeats + 1):
         engine.generate(requests)
-        taken.append(engine.figures.decode.wall_seconds)
-    return Decoded(min(taken[1:]), engine.figures)
+        times.append(engine.figures.decode.wall_seconds)
+    return Decoded(min(times[1:]), engine.figures)
 
 
 def case(name: str) -> Case:

@@ -70,14 +70,14 @@ def _error(logits: torch.Tensor) -> float:
     targets = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
     exact = logits.double()
     log_p = exact.log_softmax(-1)
-    others = exact.scatter(1, targets[:, None], float("-inf")).softmax(-1)
+    gradient = exact.scatter(1, targets[:, None], float("-inf")).softmax(-1)
     out = _statistics(logits, True)
     read_rows(logits, targets, LogitTransform(), out, gradient=True)
     pairs = (
         (out.log_probs(), log_p.gather(1, targets[:, None])[:, 0]),
         (out.entropy(), -(log_p.exp() * log_p).sum(-1)),
-        (logits, others),
+        (logits, gradient),
     )
     return max(
-        as_error(float((found.double() - truth).norm() / truth.norm())) for found, truth in pairs
+        as_error(float((value.double() - truth).norm() / truth.norm())) for value, truth in pairs
     )

@@ -97,8 +97,8 @@ def rates(
 ) -> dict[str, Any]:  # Any: JSON
     """Convert times to rates; `ratio` is our rate relative to the ceiling."""
     work = WORK[operation](shape)
-    found: dict[str, Any] = {
-        "ms": {name: round(taken * 1e3, 4) for name, taken in seconds.items()},
+    figures: dict[str, Any] = {
+        "ms": {name: round(elapsed * 1e3, 4) for name, elapsed in seconds.items()},
         "speed_to_eager": round(seconds["eager"] / seconds["ours"], 2),
         "formula": work.words,
         "barred": work.barred,
@@ -108,7 +108,7 @@ def rates(
     if work.attention:
         rate = work.attention / seconds["ours"] / 1e12
         ceiling = square_rate(device)
-        return found | {
+        return figures | {
             "bound": "attention",
             "tflop_per_s": round(rate, 2),
             "ratio": round(rate / ceiling, 3),
@@ -116,14 +116,14 @@ def rates(
     if work.products:
         multiplying = product_seconds(work.products, device, torch.bfloat16)
         count = operations(work.products)
-        return found | {
+        return figures | {
             "bound": "products",
             "tflop_per_s": round(count / seconds["ours"] / 1e12, 2),
             "blas_tflop_per_s": round(count / multiplying / 1e12, 2),
             "least_ms": {"products": round(multiplying * 1e3, 4), "bytes": round(copying * 1e3, 4)},
             "ratio": round((multiplying + copying) / seconds["ours"], 3),
         }
-    return found | {
+    return figures | {
         "bound": "bandwidth",
         "bytes": moved,
         "gb_per_s": round(moved / seconds["ours"] / 1e9, 1),
@@ -180,13 +180,13 @@ def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def cases(device: torch.device) -> dict[str, Case]:
-    made: dict[str, Case] = {"ceilings": partial(ceilings, device)}
+    by_name: dict[str, Case] = {"ceilings": partial(ceilings, device)}
     for shape in REAL if device.type == "cuda" else TINY:
         for name in OPERATIONS:
-            made[f"{shape}/{name}"] = partial(run, name, SHAPES[shape], device)
+            by_name[f"{shape}/{name}"] = partial(run, name, SHAPES[shape], device)
         for name, function in BEYOND.items():
-            made[f"{shape}/{name}"] = partial(function, SHAPES[shape], device)
-    return made
+            by_name[f"{shape}/{name}"] = partial(function, SHAPES[shape], device)
+    return by_name
 
 
 def main() -> int:

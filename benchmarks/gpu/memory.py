@@ -48,7 +48,7 @@ LONG = {"tiny-llama": 256}
 OFFLOADED = {"tiny-llama": (2, 64)}
 
 
-class Made:
+class PatchedModel:
     """Patched model with a batch of equal rows."""
 
     def __init__(self, name: str, device: torch.device, rows: int, length: int) -> None:
@@ -67,8 +67,8 @@ class Made:
         self.modes.set([policy.mode_of(layer, layers) for layer in range(layers)])
 
     def loss(self) -> torch.Tensor:
-        found: torch.Tensor = self.model(**self.batch, fused_lm_head=True, use_cache=False).loss
-        return found
+        value: torch.Tensor = self.model(**self.batch, fused_lm_head=True, use_cache=False).loss
+        return value
 
     def step(self) -> object:
         self.loss().backward()
@@ -87,23 +87,23 @@ def policies(layers: int) -> dict[str, Policy]:
 
 def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> Result:
     """Predict and measure a peak; `error` is predicted / held - 1."""
-    made = Made(name, device, rows, length)
-    policy = policies(made.shape.layers)[mode]
-    made.apply(policy)
-    found = predict(made.shape, made.tuning, made.size, made.engine, policy)
-    probe = run_probe(made.model, made.modes.layers, made.loss)
-    resident = made.tuning.weights + made.tuning.adapter
-    held, predicted = resident + probe.peak, found.peak - found.items.get("optimizer", 0)
+    patched = PatchedModel(name, device, rows, length)
+    policy = policies(patched.shape.layers)[mode]
+    patched.apply(policy)
+    prediction = predict(patched.shape, patched.tuning, patched.size, patched.engine, policy)
+    probe = run_probe(patched.model, patched.modes.layers, patched.loss)
+    resident = patched.tuning.weights + patched.tuning.adapter
+    held, predicted = resident + probe.peak, prediction.peak - prediction.items.get("optimizer", 0)
     return {
         "predicted_bytes": predicted,
         "held_bytes": held,
         "error": predicted / held - 1,
-        "moment": found.moment,
-        "items": found.items,
-        "pinned_predicted_bytes": found.pinned_host,
+        "moment": prediction.moment,
+        "items": prediction.items,
+        "pinned_predicted_bytes": prediction.pinned_host,
         "pinned_bytes": _pinned_peak(),
-        "recomputes": sum(counts.recomputes for counts in made.modes.counts),
-        "offloads": sum(counts.offloads for counts in made.modes.counts),
+        "recomputes": sum(counts.recomputes for counts in patched.modes.counts),
+        "offloads": sum(counts.offloads for counts in patched.modes.counts),
     }
 
 
@@ -111,36 +111,36 @@ def offload(name: str, device: torch.device) -> Result:
     """Measure `overhead`, the time of offloading relative to recomputation - 1. `passed`: all
     inputs except the last were offloaded."""
     rows, length = OFFLOADED.get(name, (1, 4096))
-    made = Made(name, device, rows, length)
-    made.modes = LayerModes(made.model, min_offloaded_tokens=1)
-    both = policies(made.shape.layers)
+    patched = PatchedModel(name, device, rows, length)
+    patched.modes = LayerModes(patched.model, min_offloaded_tokens=1)
+    both = policies(patched.shape.layers)
 
     def run(mode: str) -> object:
-        made.apply(both[mode])
-        return made.step()
+        patched.apply(both[mode])
+        return patched.step()
 
     runs = {mode: partial(run, mode) for mode in ("recompute", "offload")}
     seconds = median_seconds(runs, device, 10 if device.type == "cuda" else 1)
     run("offload")
     planner = Planner(
-        shape=made.shape,
-        tuning=made.tuning,
-        batch=made.size,
-        engine=made.engine,
-        memory=FreeMemory(free=1 << 50, host_free=host_free(), on_gpu=made.engine.on_gpu),
+        shape=patched.shape,
+        tuning=patched.tuning,
+        batch=patched.size,
+        engine=patched.engine,
+        memory=FreeMemory(free=1 << 50, host_free=host_free(), on_gpu=patched.engine.on_gpu),
         speed=measure_speed(device) if device.type == "cuda" else None,
     )
     free = planner.offload_is_free()
     overhead = seconds["offload"] / seconds["recompute"] - 1
-    offloads = [counts.offloads for counts in made.modes.counts]
+    offloads = [counts.offloads for counts in patched.modes.counts]
     return {
-        "hidden": made.shape.hidden,
-        "tokens": made.size.tokens,
+        "hidden": patched.shape.hidden,
+        "tokens": patched.size.tokens,
         "seconds": seconds,
         "overhead": overhead,
         "planner_calls_it_free": free,
         "offloads": offloads,
-        "passed": sum(offloads) >= made.shape.layers - 1,
+        "passed": sum(offloads) >= patched.shape.layers - 1,
     }
 
 
@@ -177,10 +177,10 @@ def long(name: str, device: torch.device) -> Result:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, CARD / total), device)
-    made = Made(name, device, 1, tokens)
-    made.apply(option.policy)
-    probe = run_probe(made.model, made.modes.layers, made.loss)
-    held = made.tuning.weights + made.tuning.adapter + probe.peak
+    patched = PatchedModel(name, device, 1, tokens)
+    patched.apply(option.policy)
+    probe = run_probe(patched.model, patched.modes.layers, patched.loss)
+    held = patched.tuning.weights + patched.tuning.adapter + probe.peak
     return answer | {"held_bytes": held, "passed": held <= CARD}
 
 
@@ -193,16 +193,16 @@ def _pinned_peak() -> int | None:
 
 def cases(device: torch.device) -> dict[str, Case]:
     tiny = device.type != "cuda"
-    found: dict[str, Case] = {}
+    by_name: dict[str, Case] = {}
     for name in TINY if tiny else MODELS:
         for rows, length in TINY_GRID if tiny else GRID:
             for mode in policies(2):
                 run = partial(peak, name, rows, length, mode, device)
-                found[f"{name}/{rows}x{length}/{mode}"] = partial(_alone, run)
-        found[f"{name}/offload"] = partial(_alone, partial(offload, name, device))
+                by_name[f"{name}/{rows}x{length}/{mode}"] = partial(_alone, run)
+        by_name[f"{name}/offload"] = partial(_alone, partial(offload, name, device))
     longest = (TINY if tiny else MODELS)[-1]
-    found[f"{longest}/long"] = partial(_alone, partial(long, longest, device))
-    return found
+    by_name[f"{longest}/long"] = partial(_alone, partial(long, longest, device))
+    return by_name
 
 
 def _alone(run: Case) -> Result:

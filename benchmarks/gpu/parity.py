@@ -41,9 +41,9 @@ def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
     stock = step(model, batch)
     patched = patch(model)
     ours = step(model, batch)
-    errors = {one: as_error(relative_rms(ours[one], stock[one])) for one in stock if one != "loss"}
-    tensor = max(errors, key=lambda one: errors[one])
-    sizes = sorted(float(one.square().mean().sqrt()) for one in stock.values() if one.dim() == 2)
+    errors = {key: as_error(relative_rms(ours[key], stock[key])) for key in stock if key != "loss"}
+    tensor = max(errors, key=lambda key: errors[key])
+    sizes = sorted(float(grad.square().mean().sqrt()) for grad in stock.values() if grad.dim() == 2)
     result: dict[str, Any] = {
         "patched": patched.report.summary(),
         "loss_difference": relative_rms(ours["loss"], stock["loss"]),
@@ -68,19 +68,19 @@ def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
     patched.undo()
     truth = step(model.float(), batch)
     errors = {
-        side: pooled({one: relative_rms(found[one], truth[one]) for one in truth})
-        for side, found in (("ours", ours), ("stock", stock))
+        side: pooled({key: relative_rms(gradients[key], truth[key]) for key in truth})
+        for side, gradients in (("ours", ours), ("stock", stock))
     }
     loss = {side: kinds.pop("loss") for side, kinds in errors.items()}
     quotients = {
         kind: as_error(errors["ours"][kind] / error) for kind, error in errors["stock"].items()
     }
-    kind = max(quotients, key=lambda one: quotients[one])
+    kind = max(quotients, key=lambda key: quotients[key])
     return {
         "patched": summary,
         "worst": quotients[kind],
         "worst_tensor": kind,
-        "quotients": {one: round(quotient, 3) for one, quotient in quotients.items()},
+        "quotients": {key: round(quotient, 3) for key, quotient in quotients.items()},
         "loss_error": loss,
         "passed": quotients[kind] <= BF16_FACTOR and not patched.report.unchanged,
     }
@@ -100,8 +100,8 @@ def prepared(
     )
     model = peft.get_peft_model(model, lora)
     with torch.no_grad():
-        for one, parameter in model.named_parameters():
-            if "lora_B" in one:
+        for key, parameter in model.named_parameters():
+            if "lora_B" in key:
                 parameter.normal_(std=0.1)
     add_fused_lm_head(model.get_base_model(), outputs=("log_probs", "entropy", "is_top1"))
     lengths = TINY_LENGTHS if name in TINY else LENGTHS
@@ -136,10 +136,10 @@ def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
     model.zero_grad()
     output = model(**batch, fused_lm_head=True)
     output.loss.backward()
-    named = model.named_parameters()
-    found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+    parameters = model.named_parameters()
+    gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
     model.zero_grad()
-    return found | {"loss": output.loss.detach()}
+    return gradients | {"loss": output.loss.detach()}
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
@@ -154,7 +154,7 @@ def pooled(errors: dict[str, float]) -> dict[str, float]:
     for name, error in errors.items():
         kind = re.sub(r".*layers\.\d+\.|\.default\.weight", "", name)
         squares[kind].append(error**2)
-    return {kind: (sum(ones) / len(ones)) ** 0.5 for kind, ones in squares.items()}
+    return {kind: (sum(values) / len(values)) ** 0.5 for kind, values in squares.items()}
 
 
 def cases(device: torch.device) -> dict[str, Case]:

@@ -55,11 +55,11 @@ class Trained:
         self.model = random_model(name, device, torch.float32).to(dtype)
         add_fused_lm_head(self.model)
         patch(self.model)
-        kind, given = optimizer_for(precision, full=True, learning_rate=RATE, seed=0) or (
+        kind, settings = optimizer_for(precision, full=True, learning_rate=RATE, seed=0) or (
             torch.optim.AdamW,
             {"lr": RATE, "fused": True},
         )
-        self.optimizer: torch.optim.Optimizer = kind(self.model.parameters(), **given)
+        self.optimizer: torch.optim.Optimizer = kind(self.model.parameters(), **settings)
 
     def step(self, batch: dict[str, Untyped]) -> object:
         self.loss(batch).backward()
@@ -69,20 +69,20 @@ class Trained:
         return None
 
     def loss(self, batch: dict[str, Untyped]) -> torch.Tensor:
-        found: torch.Tensor = self.model(**batch, fused_lm_head=True, use_cache=False).loss
-        return found
+        value: torch.Tensor = self.model(**batch, fused_lm_head=True, use_cache=False).loss
+        return value
 
 
 def bytes_a_parameter(name: str, device: torch.device) -> Result:
-    found: Result = {}
+    result: Result = {}
     for key in BYTES:
-        one = Trained(name, PRECISIONS[key], device)
-        make_state(one.optimizer)
-        held = storage_bytes(list(one.model.parameters())) + state_bytes(one.optimizer)
-        found[key] = held / sum(p.numel() for p in one.model.parameters())
-        del one
+        trained = Trained(name, PRECISIONS[key], device)
+        make_state(trained.optimizer)
+        held = storage_bytes(list(trained.model.parameters())) + state_bytes(trained.optimizer)
+        result[key] = held / sum(p.numel() for p in trained.model.parameters())
+        del trained
         _clean()
-    return found
+    return result
 
 
 def step_time(name: str, device: torch.device) -> Result:
@@ -90,7 +90,7 @@ def step_time(name: str, device: torch.device) -> Result:
     both = {key: Trained(name, PRECISIONS[key], device) for key in ("bf16_error_word", "bf16")}
     vocabulary = both["bf16"].model.config.vocab_size
     batch = _batch(packed_batch(lengths, vocabulary, device), sum(lengths))
-    runs = {one: partial(trained.step, batch) for one, trained in both.items()}
+    runs = {key: partial(trained.step, batch) for key, trained in both.items()}
     seconds = median_seconds(runs, device, 10 if device.type == "cuda" else 1)
     return {"seconds": seconds, "ratio": seconds["bf16_error_word"] / seconds["bf16"]}
 
@@ -105,14 +105,14 @@ def final_loss(name: str, device: torch.device) -> Result:
             trained.step(_chain(step, trained, lengths, device))
         with torch.no_grad():
             held_out = [_chain(-1 - i, trained, lengths, device) for i in range(HELD_OUT)]
-            losses[key] = sum(float(trained.loss(one)) for one in held_out) / HELD_OUT
+            losses[key] = sum(float(trained.loss(batch)) for batch in held_out) / HELD_OUT
         del trained
         _clean()
     exact = losses["fp32"]
     return {
         "steps": steps,
         "losses": losses,
-        "relative": {one: loss / exact - 1 for one, loss in losses.items()},
+        "relative": {key: loss / exact - 1 for key, loss in losses.items()},
     }
 
 

@@ -32,7 +32,7 @@ def serve(cases: Mapping[str, Case]) -> int:
     """Report and run the cases of `--cases` in order, or all cases; return the exit status."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", nargs="+", default=list(cases))
-    wanted: list[str] = arguments.parse_known_args()[0].cases
+    names: list[str] = arguments.parse_known_args()[0].cases
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -42,8 +42,8 @@ def serve(cases: Mapping[str, Case]) -> int:
 
     if not sys.stdin.readline():
         return 1  # the parent has ended
-    answer({"facts": facts(), "cases": wanted})
-    for name in wanted:
+    answer({"facts": facts(), "cases": names})
+    for name in names:
         try:
             result = cases[name]()
         except Exception as error:  # any failure of a case is recorded
@@ -78,16 +78,16 @@ def describe(error: BaseException) -> str:
 
 def facts() -> dict[str, Any]:
     """Device and versions of the measurement."""
-    found: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
+    about: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
     for name in PACKAGES:
         try:
-            found["versions"][name] = version(name)
+            about["versions"][name] = version(name)
         except PackageNotFoundError:
             continue
     if not torch.cuda.is_available():
-        return found | {"device": "cpu"}
+        return about | {"device": "cpu"}
     device = torch.cuda.get_device_properties(0)
-    return found | {
+    return about | {
         "device": device.name,
         "compute_capability": f"{device.major}.{device.minor}",
         "multiprocessors": device.multi_processor_count,

@@ -88,7 +88,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class BuiltTrainer:
     """Trainer of one side, with notes for the results."""
 
     trainer: Untyped
@@ -96,7 +96,7 @@ class Made:
     notes: dict[str, Untyped]
 
 
-def ours(task: Task) -> Made:
+def ours(task: Task) -> BuiltTrainer:
     """Make our trainer with the steps of tunesmith_worker.trainer.run."""
     device, choices = find_device(), Choices()
     recipe = Recipe(
@@ -154,7 +154,7 @@ def ours(task: Task) -> Made:
         write=lambda: None,
     )
     memory.resolve()
-    return Made(
+    return BuiltTrainer(
         trainer=trainer,
         model=model,
         notes={
@@ -165,7 +165,7 @@ def ours(task: Task) -> Made:
     )
 
 
-def stock(task: Task, *, liger: bool = False) -> Made:
+def stock(task: Task, *, liger: bool = False) -> BuiltTrainer:
     """Make TRL's trainer with PEFT's adapters and no settings beyond the task."""
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())
@@ -181,14 +181,14 @@ def stock(task: Task, *, liger: bool = False) -> Made:
         train_dataset=task.dataset(base.config.vocab_size),
         processing_class=tokenizer(),
     )
-    return Made(trainer=trainer, model=model, notes={"recompute": getattr(args, RECOMPUTE)})
+    return BuiltTrainer(trainer=trainer, model=model, notes={"recompute": getattr(args, RECOMPUTE)})
 
 
-def liger(task: Task) -> Made:
+def liger(task: Task) -> BuiltTrainer:
     return stock(task, liger=True)
 
 
-def unsloth(task: Task) -> Made:
+def unsloth(task: Task) -> BuiltTrainer:
     """Make Unsloth's trainer with its documented functions, which load a saved model. Its default
     is its own recomputation ("unsloth")."""
     from unsloth import FastLanguageModel  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -216,7 +216,7 @@ def unsloth(task: Task) -> Made:
     trainer = trl.SFTTrainer(
         model=model, args=args, train_dataset=rows, processing_class=tokenizer()
     )
-    return Made(trainer=trainer, model=model, notes={"recompute": recompute})
+    return BuiltTrainer(trainer=trainer, model=model, notes={"recompute": recompute})
 
 
 def _usual(task: Task) -> dict[str, Untyped]:
@@ -233,7 +233,7 @@ def _usual(task: Task) -> dict[str, Untyped]:
     }
 
 
-SIDES: dict[str, Callable[[Task], Made]] = {
+SIDES: dict[str, Callable[[Task], BuiltTrainer]] = {
     "ours": ours,
     "stock": stock,
     "liger": liger,

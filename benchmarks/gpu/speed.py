@@ -72,11 +72,11 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
     warm_up, steps = steps_of(model)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(model=model, setting=setting, steps=warm_up + steps, folder=Path(folder))
-        made = SIDES[side](task)
-        tokens = counting(made.trainer)
-        clock = quiet(made.trainer, Clock())
+        built = SIDES[side](task)
+        tokens = counting(built.trainer)
+        clock = quiet(built.trainer, Clock())
         idle = watch_memory()
-        done = made.trainer.train()
+        output = built.trainer.train()
         seconds = clock.seconds()
         peak = most_memory()
     rate = sum(tokens[warm_up : warm_up + steps]) / sum(seconds[warm_up:])
@@ -85,15 +85,15 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
         "peak_gib": round(peak / 2**10, 3),
         "idle_gib": round(idle / 2**10, 3),
         "tokens_per_step": sum(tokens[: warm_up + steps]) / (warm_up + steps),
-        "warm_up_seconds": [round(one, 4) for one in seconds[:warm_up]],
-        "step_seconds": [round(one, 4) for one in seconds[warm_up:]],
-        "loss": done.training_loss,
-        "passed": math.isfinite(done.training_loss),
-        **made.notes,
+        "warm_up_seconds": [round(value, 4) for value in seconds[:warm_up]],
+        "step_seconds": [round(value, 4) for value in seconds[warm_up:]],
+        "loss": output.training_loss,
+        "passed": math.isfinite(output.training_loss),
+        **built.notes,
     }
     if task.whole:
         result["model_tflop_per_s"] = round(
-            operations_per_token(made.model, task.length) * rate / 1e12, 2
+            operations_per_token(built.model, task.length) * rate / 1e12, 2
         )
     return result
 
@@ -106,19 +106,19 @@ def profile(model: str, side: str) -> dict[str, Any]:  # Any: JSON
         task = Task(
             model=model, setting="no-recompute", steps=warm_up + traced, folder=Path(folder)
         )
-        made = SIDES[side](task)
-        tracer = quiet(made.trainer, Tracer(warm_up))
-        made.trainer.train()
+        built = SIDES[side](task)
+        tracer = quiet(built.trainer, Tracer(warm_up))
+        built.trainer.train()
     kernels = tracer.kernels()
-    busy = sum(taken for _, taken, _ in kernels)
+    busy = sum(elapsed for _, elapsed, _ in kernels)
     return {
         "steps": traced,
         "wall_ms": round(tracer.wall * 1e3, 1),
         "device_busy_share": round(busy / tracer.wall, 3),
         "top_shown": "share of the busy time, ms a step, calls a step",
         "top": [
-            f"{taken / busy:6.1%} {taken / traced * 1e3:9.3f} ms {count // traced:5d} x {name}"
-            for name, taken, count in kernels[:TOP]
+            f"{elapsed / busy:6.1%} {elapsed / traced * 1e3:9.3f} ms {count // traced:5d} x {name}"
+            for name, elapsed, count in kernels[:TOP]
         ],
     }
 
@@ -149,12 +149,12 @@ class Tracer(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         """Name, seconds and calls of each kernel, longest first."""
         on_gpu = torch.cuda.is_available()
         key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        found = [
-            (str(one.key)[:110], getattr(one, key) / 1e6, int(one.count))
-            for one in self._profiler.key_averages()
-            if not one.is_user_annotation
+        rows = [
+            (str(row.key)[:110], getattr(row, key) / 1e6, int(row.count))
+            for row in self._profiler.key_averages()
+            if not row.is_user_annotation
         ]
-        return sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        return sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
 
 
 def synchronize() -> None:

@@ -28,14 +28,14 @@ def median_seconds(
 ) -> dict[str, float]:
     """Median time of each side. Sides alternate, so that clock changes affect all of them; two
     rounds warm up and compile."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}
     for turn in range(repeats + 2):
         for name, run in sides.items():
             if device.type == "cpu":
                 begun = time.process_time()
                 run()
-                taken[name] += [time.process_time() - begun] if turn >= 2 else []
+                times[name] += [time.process_time() - begun] if turn >= 2 else []
                 continue
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             _flush_buffer().zero_()
@@ -47,8 +47,8 @@ def median_seconds(
     if device.type == "cuda":
         torch.cuda.synchronize()
         for name, pairs in events.items():
-            taken[name] = [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
-    return {name: statistics.median(values) for name, values in taken.items()}
+            times[name] = [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 @cache

@@ -92,8 +92,8 @@ def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, 
     thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]
     each = [
         product
-        for one in outs
-        for product in ((rows, rank, one), (rows, one, rank), (one, rows, rank))
+        for width in outs
+        for product in ((rows, rank, width), (rows, width, rank), (width, rows, rank))
     ]
     return (*whole, *thin, *each)
 

@@ -73,26 +73,26 @@ def cpu_plot(results: list[Result]) -> Bars:
     return Bars(
         title="Training on a CPU: speed relative to the other side",
         unit="tokens per CPU-second, ours / theirs",
-        groups=tuple(name_of(one).replace("; ", "\n") for one in rows),
-        series={"ours": tuple(one["speed_ratio"] for one in rows)},
-        marks=tuple(one["speed_bar"] for one in rows),
+        groups=tuple(name_of(result).replace("; ", "\n") for result in rows),
+        series={"ours": tuple(result["speed_ratio"] for result in rows)},
+        marks=tuple(result["speed_bar"] for result in rows),
     )
 
 
 def gpu_plots(results: list[Result]) -> Iterator[tuple[str, Bars]]:
-    for one in results:
+    for result in results:
         series = {
             name: tuple(
-                speed(one, model, side, "no-recompute", "tokens_per_second") for model in REAL
+                speed(result, model, side, "no-recompute", "tokens_per_second") for model in REAL
             )
             for side, name in SIDES.items()
         }
         measured = {name: values for name, values in series.items() if any(values)}
         if measured:
             yield (
-                f"{slug(one)}-speed.svg",
+                f"{slug(result)}-speed.svg",
                 Bars(
-                    title=f"{one['device']}: LoRA r 16, bf16, 4,096 tokens, no recompute",
+                    title=f"{result['device']}: LoRA r 16, bf16, 4,096 tokens, no recompute",
                     unit="tokens per second",
                     groups=REAL,
                     series=measured,
@@ -101,8 +101,8 @@ def gpu_plots(results: list[Result]) -> Iterator[tuple[str, Bars]]:
 
 
 def on_gpus(results: Path) -> list[Result]:
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("gpu-*.json"))]
-    return [one for one in found if not one["tiny"]]
+    files = [json.loads(path.read_text()) for path in sorted(results.glob("gpu-*.json"))]
+    return [result for result in files if not result["tiny"]]
 
 
 def load(path: Path) -> list[Result]:

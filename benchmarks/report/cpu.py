@@ -22,11 +22,11 @@ TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 def newest(results: list[Result]) -> list[Result]:
     """Newest run of each comparison; files list the newest run first."""
-    found: dict[tuple[str, ...], Result] = {}
-    for one in results:
-        if one["benchmark"] == "sft":
-            found.setdefault((one["tuning"], one["dtype"], one["against"]), one)
-    return list(found.values())
+    newest_runs: dict[tuple[str, ...], Result] = {}
+    for row in results:
+        if row["benchmark"] == "sft":
+            newest_runs.setdefault((row["tuning"], row["dtype"], row["against"]), row)
+    return list(newest_runs.values())
 
 
 def name_of(result: Result) -> str:
@@ -48,20 +48,20 @@ def training(results: list[Result]) -> str:
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
             (
                 (
-                    name_of(one),
-                    against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
-                    against_bar(one["memory_ratio"], one["memory_bar"], at_least=False),
-                    " / ".join(f"{_rate(one[side]):,.0f}" for side in ("ours", "theirs")),
-                    "-" if one["loss_difference"] is None else f"{one['loss_difference']:.1e}",
-                    len(one["speed_ratios"]),
-                    f"{one['cpu']}; {versions(one)}; {date(one)}"
-                    + (f"; `before {one['before']['commit']}`" if "before" in one else ""),
+                    name_of(row),
+                    against_bar(row["speed_ratio"], row["speed_bar"], at_least=True),
+                    against_bar(row["memory_ratio"], row["memory_bar"], at_least=False),
+                    " / ".join(f"{_rate(row[side]):,.0f}" for side in ("ours", "theirs")),
+                    "-" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}",
+                    len(row["speed_ratios"]),
+                    f"{row['cpu']}; {versions(row)}; {date(row)}"
+                    + (f"; `before {row['before']['commit']}`" if "before" in row else ""),
                 )
-                for one in rows
+                for row in rows
             ),
         ),
     ]
-    older = {one["before"]["commit"]: one["before"]["what"] for one in rows if "before" in one}
+    older = {row["before"]["commit"]: row["before"]["what"] for row in rows if "before" in row}
     for commit, what in older.items():
         parts.append(f"Rows marked `before {commit}` were measured before that commit ({what}).\n")
     return "\n".join(parts)
@@ -75,11 +75,11 @@ def _rate(runs: list[Result]) -> float:
 def service(results: list[Result]) -> str:
     """Section from the newest run of the first step and the first entry with the other parts, which
     was measured on a quiet machine."""
-    one = next(one for one in results if all(part in one for part in SERVED))
-    create, upload, sse = one["create"], one["upload"], one["sse"]
+    row = next(row for row in results if all(part in row for part in SERVED))
+    create, upload, sse = row["create"], row["upload"], row["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
     pages = [
-        kind["over_first_by_fifth"] for kind in one["lists"].values() if isinstance(kind, dict)
+        kind["over_first_by_fifth"] for kind in row["lists"].values() if isinstance(kind, dict)
     ]
     growth = " / ".join(
         f"{upload[way]['api_rss_growth_mb']:g}"
@@ -104,27 +104,27 @@ def service(results: list[Result]) -> str:
             "## The service\n",
             "The real processes on SQLite, loaded over loopback (`python -m benchmarks.service`; "
             "all runs: `service.json`; "
-            f"[explanation of the figures](benchmarks.md)). {one['cores']} cores of "
-            f"{one['cpu']}, Python {one['python']}, {versions(one)}; {date(one)}, commit "
-            f"{one['commit']}.\n",
+            f"[explanation of the figures](benchmarks.md)). {row['cores']} cores of "
+            f"{row['cpu']}, Python {row['python']}, {versions(row)}; {date(row)}, commit "
+            f"{row['commit']}.\n",
             table(("figure", "measured"), rows),
-            _first_step(max((one for one in results if "first_step" in one), key=_when)),
+            _first_step(max((row for row in results if "first_step" in row), key=_when)),
         ]
     )
 
 
-def _first_step(one: Result) -> str:
+def _first_step(row: Result) -> str:
     """Table by kind. A run without kinds is from a worker without a warm trainer."""
-    found = one["first_step"]
-    kinds = {"without": found} if "first_step_seconds" in found else found
+    result = row["first_step"]
+    kinds = {"without": result} if "first_step_seconds" in result else result
     rows = (
         (words, f"{kinds[kind]['first_step_seconds']:.1f} s", f"{_fastest(kinds[kind]):.1f} s")
         for kind, words in FIRST_STEPS.items()
         if kind in kinds
     )
     return (
-        f"From the request to the first training step ({date(one)}, commit {one['commit']}, "
-        f"{found['idle_share_of_all_cores']:.0%} of the cores idle):\n\n"
+        f"From the request to the first training step ({date(row)}, commit {row['commit']}, "
+        f"{result['idle_share_of_all_cores']:.0%} of the cores idle):\n\n"
     ) + table(("when", "median", "fastest"), rows)
 
 
@@ -132,5 +132,5 @@ def _fastest(first: Result) -> float:
     return float(first["fastest_seconds"] if "fastest_seconds" in first else min(first["each"]))
 
 
-def _when(one: Result) -> str:
-    return str(one["at"])
+def _when(row: Result) -> str:
+    return str(row["at"])

@@ -23,16 +23,16 @@ def layouts(result: Result | None) -> str:
     worst = ", ".join(f"{name} {_bound(result[name], bars[name])}" for name in ("slower", "cost"))
     rows = (
         (
-            one["model"],
-            one["lengths"],
-            one["rows"],
-            one["chosen"],
-            one["fastest"],
-            f"{one['slower']:.1%}",
-            f"{one['cost']:.1%}",
-            one["trial_steps"],
+            row["model"],
+            row["lengths"],
+            row["rows"],
+            row["chosen"],
+            row["fastest"],
+            f"{row['slower']:.1%}",
+            f"{row['cost']:.1%}",
+            row["trial_steps"],
         )
-        for one in result["cells"]
+        for row in result["cells"]
     )
     head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost", "trial steps")
     return f"{words}\nWorst of {len(result['cells'])}: {worst}. {_setup(result)}\n\n" + table(
@@ -57,16 +57,16 @@ def memory_plan(result: Result | None) -> str:
         worst += f", resident {_bound(result['worst_rss_error'], bars['rss'])}"
     rows = (
         (
-            f"{one['tuning']}, {one['rows']} x {one['length']}"
-            + (", held out" if one.get("held_out") else ""),
-            {True: "all", False: "none"}.get(one["checkpointing"], one["checkpointing"]),
-            f"{one['predicted'] / MIB:,.1f}",
-            f"{one['tensors'] / MIB:,.1f}",
-            f"{one['error']:+.1%}",
-            f"{one['corrected_error']:+.1%}",
-            NOT_MEASURED if one["rss_error"] is None else f"{one['rss_error']:+.1%}",
+            f"{row['tuning']}, {row['rows']} x {row['length']}"
+            + (", held out" if row.get("held_out") else ""),
+            {True: "all", False: "none"}.get(row["checkpointing"], row["checkpointing"]),
+            f"{row['predicted'] / MIB:,.1f}",
+            f"{row['tensors'] / MIB:,.1f}",
+            f"{row['error']:+.1%}",
+            f"{row['corrected_error']:+.1%}",
+            NOT_MEASURED if row["rss_error"] is None else f"{row['rss_error']:+.1%}",
         )
-        for one in result["settings"]
+        for row in result["settings"]
     )
     head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error", "after the trial",
             "resident")  # fmt: skip
@@ -81,7 +81,7 @@ def precisions(results: list[Result]) -> str:
         "(`python -m benchmarks.precision`; `precision.json`).\n"
     )
     parts = [words]
-    loss, cost = (next((one for one in results if name in one), None) for name in ("loss", "cost"))
+    loss, cost = (next((row for row in results if name in row), None) for name in ("loss", "cost"))
     if loss is None:
         parts.append(_open("precision --only loss"))
     else:
@@ -92,31 +92,31 @@ def precisions(results: list[Result]) -> str:
         rows = (
             (
                 f"`{name}`",
-                f"{one['valid_loss']:.5f}",
-                NOT_MEASURED if name == "fp32" else _signed_bound(one),
+                f"{row['valid_loss']:.5f}",
+                NOT_MEASURED if name == "fp32" else _signed_bound(row),
                 NOT_MEASURED
-                if one["updates_lost_fraction"] is None
-                else f"{one['updates_lost_fraction']:.2%}",
+                if row["updates_lost_fraction"] is None
+                else f"{row['updates_lost_fraction']:.2%}",
             )
-            for name, one in loss["loss"]["runs"].items()
+            for name, row in loss["loss"]["runs"].items()
         )
         parts.append(table(("precision", "loss", "relative to fp32", "updates lost"), rows))
     if cost is None:
         parts.append(_open("precision --only cost"))
     else:
-        one = cost["cost"]
-        parts.append(f"Optimizer steps on {one['parameters']:,} parameters. {_setup(cost)}\n")
+        row = cost["cost"]
+        parts.append(f"Optimizer steps on {row['parameters']:,} parameters. {_setup(cost)}\n")
         rows_of_cost = (
             (
                 f"`{name}`",
                 f"{bytes_:.2f}"
-                + verdict(bytes_ <= one["bytes_bars"][name], f"{one['bytes_bars'][name]:g}"),
-                f"{one['times_fp32'][name]:.1f}x",
-                _bound(one["extra_share_of_step"][name], one["extra_share_bar"])
+                + verdict(bytes_ <= row["bytes_bars"][name], f"{row['bytes_bars'][name]:g}"),
+                f"{row['times_fp32'][name]:.1f}x",
+                _bound(row["extra_share_of_step"][name], row["extra_share_bar"])
                 if name == "bf16_split_master"  # the default, which has a bar
-                else f"{one['extra_share_of_step'][name]:.1%}",
+                else f"{row['extra_share_of_step'][name]:.1%}",
             )
-            for name, bytes_ in one["bytes_per_parameter"].items()
+            for name, bytes_ in row["bytes_per_parameter"].items()
         )
         head = ("precision", "bytes per parameter", "optimizer's CPU time / fp32",
                 "extra share of a step")  # fmt: skip
@@ -135,16 +135,16 @@ def resume_points(result: Result | None) -> str:
         return words + _open("checkpoint")
     rows = (
         (
-            one["model"],
-            one["tuning"],
-            f"{one['bytes'] / 2**20:.1f}",
-            one["points"],
-            f"{statistics.median(one['blocked_ms']):.0f}",
-            f"{statistics.median(one['cpu_ms']):.0f}",
-            _share(one["wall"], result["bar"]),
-            _share(one["cpu"], result["bar"]),
+            row["model"],
+            row["tuning"],
+            f"{row['bytes'] / 2**20:.1f}",
+            row["points"],
+            f"{statistics.median(row['blocked_ms']):.0f}",
+            f"{statistics.median(row['cpu_ms']):.0f}",
+            _share(row["wall"], result["bar"]),
+            _share(row["cpu"], result["bar"]),
         )
-        for one in result["runs"]
+        for row in result["runs"]
     )
     head = (
         "model",
@@ -175,11 +175,11 @@ def self_check(result: Result | None) -> str:
     rows = (
         (
             name,
-            f"{one['self_check']:.2f} s" + verdict(one["within"], "3 s or 3 %"),
-            f"{one['step']:.2f} s",
-            f"{one['share_of_200']:.1%}",
+            f"{row['self_check']:.2f} s" + verdict(row["within"], "3 s or 3 %"),
+            f"{row['step']:.2f} s",
+            f"{row['share_of_200']:.1%}",
         )
-        for name, one in result["cases"].items()
+        for name, row in result["cases"].items()
     )
     versions = {name: result[name] for name in ("torch", "transformers")}
     head = ("run", "self-check", "one step", "share of 200 steps")
@@ -190,8 +190,8 @@ def _bound(value: float, bar: float) -> str:
     return f"{value:.1%}" + verdict(value <= bar, f"{bar:.0%}")
 
 
-def _signed_bound(one: Result) -> str:
-    value, bar = one["relative_to_fp32"], one["bar"]
+def _signed_bound(row: Result) -> str:
+    value, bar = row["relative_to_fp32"], row["bar"]
     return f"{value:+.3%}" + ("" if bar is None else verdict(abs(value) <= bar, f"{bar:.1%}"))
 
 

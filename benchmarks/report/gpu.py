@@ -16,10 +16,10 @@ def gpus(results: list[Result]) -> str:
                 "## GPUs\n",
                 "**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` measures "
                 "these figures in one call:\n",
-                table(("figure", "bar"), ((one["bar"], _bound(one)) for one in judge({}))),
+                table(("figure", "bar"), ((row["bar"], _bound(row)) for row in judge({}))),
             ]
         )
-    return "\n".join(_device(one) for one in results)
+    return "\n".join(_device(row) for row in results)
 
 
 def _bound(bar: Result) -> str:
@@ -55,9 +55,9 @@ def slug(result: Result) -> str:
 def _bars(result: Result) -> str:
     words = {True: "met", False: "**missed**", None: "open"}
     rows = (
-        (one["bar"], _bound(one), NOT_MEASURED if one["figure"] is None else f"{one['figure']:,g}",
-         words[one["met"]])
-        for one in judge(result)
+        (row["bar"], _bound(row), NOT_MEASURED if row["figure"] is None else f"{row['figure']:,g}",
+         words[row["met"]])
+        for row in judge(result)
     )  # fmt: skip
     assert len(BARS) == len(judge(result))
     return table(("figure", "bar", "measured", ""), rows)
@@ -86,10 +86,10 @@ def _speed(result: Result) -> str:
 
 def _profiles(result: Result) -> list[str]:
     return [
-        f"Profile of `{case}`: the device was busy {one['device_busy_share']:.0%} of the time "
-        f"({one['top_shown']}).\n\n```\n" + "\n".join(one["top"]) + "\n```\n"
-        for case, one in result["speed"].items()
-        if "top" in one
+        f"Profile of `{case}`: the device was busy {row['device_busy_share']:.0%} of the time "
+        f"({row['top_shown']}).\n\n```\n" + "\n".join(row["top"]) + "\n```\n"
+        for case, row in result["speed"].items()
+        if "top" in row
     ]
 
 
@@ -99,16 +99,16 @@ def _kernels(result: Result) -> str:
     rows = [
         (
             case,
-            f"{one['ms']['ours']:g}",
-            f"{one['gb_per_s']:,g} GB/s"
-            if "gb_per_s" in one
-            else f"{one['tflop_per_s']:g} TFLOP/s",
-            f"{one['ratio']:.0%}",
-            "yes" if one["barred"] else "no",
-            f"{one['speed_to_eager']:g}x" if "speed_to_eager" in one else NOT_MEASURED,
+            f"{row['ms']['ours']:g}",
+            f"{row['gb_per_s']:,g} GB/s"
+            if "gb_per_s" in row
+            else f"{row['tflop_per_s']:g} TFLOP/s",
+            f"{row['ratio']:.0%}",
+            "yes" if row["barred"] else "no",
+            f"{row['speed_to_eager']:g}x" if "speed_to_eager" in row else NOT_MEASURED,
         )
-        for case, one in kernels.items()
-        if "ratio" in one
+        for case, row in kernels.items()
+        if "ratio" in row
     ]
     words = (
         "Kernels, forward and backward in bf16, against the device's rates in the same run: "
@@ -128,8 +128,13 @@ def _kernels(result: Result) -> str:
 
 def _parity(result: Result) -> str:
     rows = (
-        (case, f"{one['worst']:.2g}", f"`{one['worst_tensor']}`", "yes" if one["passed"] else "NO")
-        for case, one in result["parity"].items()
+        (
+            case,
+            f"{row['worst']:.2g}",
+            f"`{row['worst_tensor']}`",
+            "yes" if row["passed"] else "NO",
+        )
+        for case, row in result["parity"].items()
     )
     words = (
         "Gradients of a whole patched model against the unpatched model: in fp32 the largest "
@@ -139,8 +144,8 @@ def _parity(result: Result) -> str:
 
 
 def _missing(result: Result) -> str:
-    rows = [(one["part"], one["case"], one["error"]) for one in result["errors"]]
-    rows += [(one["part"], one["case"], one["why"]) for one in result["skipped"]]
+    rows = [(row["part"], row["case"], row["error"]) for row in result["errors"]]
+    rows += [(row["part"], row["case"], row["why"]) for row in result["skipped"]]
     return "Failed or skipped cases:\n\n" + table(
         ("part", "case", "why"), ((part, case, why.replace("|", "/")) for part, case, why in rows)
     )

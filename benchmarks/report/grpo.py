@@ -20,28 +20,28 @@ def grpo(results: list[Result]) -> str:
         return words + "\n**Open**: no result of `python -m benchmarks.grpo` yet.\n"
     rows = (
         (
-            _case(one),
-            against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
-            against_bar(one["generation_ratio"], one["generation_bar"], at_least=True),
-            against_bar(one["memory_ratio"], one["memory_bar"], at_least=False),
-            NOT_MEASURED if one["lora_over_full"] is None else f"{one['lora_over_full']:.2f}x",
-            f"{one['beside_share']:.1%}" if "beside_share" in one else NOT_MEASURED,
-            f"{one['parity']['gradient_difference']:.1e}",
-            len(one["speed_ratios"]),
-            one["load_average"],
+            _case(row),
+            against_bar(row["speed_ratio"], row["speed_bar"], at_least=True),
+            against_bar(row["generation_ratio"], row["generation_bar"], at_least=True),
+            against_bar(row["memory_ratio"], row["memory_bar"], at_least=False),
+            NOT_MEASURED if row["lora_over_full"] is None else f"{row['lora_over_full']:.2f}x",
+            f"{row['beside_share']:.1%}" if "beside_share" in row else NOT_MEASURED,
+            f"{row['parity']['gradient_difference']:.1e}",
+            len(row["speed_ratios"]),
+            row["load_average"],
         )
-        for one in results
+        for row in results
     )
     head = ("case", "speed", "generation", "memory", "LoRA", "other", "gradient difference",
             "rounds", "load of the 2 cores")  # fmt: skip
     times = (
         (
-            _case(one),
-            _split(one["phases"]["ours"]),
-            _split(one["phases"]["theirs"]),
-            " / ".join(f"{rate:,.0f}" for rate in one["generated_per_cpu_second"]),
+            _case(row),
+            _split(row["phases"]["ours"]),
+            _split(row["phases"]["theirs"]),
+            " / ".join(f"{rate:,.0f}" for rate in row["generated_per_cpu_second"]),
         )
-        for one in results
+        for row in results
     )
     seconds = ("case", "ours: generate, forward, backward, rest", "theirs",
                "generated tokens per CPU-second")  # fmt: skip
@@ -66,36 +66,36 @@ def learning(results: list[Result]) -> str:
     )
     if not results:
         return words + "\n**Open**: no result yet.\n"
-    one = results[-1]
-    bars = one["bars"]
+    row = results[-1]
+    bars = row["bars"]
     rows = (
         (
             run["seed"],
-            f"{one['before']:.3f}",
+            f"{row['before']:.3f}",
             _at_least(run["after"], bars["after_each"]),
             f"{run['cpu_seconds']:.0f}",
             _below(run["wall_seconds"], bars["wall_seconds"]),
         )
-        for run in one["runs"]
+        for run in row["runs"]
     )
-    head = ("seed", "pass@1 before", f"after {one['steps']} steps", "CPU-seconds", "wall seconds")
-    mean = _at_least(one["after_mean"], bars["after"])
+    head = ("seed", "pass@1 before", f"after {row['steps']} steps", "CPU-seconds", "wall seconds")
+    mean = _at_least(row["after_mean"], bars["after"])
     return "\n".join(
         [
             words,
             table(head, rows),
-            f"Mean after: {mean}. Cores: {one['cores']}, load: {one['load_average']}.\n",
-            _beside_stock(one, bars["stock_difference"]),
-            f"{one['cpu']}; {versions(one)}; {date(one)}.\n",
+            f"Mean after: {mean}. Cores: {row['cores']}, load: {row['load_average']}.\n",
+            _beside_stock(row, bars["stock_difference"]),
+            f"{row['cpu']}; {versions(row)}; {date(row)}.\n",
         ]
     )
 
 
-def _beside_stock(one: Result, bar: float) -> str:
-    if "stock_last" not in one:
+def _beside_stock(row: Result, bar: float) -> str:
+    if "stock_last" not in row:
         return "**Open**: no comparison with stock TRL (`--stock`) yet.\n"
-    pairs = zip(one["ours_last"], one["stock_last"], strict=True)
-    apart = one["difference"]
+    pairs = zip(row["ours_last"], row["stock_last"], strict=True)
+    apart = row["difference"]
     return (
         "Mean reward of the last 10 steps, each with its own sampling, ours / stock TRL's by seed: "
         + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
@@ -113,14 +113,14 @@ def _below(seconds: float, bar: float) -> str:
     return f"{seconds:.0f}" + verdict(seconds <= bar, f"{bar:g}")
 
 
-def _case(one: Result) -> str:
-    dtype, ragged = DTYPES[one["dtype"]], ", ragged" if one["ragged"] else ""
-    kind = "" if one["tuning"] == "lora" else ", full"
-    allocator = ", our allocator for both" if one["their_allocator"] else ""
-    return f"{dtype}, {one['prompt_tokens']}-token prompts{ragged}{kind}{allocator}"
+def _case(row: Result) -> str:
+    dtype, ragged = DTYPES[row["dtype"]], ", ragged" if row["ragged"] else ""
+    kind = "" if row["tuning"] == "lora" else ", full"
+    allocator = ", our allocator for both" if row["their_allocator"] else ""
+    return f"{dtype}, {row['prompt_tokens']}-token prompts{ragged}{kind}{allocator}"
 
 
 def _split(phases: Mapping[str, float]) -> str:
     rest = phases["score"] + phases["other"]
-    named = [phases[name] for name in ("generate", "forward", "backward")]
-    return " / ".join(f"{one:.2f}" for one in [*named, rest])
+    phase_seconds = [phases[name] for name in ("generate", "forward", "backward")]
+    return " / ".join(f"{seconds:.2f}" for seconds in [*phase_seconds, rest])

@@ -22,18 +22,18 @@ def rollouts(results: list[Result]) -> str:
         )
     rows = (
         (
-            f"{one['dtype']}, {one['prompt_tokens']}-token prompts"
-            + (", ragged" if one["ragged"] else "")
-            + (", folded in place" if one["layout"] == "in-place" else ""),
-            one["against"],
-            against_bar(one["speed_ratio"], one["speed_bar"], at_least=True),
-            f"{one['memory_ratio']:.2f}x",
-            f"{one['sync_share']:.1%}",
-            f"{statistics.median(run['tokens_per_cpu_second'] for run in one['ours']):,.0f}",
-            one["load_average"],
-            date(one),
+            f"{row['dtype']}, {row['prompt_tokens']}-token prompts"
+            + (", ragged" if row["ragged"] else "")
+            + (", folded in place" if row["layout"] == "in-place" else ""),
+            row["against"],
+            against_bar(row["speed_ratio"], row["speed_bar"], at_least=True),
+            f"{row['memory_ratio']:.2f}x",
+            f"{row['sync_share']:.1%}",
+            f"{statistics.median(run['tokens_per_cpu_second'] for run in row['ours']):,.0f}",
+            row["load_average"],
+            date(row),
         )
-        for one in results
+        for row in results
     )
     head = (
         *("case", "against", "speed", "memory", "sync", "our tokens per CPU-second"),

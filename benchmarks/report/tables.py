@@ -35,7 +35,7 @@ def verdict(met: bool, bar: str) -> str:
 
 def versions(result: Result) -> str:
     """Recorded versions as text."""
-    found = dict(result.get("versions", {}))
+    numbers = dict(result.get("versions", {}))
     if "torch" in result:
-        found["torch"] = result["torch"]
-    return ", ".join(f"{name} {one}" for name, one in found.items()) or "not recorded"
+        numbers["torch"] = result["torch"]
+    return ", ".join(f"{name} {number}" for name, number in numbers.items()) or "not recorded"

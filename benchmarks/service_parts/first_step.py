@@ -38,19 +38,19 @@ def measure(folder: Path) -> dict[str, Any]:
     """Measure the medians and every job of each kind. Any: JSON."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
-        with _service(folder / str(number), warm=True) as (service, one):
-            runs["cold"].append(one())
+        with _service(folder / str(number), warm=True) as (service, run_job):
+            runs["cold"].append(run_job())
             if number < STARTS - 1:  # only the first job after a start is cold
                 continue
-            with _service(folder / "without", warm=False) as (_, one_without):
-                one_without()  # cold
+            with _service(folder / "without", warm=False) as (_, run_without):
+                run_without()  # cold
                 for _ in range(JOBS):
                     _wait_for_warm_trainer(service.data_dir)
-                    runs["warm"].append(one())
-                    runs["at_once"].append(one())
+                    runs["warm"].append(run_job())
+                    runs["at_once"].append(run_job())
                     _wait_for_warm_trainer(service.data_dir)
-                    runs["without"].append(one_without())
-    return {kind: _summary(found) for kind, found in runs.items()}
+                    runs["without"].append(run_without())
+    return {kind: _summary(results) for kind, results in runs.items()}
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callab
     ):
         file = client.files.create(file=("rows.jsonl", ROWS))
         client.files.wait_for_processing(file.id)
-        yield service, lambda: _one(client, file.id)
+        yield service, lambda: _train_job(client, file.id)
 
 
 def _wait_for_warm_trainer(data_dir: Path) -> None:
@@ -82,16 +82,16 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 def warm_trainers(data_dir: Path) -> list[int]:
     """Pids of trainers that wait for a run. A trainer with a run works in the run's directory."""
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         try:
             if (process / "cwd").readlink() != data_dir:
                 continue
             if WARM in (process / "cmdline").read_text().split("\0"):
-                found.append(int(process.name))
+                pids.append(int(process.name))
         except OSError:  # not a process, or it has ended
             continue
-    return found
+    return pids
 
 
 def _summary(runs: list[Seconds]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _summary(runs: list[Seconds]) -> dict[str, Any]:
     }
 
 
-def _one(client: tunesmith.Client, file_id: str) -> Seconds:
+def _train_job(client: tunesmith.Client, file_id: str) -> Seconds:
     """Train one job; return the seconds of its phases and until our watcher has `first_step`."""
     began = time.monotonic()
     job = client.fine_tuning.jobs.create(
@@ -115,9 +115,9 @@ def _one(client: tunesmith.Client, file_id: str) -> Seconds:
     )
     seconds: Seconds = {}
     for event in job.stream():
-        phase, taken = event.data.get("phase"), event.data.get("seconds")
-        if event.kind == "phase" and isinstance(taken, int | float):
-            seconds[str(phase)] = float(taken)
+        phase, duration = event.data.get("phase"), event.data.get("seconds")
+        if event.kind == "phase" and isinstance(duration, int | float):
+            seconds[str(phase)] = float(duration)
         if event.kind == "metrics" and "first_step" not in seconds:
             seconds["first_step"] = time.monotonic() - began
     ended = client.fine_tuning.jobs.retrieve(job.id)

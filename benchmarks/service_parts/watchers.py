@@ -61,16 +61,16 @@ async def _watch_all(
     leave = [leave_after + n if n < reconnecting else None for n in range(watchers)]
     async with asyncio.timeout(GIVE_UP_SECONDS):
         seen = await asyncio.gather(*(_watch_one(target, path, gate, at) for at in leave))
-    last = max(one.last for one in seen)
-    latencies = [latency for one in seen for latency in one.latencies]
+    last = max(watcher.last for watcher in seen)
+    latencies = [latency for watcher in seen for latency in watcher.latencies]
     return {
         "watchers": watchers,
-        "reconnected": sum(one.connections > 1 for one in seen),
+        "reconnected": sum(watcher.connections > 1 for watcher in seen),
         "events": last,
-        "delivered": sum(one.last - one.lost for one in seen),
-        "lost": sum(one.lost + last - one.last for one in seen),
-        "repeated_or_out_of_order": sum(one.repeated for one in seen),
-        "without_done": sum(not one.done for one in seen),
+        "delivered": sum(watcher.last - watcher.lost for watcher in seen),
+        "lost": sum(watcher.lost + last - watcher.last for watcher in seen),
+        "repeated_or_out_of_order": sum(watcher.repeated for watcher in seen),
+        "without_done": sum(not watcher.done for watcher in seen),
         **{f"delivery_{name}_ms": value for name, value in spread(latencies).items()},
     }
 
