@@ -173,7 +173,7 @@ def test_asked_to_stop_it_ends_as_if_that_step_were_the_last(
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     assert not event_data(run, EventKind.CHECKPOINT), "the result itself was to follow at once"
     assert any(
-        event.message == "Step 3/20: asked to stop here; what has been trained is kept"
+        event.message == "Step 3/20: stopped by request; the trained weights are kept"
         for event in read_events(run)
     )
 
@@ -357,7 +357,7 @@ def test_where_no_evaluation_gave_a_number_the_last_weights_are_kept_and_it_is_s
     assert trainer.result() == (2, "of step 2")
     (told,) = read_events(tmp_path / "run")
     assert told.level == "warn"
-    assert "valid_loss was never a number: the weights of step 2" in told.message
+    assert "valid_loss was never finite: kept the weights of the last step, 2" in told.message
 
 
 def test_copies_do_where_a_file_system_has_no_links(

@@ -37,7 +37,7 @@ def test_it_has_no_effect_and_that_is_said(
     said = [one.message for one in read_events(run) if "has no effect" in one.message]
     assert {one.level for one in read_events(run) if one.message in said} == {"warn"}
     assert said == [
-        f"{name} has no effect: there is no validation file. "
-        "Give the job one, or leave the setting out."
+        f"{name}: evaluation settings are ignored without a validation file. "
+        "Add a validation file to the job, or remove the setting."
         for name in names
     ]

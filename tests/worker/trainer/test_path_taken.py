@@ -16,7 +16,7 @@ ALONG = "patched 2 x attention (required for packed rows), 2 x mlp_block"
     ("patches", "said"),
     [
         ("auto", AUTO),
-        ("off", "the stock trainer: recipe.patches is 'off'"),
+        ("off", "no kernels patched: recipe.patches is 'off'"),
         (["loss"], "patched 1 x loss"),
         (["mlp_block"], ALONG),
         (["attention", "mlp_block"], "patched 2 x attention, 2 x mlp_block"),

@@ -1,6 +1,6 @@
-"""Between a loaded model and the first step: what every method of training needs, piece by piece.
+"""The preparation steps between a loaded model and the first step, shared by all methods.
 
-`supervised.py` and `reinforcement.py` put the pieces together.
+`assemble_sft.py` and `assemble_grpo.py` call them in order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Untyped = Any  # Any: transformers, TRL and PEFT are not typed
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run before its first step."""
+    """A run that is ready for its first step."""
 
     trainer: Untyped
     callbacks: Callbacks
@@ -37,26 +37,25 @@ class PreparedRun:
     memory: MemoryPlan
     layouts: Layouts
     rows_at_a_time: int
-    """Rows of a forward pass, for an error's hint."""
+    """Rows per forward pass, for hints of errors."""
     interruption: type[Exception] | tuple[()] = ()
-    """What a step raises that leaves off before it has changed anything, because the run was asked
-    to leave."""
-    running: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Open while it trains."""
+    """Exception of a step that a stop request interrupts before it changes anything."""
+    resources: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Context that is open during training."""
 
 
 def warn_of_ignored_settings(context: RunContext) -> None:
-    """There is no validation file: what was asked of evaluations has no effect."""
+    """Warn that evaluation settings are ignored without a validation file."""
     spec = context.spec
-    asked = {"recipe.eval_steps": spec.recipe.eval_steps}
+    settings = {"recipe.eval_steps": spec.recipe.eval_steps}
     if isinstance(spec.hyperparameters, ReinforcementHyperparameters):
         for name in ("eval_interval", "eval_samples"):
-            asked[f"hyperparameters.{name}"] = getattr(spec.hyperparameters, name)
-    for name, value in asked.items():
+            settings[f"hyperparameters.{name}"] = getattr(spec.hyperparameters, name)
+    for name, value in settings.items():
         if value != "auto":
             context.events.message(
-                f"{name}={value} has no effect: there is no validation file. Give the job one, or "
-                "leave the setting out.",
+                f"{name}={value}: evaluation settings are ignored without a validation file. Add a "
+                "validation file to the job, or remove the setting.",
                 level="warn",
             )
 
@@ -64,8 +63,9 @@ def warn_of_ignored_settings(context: RunContext) -> None:
 def resolve_update_rates(
     context: RunContext, loaded: LoadedModel, train_plan: TrainPlan
 ) -> dict[str, Untyped]:
-    """The trainer's arguments that say how each tensor is updated; the adapter's size is settled
-    on the way."""
+    """Return the trainer's arguments for learning rates and optimiser.
+
+    Also checks the size of the adapter."""
     recipe, choices = context.spec.recipe, context.plan.choices
     full = recipe.tuning == "full"
     rate = embedding_learning_rate(loaded.model, recipe, train_plan.learning_rate, choices)
@@ -117,7 +117,7 @@ def add_callbacks(
 def patch_model(context: RunContext, loaded: LoadedModel) -> Patched | None:
     patched = patch(loaded.model, loaded.patches) if loaded.patches else None
     context.events.message(
-        patched.report.summary() if patched else "the stock trainer: recipe.patches is 'off'"
+        patched.report.summary() if patched else "no kernels patched: recipe.patches is 'off'"
     )
     return patched
 
@@ -149,11 +149,11 @@ def resolve_memory(
 
 
 def resume_from_point(context: RunContext, trainer: Untyped, layouts: Layouts) -> None:
-    """From the resume point, if there is one."""
+    """Resume from the resume point, if there is one."""
     point = context.point
     if point is not None:
-        before = trainer.resume_from(point.folder, forked=context.spec.forked)
-        layouts.resume(before.layouts, point.step)
+        saved = trainer.resume_from(point.folder, forked=context.spec.forked)
+        layouts.resume(saved.layouts, point.step)
 
 
 def start_recording(
@@ -165,7 +165,7 @@ def start_recording(
     data_plan: DataPlan,
     train_plan: TrainPlan,
 ) -> None:
-    """For the run report, from here on."""
+    """Start recording for the run report."""
     settings = training_settings(
         loaded.load_plan,
         data_plan,

@@ -1,4 +1,4 @@
-"""Reinforcement tuning by GRPO, from the prompts to the moment before the first step."""
+"""Preparation of a GRPO reinforcement run, from the prompts to the first step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from .rollout_warnings import RolloutWarnings
 from .selfcheck import self_check
 
 _WEIGHTS = "rollout_weights"
-"""Of the choice."""
+"""Key of this choice in plan.json."""
 
 
 def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedRun:
@@ -130,7 +130,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             args=grpo_config(run.root, train_plan, plan, seed=spec.seed),
             plan=plan,
             runner=runner,
-            eval_dataset=_listed(prompts.validation),
+            eval_dataset=_eval_dataset(prompts.validation),
             least_parts=train_plan.gradient_accumulation_steps,
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
             processing_class=base.tokenizer,
@@ -163,13 +163,13 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         reinforcement_checks(),
     )
     if recipe.self_check:
-        alarms = RolloutWarnings(
+        warnings = RolloutWarnings(
             events,
             loaded.load_plan.precision,
-            spreads=lambda: runner.spreads,
-            leaves=lambda: context.control.stop_requested,
+            groups_with_spread=lambda: runner.spreads,
+            will_resume=lambda: context.control.stop_requested,
         )
-        trainer.add_callback(alarms)
+        trainer.add_callback(warnings)
     resume_from_point(context, trainer, layouts)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
@@ -186,22 +186,22 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         layouts=layouts,
         rows_at_a_time=train_plan.per_device_train_batch_size,
         interruption=Interrupted,
-        running=runner,
+        resources=runner,
     )
 
 
-def _listed(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
-    """What the Trainer wants to see before it evaluates; the rollouts have the prompts."""
+def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
+    """Return the data set that the Trainer requires to evaluate; the runner has the prompts."""
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 
 def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
-    """Completions stand end to end; there is nothing to measure."""
+    """Return the only layout of GRPO: completions end to end."""
     layout = Layout(kind="padding_free", rows=plan.completions_per_step)
     layouts = LayoutPlan(
         candidates={"padding_free": layout},
         slots_per_token={"padding_free": 1.0},
-        reason="completions stand end to end",
+        reason="completions are concatenated",
     )
     return Layouts(layouts, choices, total_steps=total_steps, on_choice=lambda: None)
 
@@ -209,9 +209,9 @@ def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
 def _plan_engine(
     loaded: LoadedModel, plan: GRPOPlan, longest_prompt: int, choices: Choices
 ) -> RolloutPlan:
-    """What a run that is taken up did before holds."""
+    """Plan the rollout engine; a resumed run keeps its earlier plan."""
     device = next(loaded.model.parameters()).device
-    found = plan_rollout(
+    engine_plan = plan_rollout(
         loaded.model,
         rows=plan.completions_per_step,
         prompt_tokens=longest_prompt,
@@ -226,6 +226,11 @@ def _plan_engine(
             max_rows=int(str(earlier.figures["max_rows"])),
         )
     choices.add(
-        Choice(name=_WEIGHTS, value=found.weights, reason=found.reason, figures=found.figures())
+        Choice(
+            name=_WEIGHTS,
+            value=engine_plan.weights,
+            reason=engine_plan.reason,
+            figures=engine_plan.figures(),
+        )
     )
-    return found
+    return engine_plan

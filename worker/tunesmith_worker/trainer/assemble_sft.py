@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, from the data to the moment before the first step."""
+"""Preparation of a supervised run, from the data to the first step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What happens between two steps: numbers become events, and requests to stop are honoured.
-
-Does not know how a checkpoint is written.
-"""
+"""The callback between two steps: it appends metrics to the events and obeys stop requests."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ from tunesmith_worker.rundir.events import EventLog, finite
 
 Untyped = Any  # Any: transformers is not typed
 
-FURTHER = frozenset(
+METHOD_METRICS = frozenset(
     {
         *("updates_lost_fraction", "embedding_learning_rate", "frac_reward_zero_std", "kl"),
         *("entropy", "completion_length", "completion_length_max", "truncated_share"),
         *("clip_ratio", "rollout_gap", "ungraded_share"),
     }
 )
-"""Of a step's logs, what some trainers have and others have not."""
+"""Metrics of a step that only some trainers log."""
 _SHOWN = {"reward": "reward", "loss": "train_loss"}
 NONFINITE_LIMIT = 3
-"""Logged steps in a row without a finite loss that end the run."""
+"""Number of logged steps in a row without a finite loss that end the run."""
 
 
 class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
@@ -43,7 +40,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         input_tokens: Callable[[], int],
         live: Callable[[], dict[str, float | None]],
     ) -> None:
-        """`live` gives further figures for the metrics of a step."""
+        """`live`: returns additional metrics of a step."""
         self._events = events
         self._control = control
         self._save_steps = save_steps
@@ -68,21 +65,21 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         self._control.step_ended(state.global_step)
         last = state.global_step == state.max_steps
         if (last or self._control.end_requested) and args.eval_strategy != "no":
-            control.should_evaluate = True  # the model that is kept is the one to be judged
+            control.should_evaluate = True  # evaluate the model that is kept
         if self.checkpoint_due(state.global_step):
             control.should_save = True
         if self._control.stop_requested and not last:
-            control.should_training_stop = True  # ResumePoints takes one then
+            control.should_training_stop = True  # ResumePoints writes a resume point then
         elif self._control.end_requested and not last:
-            control.should_save = False  # the result itself follows at once
+            control.should_save = False  # the result follows immediately
             control.should_training_stop = True
-            self._tell_end(state)
+            self._append_stop_event(state)
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._leave_out_time()
+        self._exclude_time()
 
     def on_save(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        self._leave_out_time()
+        self._exclude_time()
 
     def on_log(
         self,
@@ -95,13 +92,13 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         logs = logs or {}
         if "eval_reward" in logs:
             reward = logs["eval_reward"]
-            self._tell(state, {"valid_reward": reward}, f"valid_reward={reward:.4f}")
+            self._log_metrics(state, {"valid_reward": reward}, f"valid_reward={reward:.4f}")
         elif "eval_loss" in logs:
             values = {
                 "valid_loss": logs["eval_loss"],
                 "valid_mean_token_accuracy": logs.get("eval_mean_token_accuracy"),
             }
-            self._tell(state, values, f"valid_loss={logs['eval_loss']:.4f}")
+            self._log_metrics(state, values, f"valid_loss={logs['eval_loss']:.4f}")
         elif "loss" in logs:
             values = {
                 "epoch": logs.get("epoch"),
@@ -114,29 +111,29 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
             }
             if "mean_token_accuracy" in logs:
                 values["train_mean_token_accuracy"] = logs["mean_token_accuracy"]
-            further = {name: one for name, one in logs.items() if one is not None}
-            values |= {name: further[name] for name in further if name in FURTHER}
+            known = {name: value for name, value in logs.items() if value is not None}
+            values |= {name: known[name] for name in known if name in METHOD_METRICS}
             values |= {
-                name: one
-                for name, one in further.items()
+                name: value
+                for name, value in known.items()
                 if name.startswith(("reward", "score_", "logged_"))
             }
-            told = "reward" if "reward" in further else "loss"
-            self._tell(state, values, f"{_SHOWN[told]}={logs[told]:.4f}")
+            shown = "reward" if "reward" in known else "loss"
+            self._log_metrics(state, values, f"{_SHOWN[shown]}={logs[shown]:.4f}")
             self._check_loss(state.global_step, logs["loss"])
 
     def checkpoint_due(self, step: int) -> bool:
-        """Whether one to sample from is."""
+        """Whether a checkpoint to sample from is due at this step."""
         return self._save_steps is not None and step % self._save_steps == 0
 
     def checkpoint_metrics(self) -> dict[str, float | None]:
-        """Of the last step logged. Validation always reads the whole file, so `full_` is equal."""
+        """Return the last logged metrics. Validation reads the whole file, so `full_` is equal."""
         names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
         both = ("valid_loss", "valid_mean_token_accuracy")
         chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}
         return chosen | {f"full_{name}": chosen[name] for name in both if name in chosen}
 
-    def _tell(self, state: Untyped, values: dict[str, float | None], summary: str) -> None:
+    def _log_metrics(self, state: Untyped, values: dict[str, float | None], summary: str) -> None:
         step, total = state.global_step, state.max_steps
         clean = {name: finite(value) for name, value in values.items()}
         self._warn_once(step, values, clean)
@@ -154,8 +151,8 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         if lost and not self._warned:
             self._warned = True
             self._events.message(
-                f"Step {step}: {lost[0]} is {values[lost[0]]}; it is shown as null, and so are "
-                "later ones.",
+                f"Step {step}: {lost[0]} is {values[lost[0]]}. Metrics that are not finite are "
+                "shown as null.",
                 level="warn",
                 data={"step": step, "names": list(lost)},
             )
@@ -165,9 +162,9 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         if self._nonfinite == NONFINITE_LIMIT:
             raise RunError(
                 ErrorCode.LOSS_NONFINITE,
-                f"The loss has been {loss} for {NONFINITE_LIMIT} logged steps, the last being "
-                f"step {step}: nothing more is learned.",
-                hint="Lower recipe.learning_rate, by a factor of 10 to begin with, and keep "
+                f"The loss has been {loss} for {NONFINITE_LIMIT} logged steps, up to step {step}. "
+                "The model no longer learns.",
+                hint="Lower recipe.learning_rate, first by a factor of 10, and keep "
                 "recipe.max_grad_norm at 1.",
                 param="recipe.learning_rate",
             )
@@ -178,15 +175,15 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         self._since, self._input_tokens = now, input_tokens
         return round(tokens / seconds, 2)
 
-    def _tell_end(self, state: Untyped) -> None:
+    def _append_stop_event(self, state: Untyped) -> None:
         step, total = state.global_step, state.max_steps
         self._events.message(
-            f"Step {step}/{total}: asked to stop here; what has been trained is kept",
+            f"Step {step}/{total}: stopped by request; the trained weights are kept",
             data={"step": step, "total_steps": total},
         )
 
-    def _leave_out_time(self) -> None:
-        """Evaluating and saving are no training: they do not count for tokens_per_second."""
+    def _exclude_time(self) -> None:
+        """Exclude the time of evaluations and saving from tokens_per_second."""
         now = time.perf_counter()
         self._since += now - max(self._since, self._step_ended)
         self._step_ended = now

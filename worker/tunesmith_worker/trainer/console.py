@@ -1,6 +1,6 @@
-"""What `tunesmith run` shows of a run while it goes on: its events, a line each.
+"""Console output of `tunesmith run`: one line per event.
 
-Only for somebody who looks on. A supervisor reads events.jsonl, and its trainers show nothing.
+Only for runs by hand. A supervisor reads events.jsonl, and its trainers print nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from tunesmith_schema import EventKind, RunEvent, RunResult
 from tunesmith_worker.rundir.paths import RunDirectory
 
 METRICS_SECONDS = 1.0
-"""At least, between two lines of metrics."""
+"""Least time in seconds between two lines of metrics."""
 Show = Callable[[str], None]
-"""Takes one line."""
+"""Prints one line."""
 
 
 def show_on_stdout(line: str) -> None:
-    """At once and past Python's buffer: a reader that has left ends no training, and leaves nothing
-    to be flushed at the end."""
+    """Write the line unbuffered and ignore a closed pipe, so that it cannot end the training."""
     with contextlib.suppress(OSError):
         os.write(1, f"{line}\n".encode())
 
@@ -38,19 +37,19 @@ class ConsoleOutput:
                 return
             self._shown = self._now()
         if event.kind == EventKind.SAMPLES:
-            return  # the step's metrics say what there is to say
+            return  # the metrics of the step are enough
         self._show(event.message if event.level == "info" else f"{event.level}: {event.message}")
 
     def end(self, run: RunDirectory, result: RunResult) -> None:
-        """How it went. Why a run failed is told elsewhere."""
+        """Print the outcome. The reason of a failure is printed elsewhere."""
         if result.outcome == "failed":
             return
-        said = [f"{result.outcome} at step {result.step}"]
+        parts = [f"{result.outcome} at step {result.step}"]
         if (reward := result.metrics.get("reward")) is not None:
-            said.append(f"reward {reward:.4f}")
+            parts.append(f"reward {reward:.4f}")
         elif (loss := result.metrics.get("train_loss")) is not None:
-            said.append(f"loss {loss:.4f}")
+            parts.append(f"loss {loss:.4f}")
         if result.directory is not None:
             what = "weights" if result.kind == "full" else "adapter"
-            said.append(f"{what} in {run.root / result.directory}")
-        self._show(", ".join(said))
+            parts.append(f"{what} in {run.root / result.directory}")
+        self._show(", ".join(parts))

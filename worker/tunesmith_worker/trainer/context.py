@@ -1,4 +1,4 @@
-"""What a run stands on, whatever it trains by. Imports nothing heavy."""
+"""The context of a run, common to all methods. Imports no heavy module."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class RunContext:
     recorder: RunRecorder
     plan: PlanFile
     point: ValidResumePoint | None
-    """The resume point that it goes on from."""
+    """Resume point of the run, if it resumes."""
     rewards: Sequence[LocalReward] = ()
-    """Reward functions of a run by hand."""
+    """Reward functions given on the command line."""

@@ -1,7 +1,6 @@
-"""Which evaluation was the best, and when there is nothing more to gain.
+"""Early stopping (`recipe.early_stopping`) and selection of the best weights (`recipe.keep`).
 
-Ends the training by `recipe.early_stopping` and gives the weights that `recipe.keep` asks for. Its
-state travels in transformers' TrainerState, as JSON. Does not know how weights are written.
+The state is saved as JSON in transformers' TrainerState.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(kw_only=True)
 class Course:
-    """What the evaluations so far come to. Steps are optimiser steps; 0 stands for none."""
+    """Summary of the evaluations so far. Steps are optimiser steps; 0 means none."""
 
     metric: str
     best: float | None = None
     best_step: int = 0
     gained: float | None = None
-    """The last evaluation that was a gain."""
+    """Value of the last evaluation with a gain."""
     gained_step: int = 0
     without_gain: int = 0
-    """Evaluations in a row since then."""
+    """Number of evaluations since then."""
 
     def take(self, step: int, value: float | None, min_delta: float) -> bool:
-        """Whether this evaluation is the best so far. Of equals the earlier is; None and NaN are
-        neither best nor a gain."""
+        """Add an evaluation and return whether it is the best so far.
+
+        Of equal values the earlier is best. None and NaN are neither best nor a gain."""
         if value is None or not math.isfinite(value):
             self.without_gain += 1
             return False
@@ -65,7 +65,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         events: EventLog,
         evaluated: Callable[[], Mapping[str, float | None]],
     ) -> None:
-        """`evaluated` gives the metrics of the evaluation that has just ended, None for NaN."""
+        """`evaluated`: returns the metrics of the last evaluation, None for NaN."""
         recipe = spec.recipe
         self._rule = recipe.early_stopping
         self._grader = spec.grader and spec.grader.model_dump(mode="json")
@@ -74,15 +74,15 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._saved: SavedAdapter | None = None
         self.course = Course(metric=selection_metric(self._rule, spec.method))
         self.fired = False
-        """The training has ended because there was no gain."""
+        """Whether early stopping ended the training."""
 
     def state(self) -> dict[str, Any]:  # Any: JSON
-        """As transformers stores it, in `TrainerState.stateful_callbacks`, and sets it again."""
+        """Return the state that transformers keeps in `TrainerState.stateful_callbacks`."""
         return {"args": {}, "attributes": {"progress": self.progress}}
 
     @property
     def progress(self) -> dict[str, Any]:  # Any: JSON
-        """What a run that is taken up again needs to know, beside the files that are kept."""
+        """State that a resumed run needs, besides the kept files."""
         return {
             "course": asdict(self.course),
             "kept": self._kept is not None,
@@ -92,9 +92,9 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
 
     @progress.setter
     def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
-        """A fork may judge by another metric or grader, or keep what its origin did not: it begins
-        anew.
-        Raises RunError when the best weights so far are not where they were kept."""
+        """Restore the state. A fork with another metric, grader or `keep` starts without it.
+
+        Raises RunError if the best weights so far are missing."""
         course = Course(**stored["course"])
         if course.metric != self.course.metric or stored.get("grader") != self._grader:
             return
@@ -104,10 +104,9 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             elif not (folder := self._kept.folder(course.best_step)).is_dir():
                 raise RunError(
                     ErrorCode.TRAINER_CRASHED,
-                    f"The best weights so far, those of step {course.best_step}, are not in "
-                    f"{folder}.",
+                    f"The best weights so far, of step {course.best_step}, are missing: {folder}.",
                     category=ErrorCategory.INFRASTRUCTURE,
-                    hint="Start the run from its beginning: this resume point is not whole.",
+                    hint="Start the run from step 0: this resume point is incomplete.",
                 )
         self.course = course
         self._saved = SavedAdapter(**stored["saved"]) if stored["saved"] else None
@@ -120,27 +119,28 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         exhausted = self._rule is not None and self.course.without_gain >= self._rule.patience
         if exhausted and step < state.max_steps:
             self.fired = control.should_training_stop = True
-            # The result follows at once; and a run taken up here would do one step too many.
+            # The result follows immediately; a run resumed here would do one step too many.
             control.should_save = False
-            self._tell_end(step, state.max_steps)
+            self._log_stop(step, state.max_steps)
 
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
-        """Put the weights to be kept into `folder`, by `save` if they are the model's own; gives
-        their step, and what saving them was."""
+        """Put the weights to keep into `folder`; `save` writes the current ones.
+
+        Return their step and the report of saving them."""
         if self._kept is None:
             return last_step, save(folder)
         if self.course.best is None:
             self._events.message(
-                f"recipe.keep is 'best', but {self.course.metric} was never a number: the weights "
-                f"of step {last_step}, the last, are kept",
+                f"recipe.keep is 'best', but {self.course.metric} was never finite: kept the "
+                f"weights of the last step, {last_step}",
                 level="warn",
             )
             return last_step, save(folder)
         self._kept.move_to(self.course.best_step, folder)
-        self._tell_kept(last_step)
+        self._log_kept(last_step)
         return self.course.best_step, self._saved
 
-    def _tell_end(self, step: int, total: int) -> None:
+    def _log_stop(self, step: int, total: int) -> None:
         course, rule = self.course, self._rule
         assert rule is not None
         since = (
@@ -156,14 +156,16 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             data={"step": step, "total_steps": total, **asdict(course)},
         )
 
-    def _tell_kept(self, last_step: int) -> None:
+    def _log_kept(self, last_step: int) -> None:
         course, last = self.course, self._evaluated().get(self.course.metric)
-        other = f"step {last_step}, the last, has {'no number' if last is None else f'{last:.4f}'}"
+        last_text = (
+            f"the last step, {last_step}, has {'no value' if last is None else f'{last:.4f}'}"
+        )
         if course.best_step == last_step:
-            other = "it is the last as well"
+            last_text = "it is also the last step"
         self._events.message(
             f"kept the weights of step {course.best_step}, whose {course.metric}={course.best:.4f} "
-            f"is the best; {other}",
+            f"is the best; {last_text}",
             data={
                 "metric": course.metric,
                 "step": course.best_step,

@@ -1,4 +1,4 @@
-"""The base model and what is trained of it: the part of a run that is the same for every method."""
+"""The base model with its adapter, the first part of every run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoadedModel:
     base: Base
     new_tokens: NewTokens
     model: Untyped
-    """The base model, with its adapter where one is trained."""
+    """Base model, with the adapter if one is trained."""
     patches: frozenset[PatchName]
 
 
@@ -61,7 +61,7 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:
-    """Rows of the embedding that were never trained and that the data use. `used`: token ids."""
+    """Train the embedding rows of untrained tokens in the data. `used`: token ids of the data."""
     recipe = context.spec.recipe
     if not recipe.from_scratch:
         train_token_rows(

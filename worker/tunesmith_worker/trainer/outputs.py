@@ -1,7 +1,4 @@
-"""What a run writes of its weights and when, and the callbacks that act between its steps.
-
-Brings them together; each one's own file says what it does.
-"""
+"""The weights that a run writes, and the setup of the callbacks between its steps."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """Those that `run.py` asks once training is over."""
+    """The callbacks that `run.py` reads after training."""
 
     run: RunCallback
     stopping: EarlyStopping
@@ -44,7 +41,7 @@ class Callbacks:
 
 
 class OutputWriter:
-    """Of one run. `add_callbacks` comes before training."""
+    """Writes the weights of one run. Call `add_callbacks` before training."""
 
     def __init__(
         self,
@@ -58,13 +55,13 @@ class OutputWriter:
         probe_ids: Sequence[int],
         with_tokenizer: bool,
     ) -> None:
-        """`probe_ids`, `with_tokenizer`: as `save_trained` takes them."""
+        """`probe_ids`, `with_tokenizer`: see `save_trained`."""
         self._run, self._spec, self._events, self._recorder = run, spec, events, recorder
         self._model, self._tokenizer = model, tokenizer
         self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
 
     def weights(self, folder: Path) -> SavedAdapter | None:
-        """As they are now, for stock libraries."""
+        """Save the current weights in the format of stock libraries."""
         with rounded_weights(self._trainer.optimizer):
             return save_trained(
                 folder,
@@ -81,7 +78,7 @@ class OutputWriter:
             return self.weights(folder)
 
     def due(self, step: int) -> None:
-        """What is due at a step's end: a checkpoint to sample from, a resume point."""
+        """Save what is due after a step: a checkpoint to sample from, a resume point."""
         if self._callbacks.run.checkpoint_due(step):
             self._checkpoint(step)
         self._callbacks.resume_points.save(self._trainer)
@@ -110,7 +107,7 @@ class OutputWriter:
         save_steps: int | None,
         lost_updates: bool,
     ) -> Callbacks:
-        """In the order in which they are called. `lost_updates`: bf16 weights are trained."""
+        """Add the callbacks in call order. `lost_updates`: bf16 weights are trained."""
         run, spec, events = self._run, self._spec, self._events
         if lost_updates:
             trainer.add_callback(LostUpdatesCallback(events))
@@ -124,7 +121,7 @@ class OutputWriter:
         )
         best = BestWeights(run.checkpoints, self.best)
         stopping = EarlyStopping(spec, best, events, lambda: callback.metrics)
-        trainer.add_callback(stopping)  # first: its saving is not to count as training
+        trainer.add_callback(stopping)  # first, so that its saving does not count as training
         trainer.add_callback(callback)
         if spec.recipe.self_check:
             trainer.add_callback(Tripwires(trainer, events))

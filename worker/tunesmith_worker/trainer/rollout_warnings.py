@@ -1,4 +1,4 @@
-"""Tells, step by step, when a reinforcement run's own figures say that something is wrong."""
+"""Warnings about suspicious metrics during a reinforcement run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: i
         events: EventLog,
         precision: Precision,
         *,
-        spreads: Callable[[], int],
-        leaves: Callable[[], bool],
+        groups_with_spread: Callable[[], int],
+        will_resume: Callable[[], bool],
     ) -> None:
-        """`spreads`: groups of the run so far whose rewards differ; `leaves`: whether the run ends
-        here only to go on later."""
+        """`groups_with_spread`: groups so far whose rewards differ. `will_resume`: whether
+        the run stops now to be resumed later."""
         self._events, self._tripwires = events, RolloutTripwires(precision)
-        self._spreads, self._leaves = spreads, leaves
+        self._groups_with_spread, self._will_resume = groups_with_spread, will_resume
 
     @property
     def watched(self) -> dict[str, Untyped]:
-        """What the tripwires have seen so far, as JSON."""
+        """State of the tripwires as JSON."""
         return self._tripwires.state()
 
     @watched.setter
@@ -61,8 +61,8 @@ class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: i
         self._warn(self._tripwires.step(figures), state)
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
-        if state.global_step == state.max_steps or not self._leaves():
-            self._warn(self._tripwires.end(self._spreads()), state)
+        if state.global_step == state.max_steps or not self._will_resume():
+            self._warn(self._tripwires.end(self._groups_with_spread()), state)
 
     def _warn(self, texts: Sequence[str], state: Untyped) -> None:
         for text in texts:

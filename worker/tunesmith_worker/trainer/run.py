@@ -1,6 +1,6 @@
 """The trainer process, top to bottom: `python -m tunesmith_worker.trainer RUN_DIR`.
 
-A pure function of its run directory: it holds no credentials and knows no server.
+Its result depends only on the run directory; it has no credentials and contacts no server.
 """
 
 from __future__ import annotations
@@ -65,24 +65,26 @@ def main(
     show: Show = lambda line: None,
     rewards: Sequence[str] = (),
 ) -> int:
-    """`waited`: what a warm trainer knows of it; else it is found out. `show`: gets the story.
-    `rewards`: `FILE.py:NAME[=WEIGHT]` each, of a run by hand."""
+    """Train a run directory, write result.json and return the exit status.
+
+    `waited`: start delay measured by a warm trainer. `show`: prints event lines. `rewards`: reward
+    functions from the command line, each `FILE.py:NAME[=WEIGHT]`."""
     run = RunDirectory(folder.resolve())
-    recorder, terminal = RunRecorder(run), ConsoleOutput(show)
+    recorder, console = RunRecorder(run), ConsoleOutput(show)
     control = StopControl(run, before_exit=recorder.leave)
     unusable = False
     try:
-        events = EventLog(run.events, recorder.clock, terminal.event)
+        events = EventLog(run.events, recorder.clock, console.event)
         result = train(run, events, control, recorder, waited or spawn_delay(), rewards)
     except RunError as error:
-        _tell(error.failure)
+        _print_failure(error.failure)
         result = RunResult(outcome="failed", error=error.failure)
         unusable = isinstance(error, UnusableRunDirectory)
-    except Exception as error:  # whatever it is, result.json has to say it
+    except Exception as error:  # result.json must report every failure
         if is_disk_full(error):
-            remove_unfinished(run.root)  # it may be what filled the disk
+            remove_unfinished(run.root)  # the unfinished file may have filled the disk
         failure = failure_of(error, run.root)
-        _tell(failure, with_traceback=True)
+        _print_failure(failure, with_traceback=True)
         result = RunResult(outcome="failed", error=failure)
     if unusable and not run.root.is_dir():
         return EXIT_UNUSABLE
@@ -92,19 +94,19 @@ def main(
     except OSError as error:
         if is_disk_full(error):
             if result.error is None:
-                _tell(disk_full(str(error)))
+                _print_failure(disk_full(str(error)))
             return EXIT_DISK_FULL
         if is_read_only(error, run.root):
             return EXIT_READ_ONLY
         raise
     if result.outcome == "succeeded":
         remove_resume_points(run.checkpoints)
-    terminal.end(run, result)
+    console.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
 
-def _tell(failure: JobFailure, *, with_traceback: bool = False) -> None:
-    with suppress(OSError):  # the log may lie on a full disk
+def _print_failure(failure: JobFailure, *, with_traceback: bool = False) -> None:
+    with suppress(OSError):  # the disk of the log may be full
         if with_traceback:
             traceback.print_exc()
         print_failure(failure)
@@ -162,7 +164,7 @@ def train(
         control.training_begins()
         ready.memory.training_started()
         points = callbacks.resume_points
-        with explain_out_of_memory(ready.rows_at_a_time), points.writing(), ready.running:
+        with explain_out_of_memory(ready.rows_at_a_time), points.writing(), ready.resources:
             try:
                 trainer.train()
             except ready.interruption:
@@ -196,26 +198,28 @@ def train(
 
 def command() -> int:
     parser = argparse.ArgumentParser(prog="tunesmith run", description="Train one run directory.")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="holds spec.json and data/")
-    parser.add_argument("--json", action="store_true", help="print result.json, and only that")
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN_DIR", help="folder with spec.json and data/"
+    )
+    parser.add_argument("--json", action="store_true", help="print only result.json")
     parser.add_argument(
         "--compare-stock",
         type=int,
         metavar="N",
-        help="train N steps with our kernels and with the stock trainer, and print both curves; "
-        "RUN_DIR is only read; for supervised runs",
+        help="train N steps with our kernels and with the stock trainer, and print both loss "
+        "curves; does not change RUN_DIR; only for supervised runs",
     )
     parser.add_argument(
         "--reward",
         action="append",
         default=[],
         metavar="FILE.py:NAME[=WEIGHT]",
-        help="a reward function in TRL's signature, beside the grader; may be given several times",
+        help="reward function with TRL's signature, in addition to the grader; repeatable",
     )
     arguments = parser.parse_args()
     if arguments.compare_stock is not None:
         if arguments.compare_stock < 1:
-            parser.error(f"--compare-stock takes 1 step or more, got {arguments.compare_stock}")
+            parser.error(f"--compare-stock must be at least 1, got {arguments.compare_stock}")
         return compare_stock(arguments.run_dir, arguments.compare_stock)
     treat_ctrl_c_as_sigterm()
     by_hand = SpawnSettings.from_environment().supervisor_pid is None and not arguments.json

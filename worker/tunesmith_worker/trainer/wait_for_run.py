@@ -1,4 +1,4 @@
-"""A warm trainer's own end: import what a run needs, then wait for a run directory."""
+"""The warm trainer: imports what a run needs, then waits for a run directory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ ENGINE = (
     "tunesmith_worker.trainer.rewards.local",
     "tunesmith_worker.trainer.assemble_sft",
 )
-"""What `run.train` imports. One that is missing here is imported by the run, as in a fresh one."""
+"""Modules that `run.train` imports. A module missing here is imported by the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptedRun:
+    """A run directory received from the supervisor."""
+
     run_dir: Path
     waited: StartDelay
 
 
 def wait_for_run() -> AcceptedRun | None:
-    """The child's end: import, wait, take. None: the supervisor has gone, or code has changed."""
+    """Import, wait and accept a run; None if the supervisor is gone or the code has changed."""
     began = time.time()
     with quick_imports():
         for name in ENGINE:
@@ -43,37 +45,39 @@ def wait_for_run() -> AcceptedRun | None:
         line = supervisor.makefile("rb").readline()
         if not line:
             return None
-        given = HandOver(**json.loads(line))
+        hand_over = HandOver(**json.loads(line))
         if changed := [path for path in program if _is_new(path, program[path], began)]:
             sys.stdout.write(f"{changed[0]} has changed since this trainer imported it\n")
             return None
-        run_dir = Path(given.run_dir)
+        run_dir = Path(hand_over.run_dir)
         if _is_quantized(run_dir):
-            sys.stdout.write("a quantised base model needs what a warm trainer leaves out\n")
+            sys.stdout.write(
+                "a quantised base model needs bitsandbytes, which a warm trainer does not import\n"
+            )
             return None
-        _write_on(run_dir / "trainer.log")
+        _redirect_to(run_dir / "trainer.log")
         os.chdir(run_dir)
         supervisor.sendall(TAKEN)
-    imports = max(0.0, ready - given.at)
-    spawn = max(0.0, time.monotonic() - given.at - imports)
+    imports = max(0.0, ready - hand_over.at)
+    spawn = max(0.0, time.monotonic() - hand_over.at - imports)
     return AcceptedRun(run_dir=run_dir, waited=StartDelay(spawn=spawn, imports=imports))
 
 
 def _is_quantized(run_dir: Path) -> bool:
-    """Whether the run needs bitsandbytes, which peft looks for once, when it is imported."""
+    """Whether the run needs bitsandbytes, which peft detects only at its import."""
     try:
         spec = read_spec(run_dir)
-    except UnusableRunDirectory:  # whoever takes the run says why
+    except UnusableRunDirectory:  # the run itself reports the reason
         return False
     return spec.recipe.quantization != "none"
 
 
 Stamp = tuple[int, int, int]
-"""ctime in ns (no installer sets it back, as it does mtime), size, inode; zeros: no such file."""
+"""ctime in ns (installers reset mtime, not ctime), size, inode; zeros: no such file."""
 
 
 def stamps() -> dict[str, Stamp]:
-    """The files that this process's program came from. 10 ms for 3,700 modules."""
+    """Return the stamps of the imported files. Takes 10 ms for 3,700 modules."""
     specs = [getattr(module, "__dict__", {}).get("__spec__") for module in sys.modules.values()]
     files = [spec.origin for spec in specs if isinstance(spec, ModuleSpec) and spec.has_location]
     return {path: _stamp(path) for path in (sys.executable, *files) if path is not None}
@@ -81,21 +85,21 @@ def stamps() -> dict[str, Stamp]:
 
 def _stamp(path: str) -> Stamp:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0, 0
-    return found.st_ctime_ns, found.st_size, found.st_ino
+    return status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _is_new(path: str, stamp: Stamp, began: float) -> bool:
-    """Written or removed after `began`, unix seconds: an upgrade must not run on half of the old
-    program. The second comparison still holds when the clock has been set back."""
+    """Whether a file changed after `began`, unix seconds: a run must not mix two versions.
+
+    The second comparison works even if the clock was set back."""
     return stamp[0] > began * 1e9 or _stamp(path) != stamp
 
 
-def _write_on(log: Path) -> None:
-    """From here on this process reads nothing and writes to `log`, which begins with what its
-    imports have printed."""
+def _redirect_to(log: Path) -> None:
+    """Redirect output to `log`, which starts with the output of the imports; close the input."""
     sys.stdout.flush()
     sys.stderr.flush()
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
