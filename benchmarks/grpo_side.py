@@ -115,7 +115,7 @@ class ForcedLengths:
         call."""
 
     @property
-    def exact(self) -> bool:
+    def batch_invariant(self) -> bool:
         return bool(self._engine.batch_invariant)
 
     @property

@@ -168,7 +168,7 @@ def test_what_is_not_scored_is_zero_and_is_not_computed() -> None:
     assert everything.entropy is not None
     fewer = [
         replace(rows[0], completion_ids=()),
-        replace(rows[1], left_out=True),
+        replace(rows[1], skip=True),
         *rows[2:],
     ]
     found = score(model, fewer, "shared", entropy=True)
@@ -190,7 +190,7 @@ def test_what_is_not_scored_is_zero_and_is_not_computed() -> None:
 def test_rows_of_which_none_is_scored_are_a_loss_of_zero() -> None:
     model = make_tuned("llama", "lora")
     patch(model)
-    rows = [replace(row, left_out=True) for row in make_rows()]
+    rows = [replace(row, skip=True) for row in make_rows()]
     scores = score(model, rows, "shared", entropy=True)
     assert scores.log_probs.shape == (8, 150)
     assert not scores.log_probs.any()

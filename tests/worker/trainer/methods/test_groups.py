@@ -33,7 +33,7 @@ def test_rows_are_grouped_by_what_the_prompt_says_and_not_by_where_they_stand() 
 
 
 def test_rows_without_a_score_are_in_no_group() -> None:
-    rows = [GroupRow(A, ()), GroupRow(A, (1,), left_out=True), GroupRow(A, (1,))]
+    rows = [GroupRow(A, ()), GroupRow(A, (1,), skip=True), GroupRow(A, (1,))]
     assert [one.members for one in groups_of(rows)] == [(2,)]
     assert groups_of(rows[:2]) == []
 
