@@ -110,7 +110,7 @@ def test_what_does_not_fit_beside_the_optimisers_state_shows_before_an_update(
     (first, *_) = [e.source_seq for e in read_events(run) if e.kind == EventKind.METRICS]
     warnings = [event for event in read_events(run) if event.level == "warn"]
     assert [event.source_seq < first for event in warnings] == [True, True]
-    assert "The batch of a step stays" in warnings[0].message
+    assert "The batch and the optimiser are unchanged" in warnings[0].message
     assert chosen(run)["keep"] == 0
 
 
@@ -197,8 +197,8 @@ def test_an_evaluation_that_does_not_fit_is_taken_in_parts_and_gives_the_same_lo
     assert len(_valid_losses(run)) >= 2
     assert _valid_losses(run) == pytest.approx(_valid_losses(expected), rel=1e-5)
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
-    assert ["in 2 parts" in text for text in warnings] == [True, False]
-    assert "in 4 parts" in warnings[1]
+    assert ["into 2 parts" in text for text in warnings] == [True, False]
+    assert "into 4 parts" in warnings[1]
 
 
 def test_an_evaluation_of_one_row_that_does_not_fit_fails_by_name(
