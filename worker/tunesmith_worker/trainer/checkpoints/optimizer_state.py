@@ -15,7 +15,7 @@ Untyped = Any  # Any: transformers and accelerate are not typed
 Json = dict[str, Any]  # Any: JSON
 
 _RENAMED_KINDS = {"ErrorWordAdamW": "SplitMasterAdamW"}
-"""Former class name of an optimiser, in resume points of earlier versions -> current name."""
+"""Former class name of an optimizer, in resume points of earlier versions -> current name."""
 
 
 def inner(optimizer: Untyped) -> torch.optim.Optimizer:
@@ -44,7 +44,7 @@ def optimizer_state(
                 numbers.setdefault(name, {})[key] = value
     plain = {
         "kind": kind_of(optimizer),
-        "groups": [[names[one] for one in group["params"]] for group in optimizer.param_groups],
+        "groups": [[names[p] for p in group["params"]] for group in optimizer.param_groups],
         "numbers": numbers,
         "scheduler": scheduler.state_dict() | {"lr_lambdas": None},
     }
@@ -65,7 +65,7 @@ def restore_optimizer(
             f"{kind_of(optimizer)}",
             "recipe.precision",
         )
-    groups = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+    groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
         raise _misfit("its optimizer has other parameters or groups", "recipe.weight_decay")
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
@@ -73,7 +73,7 @@ def restore_optimizer(
         what, _, name = key.partition("/")
         states.setdefault(name, {})[what] = tensor
     fresh = optimizer.state_dict()  # keeps this run's rates and decay, which a fork may change
-    order = [names[one] for group in optimizer.param_groups for one in group["params"]]
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in fresh["param_groups"] for number in group["params"]]
     state = {n: states[name] for n, name in zip(numbers, order, strict=True) if name in states}
     optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})

@@ -52,7 +52,7 @@ class ResumeState:
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return trained parameters by name, a tied one once."""
-    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def capture_state(trainer: Untyped, layouts: Json) -> ResumeState:
@@ -61,9 +61,9 @@ def capture_state(trainer: Untyped, layouts: Json) -> ResumeState:
     `layouts`: state of the layouts that is not yet in plan.json.
     """
     trained = trained_parameters(trainer.model)
-    of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
+    name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trained.items()}
     scheduler = trainer.lr_scheduler
-    optimizer, moments = optimizer_state(inner(trainer.optimizer), of_parameter, scheduler)
+    optimizer, moments = optimizer_state(inner(trainer.optimizer), name_of, scheduler)
     random, generators = random_numbers()
     counted, sums = trainer.state_dict()
     run_state = {"random": random, "layouts": layouts, "counted": counted}
@@ -82,15 +82,17 @@ def capture_state(trainer: Untyped, layouts: Json) -> ResumeState:
 
 
 def _trainer_state(trainer: Untyped) -> Json:
-    found = dataclasses.asdict(trainer.state)
+    state = dataclasses.asdict(trainer.state)
     # The log grows with the run and is unused: metrics are events.
-    return found | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
+    return state | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
 
 
 def _callback_states(trainer: Untyped) -> Json:
     callbacks = trainer.callback_handler.callbacks
     return {
-        type(one).__name__: one.state() for one in callbacks if isinstance(one, ExportableState)
+        type(callback).__name__: callback.state()
+        for callback in callbacks
+        if isinstance(callback, ExportableState)
     }
 
 
@@ -104,8 +106,8 @@ class SavedState:
     @property
     def layouts(self) -> Json:
         """State for `Layouts.resume`."""
-        found: Json = self._run_state["layouts"]
-        return found
+        layouts: Json = self._run_state["layouts"]
+        return layouts
 
     def load_weights(self, model: torch.nn.Module) -> None:
         """Copy weights into the model. Raises RunError if other tensors train."""
@@ -118,9 +120,9 @@ class SavedState:
     def load_optimizer(self, trainer: Untyped, *, forked: bool) -> None:
         plain = self._json(names.OPTIMIZER_JSON)
         optimizer, trained = inner(trainer.optimizer), trained_parameters(trainer.model)
-        of_parameter: dict[torch.Tensor, str] = {one: name for name, one in trained.items()}
+        name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trained.items()}
         tensors = load_file(self._folder / names.OPTIMIZER)
-        restore_optimizer(optimizer, of_parameter, plain, tensors)
+        restore_optimizer(optimizer, name_of, plain, tensors)
         restore_scheduler(trainer.lr_scheduler, optimizer, plain["scheduler"], forked=forked)
 
     def load_random_numbers(self) -> None:
@@ -133,20 +135,20 @@ class SavedState:
             self._run_state["counted"], load_file(self._folder / names.RUN_TENSORS)
         )
         states = self._json(names.TRAINER_STATE)["stateful_callbacks"]
-        for one in trainer.callback_handler.callbacks:
-            saved = states.get(type(one).__name__)
-            if isinstance(one, ExportableState) and saved is not None:
+        for callback in trainer.callback_handler.callbacks:
+            saved = states.get(type(callback).__name__)
+            if isinstance(callback, ExportableState) and saved is not None:
                 for name, value in saved["attributes"].items():
-                    setattr(one, name, value)
+                    setattr(callback, name, value)
 
     def _json(self, name: str) -> Json:
-        found: Json = json.loads((self._folder / name).read_text(encoding="utf-8"))
-        return found
+        content: Json = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return content
 
 
 def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Parameter]) -> None:
     for name in sorted(saved.keys() | trained.keys()):
-        before, now = (_described(one.get(name)) for one in (saved, trained))
+        before, now = _describe(saved.get(name)), _describe(trained.get(name))
         if before != now:
             raise RunError(
                 ErrorCode.RESUME_MISMATCH,
@@ -158,7 +160,7 @@ def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Param
             )
 
 
-def _described(tensor: torch.Tensor | None) -> str:
+def _describe(tensor: torch.Tensor | None) -> str:
     if tensor is None:
         return "not trained"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -91,10 +91,12 @@ class ResumePointWriter:
             )
             write_text(folder / names.MANIFEST, manifest.model_dump_json(indent=1))
         best.rmdir()
-        found = {names.resume_step(one): one for one in list_resume_points(self._checkpoints)}
-        steps = [one for one in found if one is not None]
-        for older in found.keys() - resume_points_to_keep(steps, self._keep_every):
-            shutil.rmtree(found[older], ignore_errors=True)
+        points = {
+            names.resume_step(point): point for point in list_resume_points(self._checkpoints)
+        }
+        steps = [step for step in points if step is not None]
+        for older in points.keys() - resume_points_to_keep(steps, self._keep_every):
+            shutil.rmtree(points[older], ignore_errors=True)
         return WrittenPoint(
             folder=path,
             step=step,
@@ -103,11 +105,11 @@ class ResumePointWriter:
         )
 
     def _best_into(self, folder: Path, best: Path) -> dict[str, FileEntry]:
-        found = {}
+        entries = {}
         for file in best.iterdir():
             if file.name not in self._best:
                 self._best[file.name] = FileEntry(bytes=file.stat().st_size, sha256=file_hash(file))
             file.replace(folder / file.name)
-            found[file.name] = self._best[file.name]
-        self._best = found
-        return found
+            entries[file.name] = self._best[file.name]
+        self._best = entries
+        return entries

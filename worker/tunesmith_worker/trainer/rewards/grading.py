@@ -210,11 +210,11 @@ class Round:
         names = [reward.name for reward in self._grading._local]
         return [
             Graded(
-                rewards=(*one.rewards, *rewards),
-                scores={**one.scores, **dict(zip(names, rewards, strict=True))},
-                errors=one.errors,
+                rewards=(*result.rewards, *rewards),
+                scores={**result.scores, **dict(zip(names, rewards, strict=True))},
+                errors=result.errors,
             )
-            for one, *rewards in zip(graded, *columns, strict=True)
+            for result, *rewards in zip(graded, *columns, strict=True)
         ]
 
     def _count(self, graded: Sequence[Graded]) -> None:
@@ -245,7 +245,7 @@ def _format_error(name: str, error: Exception) -> str:
 
 
 class GradingWarnings:
-    """Warnings of completions that cannot be scored, not one for each of them."""
+    """Warnings about completions that cannot be scored, few for each grader."""
 
     def __init__(self, occasion: str) -> None:
         """`occasion`: start of each sentence, before the step's number."""

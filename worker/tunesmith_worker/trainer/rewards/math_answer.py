@@ -60,12 +60,12 @@ class Number:
 def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
     """Return a text's answer; None if it has no number where `format` requires it."""
     if format in ("any", "hashes"):
-        marks = [found[1] for found in _HASHES.finditer(text)][-_MARKS:]
+        marks = [match[1] for match in _HASHES.finditer(text)][-_MARKS:]
         for line in reversed(marks):
             if (number := next(_numbers(line[:_LOOKED_AT]), None)) is not None:
                 return number
     if format in ("any", "boxed"):
-        starts = [found.end() for found in _BOX.finditer(text)][-_MARKS:]
+        starts = [match.end() for match in _BOX.finditer(text)][-_MARKS:]
         for start in reversed(starts):
             content = _in_braces(text[start : start + _LONGEST])
             if content is not None and (number := _last(content)) is not None:
@@ -97,9 +97,9 @@ def _last(text: str) -> Number | None:
 def _numbers(text: str) -> Iterator[Number]:
     for pattern, instead in _REWRITTEN:
         text = pattern.sub(instead, text)
-    for found in _NUMBER.finditer(text):
-        parts = {name: (part or "").replace(",", "") for name, part in found.groupdict().items()}
-        if len(found[0]) > _LONGEST:
+    for match in _NUMBER.finditer(text):
+        parts = {name: (part or "").replace(",", "") for name, part in match.groupdict().items()}
+        if len(match[0]) > _LONGEST:
             continue
         if parts["over"]:
             under = Fraction(parts["under"])
@@ -108,16 +108,16 @@ def _numbers(text: str) -> Iterator[Number]:
             value = Fraction(parts["whole"] or 0) + Fraction(parts["over"]) / under
         else:
             value = Fraction(parts["decimal"] + parts["exponent"])
-        negative = _is_negative(text[max(0, found.start() - 80) : found.start()])
+        negative = _is_negative(text[max(0, match.start() - 80) : match.start()])
         yield Number(-value if negative else value, bool(parts["percent"]))
 
 
 def _is_negative(before: str) -> bool:
     """Return True for a minus sign, False for a subtraction (`5 - 3`, `5-3`) or a list's bullet."""
-    found = _SIGN.search(_CURRENCY.sub("", before))
-    if found is None or found["sign"] != "-":
+    match = _SIGN.search(_CURRENCY.sub("", before))
+    if match is None or match["sign"] != "-":
         return False
-    previous, gap, space = found["before"], found["gap"], found["space"]
+    previous, gap, space = match["before"], match["gap"], match["space"]
     if previous is None:
         return True
     if space:
