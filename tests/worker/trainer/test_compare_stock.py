@@ -46,7 +46,7 @@ def test_both_curves_are_printed_and_agree(
         *"123"
     ]
     assert "tokens per second of wall time, one after the other: stock " in printed
-    assert "equals the stock one on this data" in printed
+    assert "agrees with the stock trainer on this data" in printed
     assert "bf16" not in printed
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"
 
@@ -131,8 +131,8 @@ def one_percent_more(
 
 def assert_called_different(printed: str) -> None:
     assert "MORE THAN" in printed
-    assert "DIFFERS from the stock one" in printed
-    assert "equals the stock one" not in printed
+    assert "DIFFERS from the stock trainer" in printed
+    assert "agrees with the stock trainer" not in printed
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tunesmith_worker.trainer.compare_stock import (
+    CurveCheck,
     Curves,
-    Finding,
     as_close_as_stock,
     same_in_fp32,
 )
@@ -22,7 +22,7 @@ def curves(loss: float = 0.0, norm: float = 0.0, last: float | None = None) -> C
     return Curves(losses=losses, grad_norms=[one * (1 + norm) for one in (0.5, 1.0, 2.0, 1.0)])
 
 
-def verdict(findings: list[Finding]) -> list[bool]:
+def verdict(findings: list[CurveCheck]) -> list[bool]:
     return [finding.passed for finding in findings]
 
 

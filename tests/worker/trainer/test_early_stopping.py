@@ -291,7 +291,7 @@ def test_a_best_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
     point = first.resume_point(tmp_path / "point")
     (point / "best-step-1.weights").unlink()
     again = Trainer(tmp_path / "again", RULE)
-    with pytest.raises(RunError, match="those of step 1, are not in"):
+    with pytest.raises(RunError, match="of step 1, are missing"):
         again.begin(point)
 
 

@@ -1,8 +1,14 @@
-"""`tunesmith run RUN_DIR --compare-stock N`: the same first N steps with our kernels and with the
-stock trainer, on the user's own data; both curves side by side and a verdict.
+"""`tunesmith run RUN_DIR --compare-stock N`: N steps with our kernels and with the stock trainer.
 
-Each side is a trainer of its own in a run directory of its own; RUN_DIR is only read. In bf16 both
-sides train once more in fp32, which verdict.py explains.
+Prints both curves on the user's data and a verdict. Each side runs in its own process and run
+directory; RUN_DIR is not changed.
+
+fp32: losses and gradient norms of every step must agree to rounding. The losses alone are not
+enough, because Adam ignores a constant factor on the gradient.
+
+bf16: each side rounds in different places, so the two sides are compared with stock in fp32. The
+distance of ours, as root mean square over the steps, may be 1.5 times that of stock in bf16. Both
+sides in fp32 are compared too, because rounding hides smaller faults in bf16.
 """
 
 from __future__ import annotations
@@ -30,16 +36,16 @@ from tunesmith_schema.renames import read_stored
 from tunesmith_worker.rundir.errors import print_failure
 from tunesmith_worker.rundir.spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 
-THE_USERS = (ErrorCategory.USER, ErrorCategory.DATA)
+USER_CATEGORIES = (ErrorCategory.USER, ErrorCategory.DATA)
 
 
-_DRAWS = JobFailure(
+_NOT_SUPERVISED = JobFailure(
     category=ErrorCategory.USER,
     code=ErrorCode.RECIPE_INVALID,
-    message="--compare-stock is for supervised runs: two reinforcement runs draw completions of "
-    "their own, and part with the first token that differs.",
-    hint="A reinforcement run holds its rollouts, loss and gradients to stock transformers before "
-    "step 1: leave recipe.self_check on.",
+    message="--compare-stock supports only supervised runs: two reinforcement runs sample "
+    "different completions, so their curves differ from the first token on.",
+    hint="Keep recipe.self_check on: it compares rollouts, loss and gradients with stock "
+    "transformers before step 1.",
 )
 
 
@@ -50,7 +56,7 @@ class Side:
     """Median over the steps after the first."""
     precision: str
     patched: str
-    """What was replaced, in words."""
+    """Summary of the patched modules."""
 
 
 class SideFailed(Exception):
@@ -60,19 +66,21 @@ class SideFailed(Exception):
 
 
 def compare_stock(folder: Path, steps: int) -> int:
-    """Prints the comparison; 0 when the curves agree, 1 when not or when a side fails, 2 when
-    RUN_DIR is at fault: its spec.json, its data, its model."""
+    """Print the comparison and return the exit status.
+
+    0: the curves agree. 1: they differ, or a side failed. 2: RUN_DIR has an error in its spec.json,
+    data or model."""
     try:
         spec = read_spec(folder.resolve())
     except UnusableRunDirectory as error:
         print_failure(error.failure)
         return EXIT_UNUSABLE
     if spec.method == "reinforcement":
-        print_failure(_DRAWS)
+        print_failure(_NOT_SUPERVISED)
         return EXIT_UNUSABLE
     ours = spec.recipe.patches if spec.recipe.patches != "off" else "auto"
     if spec.recipe.lora is not None and spec.recipe.lora.lora_dropout:
-        _print("without lora_dropout: rows without padding draw other masks")
+        _print("without lora_dropout: its masks depend on the padding")
         spec = _without_dropout(spec)
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -89,8 +97,8 @@ def compare_stock(folder: Path, steps: int) -> int:
             if stock.precision == "fp32":
                 return _report(stock, mine)
             _print(
-                "bf16 rounds each side in its own places: both once more in fp32, which takes as "
-                "long again or longer, and twice the memory for weights"
+                "bf16 rounds differently on each side: both also train in fp32, which takes at "
+                "least as long and twice the memory for weights"
             )
             return _report(
                 stock,
@@ -100,31 +108,31 @@ def compare_stock(folder: Path, steps: int) -> int:
             )
     except SideFailed as error:
         print_failure(error.failure)
-        return EXIT_UNUSABLE if error.failure.category in THE_USERS else 1
+        return EXIT_UNUSABLE if error.failure.category in USER_CATEGORIES else 1
 
 
 def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], steps: int) -> None:
-    """A run directory with the same data and seed, `steps` steps, and nothing but training."""
+    """Create a run directory with the same data and seed for `steps` steps of training only."""
     data = run / spec.training_file
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
-    fixed: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
-    fixed |= {"early_stopping": None, "keep": "last"}  # there is no validation file
-    fixed |= {"self_check": False}  # a fault is to be seen in the curves
+    overrides: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
+    overrides |= {"early_stopping": None, "keep": "last"}  # no validation file
+    overrides |= {"self_check": False}  # a fault must show in the curves
     if spec.recipe.packing == "auto":
-        fixed["packing"] = (
-            False  # a padded batch, which measuring may prefer, proves nothing of ours
+        overrides["packing"] = (
+            False  # a measured choice may be padded, which would test stock layers
         )
-    recipe = spec.recipe.model_copy(update={**change, **fixed})
-    again = spec.model_copy(
+    recipe = spec.recipe.model_copy(update={**change, **overrides})
+    new_spec = spec.model_copy(
         update={
             "recipe": recipe,
             "validation_file": None,
-            # A relative path means a folder seen from where the user stands.
+            # A relative path refers to the working directory of the user.
             "model_path": _absolute(spec.model_path),
         }
     )
-    (run / "spec.json").write_text(again.model_dump_json(), encoding="utf-8")
+    (run / "spec.json").write_text(new_spec.model_dump_json(), encoding="utf-8")
 
 
 def _without_dropout(spec: RunSpec) -> RunSpec:
@@ -138,7 +146,7 @@ def _absolute(model_path: str) -> str:
 
 
 def _train(run: Path) -> JobFailure | None:
-    """None, or why it failed."""
+    """Train one side; return None or the failure."""
     command = [sys.executable, "-m", "tunesmith_worker.trainer", "--json", str(run)]
     with (run / "trainer.log").open("wb") as log:
         status = subprocess.run(command, stdout=log, stderr=log).returncode
@@ -161,8 +169,8 @@ def _read(run: Path) -> Side:
     events = [RunEvent.model_validate_json(line) for line in lines]
     points = [e.data for e in events if e.kind == EventKind.METRICS and "train_loss" in e.data]
     speeds = sorted(_number(p["tokens_per_second"]) for p in points[1:])
-    settled = {e.data["name"]: e.data["value"] for e in events if e.kind == EventKind.CHOICE}
-    given = read_stored(RunSpec, (run / "spec.json").read_bytes()).recipe.precision
+    chosen = {e.data["name"]: e.data["value"] for e in events if e.kind == EventKind.CHOICE}
+    requested = read_stored(RunSpec, (run / "spec.json").read_bytes()).recipe.precision
     measured = all(point.get("grad_norm") is not None for point in points)
     return Side(
         curves=Curves(
@@ -170,20 +178,20 @@ def _read(run: Path) -> Side:
             grad_norms=[_number(point["grad_norm"]) for point in points] if measured else [],
         ),
         tokens_per_second=speeds[len(speeds) // 2] if speeds else None,
-        precision=str(settled.get("precision", given)),
+        precision=str(chosen.get("precision", requested)),
         patched=next((e.message for e in events if e.message.startswith("patched ")), "nothing"),
     )
 
 
 def _number(value: JsonValue) -> float:
-    """Events have null for what is not finite."""
+    """Convert a metric of an event; null stands for a value that is not finite."""
     return float("nan") if value is None else float(str(value))
 
 
 def _report(
     stock: Side, ours: Side, stock_fp32: Side | None = None, ours_fp32: Side | None = None
 ) -> int:
-    """Prints both curves and the verdict; the exit status."""
+    """Print both curves and the verdict; return the exit status."""
     _print(f"{ours.patched}\n\n  step      stock       ours   difference")
     pairs = zip(stock.curves.losses, ours.curves.losses, strict=True)
     for step, (a, b) in enumerate(pairs, start=1):
@@ -196,18 +204,18 @@ def _report(
             f"({ratio:.2f}x)"
         )
     if stock_fp32 is None or ours_fp32 is None:
-        findings = same_in_fp32(stock.curves, ours.curves)
+        checks = same_in_fp32(stock.curves, ours.curves)
     else:
         _print("in fp32, both sides:")
-        findings = same_in_fp32(stock_fp32.curves, ours_fp32.curves)
-        findings += as_close_as_stock(stock_fp32.curves, stock.curves, ours.curves)
-    for finding in findings:
-        _print(finding.text)
-    agree = all(finding.passed for finding in findings)
+        checks = same_in_fp32(stock_fp32.curves, ours_fp32.curves)
+        checks += as_close_as_stock(stock_fp32.curves, stock.curves, ours.curves)
+    for check in checks:
+        _print(check.text)
+    agree = all(check.passed for check in checks)
     _print(
-        "the patched trainer equals the stock one on this data"
+        "the patched trainer agrees with the stock trainer on this data"
         if agree
-        else "the patched trainer DIFFERS from the stock one: train with recipe.patches='off', and "
+        else "the patched trainer DIFFERS from the stock trainer: set recipe.patches='off' and "
         "report this"
     )
     return 0 if agree else 1
@@ -219,33 +227,33 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Sums in another order, grown over some steps."""
+"""Rounding of another summation order, accumulated over some steps."""
 NORM_LIMIT = 1e-5
-"""Measured: 1e-7 to 2e-6."""
+"""Measured values are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""bf16 rounding on little data, where stock may be near fp32 by luck: docs/contributing/log."""
+"""Floor for small data, where stock may be close to fp32 by chance (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     losses: list[float]
     grad_norms: list[float]
-    """Empty where nothing is clipped: nothing measures them then."""
+    """Empty without gradient clipping, which measures them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One bound and how it was met."""
+class CurveCheck:
+    """A comparison of the curves with its limit."""
 
     text: str
     passed: bool
 
 
-def same_in_fp32(stock: Curves, ours: Curves) -> list[Finding]:
-    """Every step's loss and gradient norm, relative."""
+def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
+    """Compare loss and gradient norm of every step in fp32."""
     return [
-        _finding(f"largest relative difference of the {what}", max(_apart(b, a)), limit)
+        _check(f"largest relative difference of the {what}", max(_relative(b, a)), limit)
         for what, a, b, limit in (
             ("loss", stock.losses, ours.losses, LOSS_LIMIT),
             ("gradient norm", stock.grad_norms, ours.grad_norms, NORM_LIMIT),
@@ -254,33 +262,33 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[Finding]:
     ]
 
 
-def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[Finding]:
-    """Distances from the truth: ours at most FACTOR times stock's, or times the floor."""
-    found = []
+def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
+    """Compare distances from fp32: ours at most FACTOR times that of stock, or times the floor."""
+    checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),
         ("gradient norm", truth.grad_norms, stock.grad_norms, ours.grad_norms),
     ):
         if exact:
-            own = _rms(_apart(a, exact))
+            own = _rms(_relative(a, exact))
             text = f"bf16's distance of the {what} from stock in fp32: stock {own:.1e}, ours"
-            found.append(_finding(text, _rms(_apart(b, exact)), FACTOR * max(own, FLOOR[what])))
-    return found
+            checks.append(_check(text, _rms(_relative(b, exact)), FACTOR * max(own, FLOOR[what])))
+    return checks
 
 
-def _finding(text: str, value: float, limit: float) -> Finding:
+def _check(text: str, value: float, limit: float) -> CurveCheck:
     passed = value <= limit
-    return Finding(
+    return CurveCheck(
         text=f"{text} {value:.1e} ({'within' if passed else 'MORE THAN'} {limit:.1e})",
         passed=passed,
     )
 
 
-def _apart(values: Sequence[float], exact: Sequence[float]) -> list[float]:
-    """Relative; infinite where a value is no number, which is close to nothing."""
-    apart = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(values, exact, strict=True)]
-    return [math.inf if math.isnan(one) else one for one in apart]
+def _relative(values: Sequence[float], exact: Sequence[float]) -> list[float]:
+    """Return relative differences; infinite for NaN."""
+    differences = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(values, exact, strict=True)]
+    return [math.inf if math.isnan(value) else value for value in differences]
 
 
 def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(sum(one * one for one in values) / len(values))
+    return math.sqrt(sum(value * value for value in values) / len(values))

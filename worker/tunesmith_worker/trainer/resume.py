@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest good resume point of its directory, if it is this run's."""
+"""Selection of the resume point: the newest valid one that belongs to this run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tunesmith_worker.rundir.verify_resume_point import ValidResumePoint, newest
 from tunesmith_worker.trainer.checkpoints.best_weights import restore_best_weights
 from tunesmith_worker.trainer.checkpoints.identity import differences, made_for, made_with
 
-_OF_A_FORK = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
-"""What another job may have differently; what then does not fit shows when it is loaded."""
+_FORK_MAY_CHANGE = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
+"""Settings that a fork may change; loading the resume point checks the rest."""
 
 
 def restart_after_success(run: RunDirectory) -> None:
-    """A run that has succeeded is repeated from its start."""
+    """Remove the resume points of a run that succeeded, so that it repeats from step 0."""
     try:
         earlier = RunResult.model_validate_json(run.result.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -39,13 +39,14 @@ def restart_after_success(run: RunDirectory) -> None:
 def find_resume_point(
     run: RunDirectory, spec: RunSpec, events: EventLog
 ) -> ValidResumePoint | None:
-    """Verified, told, and with its plan.json in place where the run has none. Raises RunError when
-    it was made for something else."""
+    """Find and verify the resume point, log it, and restore its plan.json if the run has none.
+
+    Raises RunError if the resume point belongs to another run."""
 
     def refused(name: str, why: str) -> None:
         events.message(
-            f"{run.relative(run.checkpoints / name)} is no resume point: {why}. The one before is "
-            "used.",
+            f"{run.relative(run.checkpoints / name)} is not a valid resume point: {why}. An "
+            "earlier one is used if there is one.",
             level="warn",
             data={"directory": run.relative(run.checkpoints / name), "reason": why},
         )
@@ -61,13 +62,13 @@ def find_resume_point(
     elif spec.forked:
         raise RunError(
             ErrorCode.RESUME_MISMATCH,
-            "The resume point that this job was to start from is not there, or is damaged.",
+            "The resume point of this fork is missing or damaged.",
             hint="Fork from another checkpoint.",
         )
     step = 0 if point is None else point.step
     remove_samples(run, after=step)
     if point is not None or spec.attempt > 1:
-        text = f"goes on after step {step}" if point else "begins at step 0: nothing to go on from"
+        text = f"resumed after step {step}" if point else "no resume point: started at step 0"
         events.append(EventKind.RESUMED, text, {"step": step})
     return point
 
@@ -76,25 +77,25 @@ def check_steps_left(point: ValidResumePoint | None, total_steps: int) -> None:
     if point is not None and point.step >= total_steps:
         raise RunError(
             ErrorCode.RESUME_MISMATCH,
-            f"The resume point has done {point.step} steps, and the recipe gives {total_steps}.",
+            f"The resume point has {point.step} steps, but the recipe trains only {total_steps}.",
             hint=f"Set recipe.max_steps to more than {point.step}.",
             param="recipe.max_steps",
         )
 
 
 def _check(point: ValidResumePoint, run: RunDirectory, spec: RunSpec) -> None:
-    found = differences(point.manifest.made_for, made_for(run, spec))
+    changes = differences(point.manifest.made_for, made_for(run, spec))
     if spec.forked:
-        found = [one for one in found if not one[0].startswith(_OF_A_FORK)]
-    if not found:
+        changes = [change for change in changes if not change[0].startswith(_FORK_MAY_CHANGE)]
+    if not changes:
         return
-    told = "; ".join(f"{name}: {how}" for name, how in found)
+    text = "; ".join(f"{name}: {how}" for name, how in changes)
     raise RunError(
         ErrorCode.RESUME_MISMATCH,
-        f"The run cannot go on after step {point.step}, because it is no longer the same: {told}.",
-        hint="Put it back, or fork the job from its checkpoint; to train anew, start a new job "
-        f"(by hand: remove {point.folder.parent.name}/{PREFIX}* and plan.json).",
-        param=found[0][0],
+        f"The run cannot resume after step {point.step}, because its inputs changed: {text}.",
+        hint="Undo the change, or fork the job from its checkpoint. To start over, create a new "
+        f"job (by hand: remove {point.folder.parent.name}/{PREFIX}* and plan.json).",
+        param=changes[0][0],
     )
 
 
@@ -105,13 +106,13 @@ def _warn_of_versions(point: ValidResumePoint, events: EventLog) -> None:
     if changed:
         events.message(
             f"{point.folder.name} was made with other versions ({', '.join(changed)}): the run "
-            "goes on, but perhaps not bit for bit as it would have.",
+            "continues, but the result may differ in its last bits.",
             level="warn",
         )
 
 
 def _remove_damaged(run: RunDirectory, point: ValidResumePoint | None) -> None:
-    """They were told, and would be in the way of the one that is written there next."""
+    """Remove damaged resume points, which would block new ones of the same step."""
     for folder in list_resume_points(run.checkpoints):
         if point is not None and folder == point.folder:
             return

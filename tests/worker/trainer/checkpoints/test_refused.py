@@ -179,7 +179,7 @@ def test_a_fork_that_does_not_fit_is_refused_by_name(copied: Callable[[], Path])
         in error.message
     )
     point = found(copied(), forked=True, recipe={"max_steps": 3})
-    with pytest.raises(RunError, match="has done 3 steps, and the recipe gives 3"):
+    with pytest.raises(RunError, match="has 3 steps, but the recipe trains only 3"):
         check_steps_left(point, 3)
     other_data = copied()
     with (other_data / "data" / "train.jsonl").open("a") as data:
