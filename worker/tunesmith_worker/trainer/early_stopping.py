@@ -74,7 +74,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._saved: SavedAdapter | None = None
         self.course = Course(metric=selection_metric(self._rule, spec.method))
         self.fired = False
-        """Whether early stopping ended the training."""
+        """True if early stopping ended the training."""
 
     def state(self) -> dict[str, Any]:  # Any: JSON
         """Return the state that transformers keeps in `TrainerState.stateful_callbacks`."""

@@ -64,7 +64,7 @@ def wait_for_run() -> AcceptedRun | None:
 
 
 def _is_quantized(run_dir: Path) -> bool:
-    """Whether the run needs bitsandbytes, which peft detects only at its import."""
+    """Return True if the run needs bitsandbytes, which peft detects only at its import."""
     try:
         spec = read_spec(run_dir)
     except UnusableRunDirectory:  # the run itself reports the reason
@@ -92,7 +92,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def _is_new(path: str, stamp: Stamp, began: float) -> bool:
-    """Whether a file changed after `began`, unix seconds: a run must not mix two versions.
+    """Return True if a file changed after `began`, unix seconds: a run must not mix two versions.
 
     The second comparison works even if the clock was set back."""
     return stamp[0] > began * 1e9 or _stamp(path) != stamp

@@ -38,7 +38,7 @@ class Layout:
     tokens: int | None = None
     """Most tokens in a micro-batch; only if packed."""
     compiled: bool = False
-    """Whether the model's own layers run through torch.compile; only if padded."""
+    """True if the model's own layers run through torch.compile; only if padded."""
 
     def divided(self, parts: int) -> Layout:
         """Return this layout with micro-batches of 1/`parts` of the size, at least one example."""
@@ -72,7 +72,7 @@ class LayoutPlan:
     def compiling_pays(
         self, speeds: dict[str, float], seconds_left: float, compile_seconds: float
     ) -> bool:
-        """Whether to try compiling, which gains at most 10 %. `speeds`: tokens per second."""
+        """Return True if compiling, which gains at most 10 %, pays off. `speeds`: tokens/s."""
         near = speeds.get("padded", 0.0) * 1.1 >= max(speeds.values())
         return near and COMPILED in self.layouts and seconds_left >= PAYS_AFTER * compile_seconds
 

@@ -116,7 +116,7 @@ class LayoutTrial:
             self._queue = list(self._remaining)
 
     def _undecided(self) -> bool:
-        """Whether the difference of the two fastest is within two standard errors."""
+        """Return True if the two fastest differ by less than two standard errors."""
         first, second = sorted(self._remaining, key=self._cost)[:2]
         error = math.hypot(*(self._error(name) for name in (first, second)))
         return self._cost(second) - self._cost(first) < 2 * error

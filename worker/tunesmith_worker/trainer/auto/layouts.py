@@ -82,7 +82,7 @@ class Layouts:
 
     @property
     def chosen(self) -> Layout:
-        """What the run goes by, as far as is known."""
+        """Layout chosen so far."""
         return self._plan.layouts[self._chosen]
 
     @property
@@ -109,7 +109,7 @@ class Layouts:
 
     @property
     def measuring(self) -> bool:
-        """Whether layouts are still being measured."""
+        """True while layouts are being measured."""
         return self._trial is not None
 
     def may_compile(self, layers: CompiledLayers) -> None:

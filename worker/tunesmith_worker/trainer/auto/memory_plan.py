@@ -133,7 +133,7 @@ class MemoryPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether any layer recomputes."""
+        """True if any layer recomputes."""
         return self.steps.policy.keep < self.planner.shape.layers
 
     def layer_counters(self) -> LayerCounters:

@@ -54,7 +54,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         """Scores of the last step."""
 
     zero_gradient_is_valid = True
-    """Whether a step may have a zero gradient and a loss of 0 without being faulty."""
+    """True if a step may have a zero gradient and a loss of 0 without being faulty."""
 
     def labelled_tokens(self, rows: Inputs) -> int:
         """Return the number of completion tokens with a gradient."""

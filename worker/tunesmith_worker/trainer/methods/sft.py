@@ -139,7 +139,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     zero_gradient_is_valid = False
-    """Whether a step may have a zero gradient and a loss of 0 without being faulty."""
+    """True if a step may have a zero gradient and a loss of 0 without being faulty."""
 
     @staticmethod
     def labelled_tokens(rows: Batch) -> int:
