@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..service_parts.machine import cpu_model
+from ..service_parts.machine import commit, cpu_model
 from .bars import judge
-
-ROOT = Path(__file__).parents[2]
 
 
 class Record:
@@ -89,12 +85,3 @@ def _short(result: dict[str, Any]) -> str:
         *("device_busy_share", "copy_gb_per_s", "bf16_tflop_per_s", "refused", "passed"),
     )
     return " ".join(f"{key}={result[key]}" for key in keys if key in result)
-
-
-def commit() -> str:
-    """Measured commit, with `+changes` if the tree differs, or "unknown" without a repository."""
-    if shutil.which("git") is None:
-        return "unknown"
-    command = ["git", "describe", "--always", "--dirty=+changes"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 def facts() -> dict[str, object]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "cpu": cpu_model(),
         "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "other"),
         "cores": len(os.sched_getaffinity(0)),
@@ -31,15 +32,12 @@ def facts() -> dict[str, object]:
     }
 
 
-def _commit() -> str:
-    """Measured commit, with `+changes` if the working tree differs."""
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+changes"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def commit() -> str:
+    """Measured commit, with `+changes` if the tree differs, or "unknown" without a repository."""
+    if shutil.which("git") is None:
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty=+changes"]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
 
 

@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu import parity
 from benchmarks.gpu.__main__ import environment, jobs_of
 from benchmarks.gpu.bars import BARS, judge
-from benchmarks.gpu.children import Job, run_all
-from benchmarks.gpu.record import ROOT, Record
+from benchmarks.gpu.children import ROOT, Job, run_all
+from benchmarks.gpu.record import Record
 from benchmarks.gpu.work import WORK
 from benchmarks.kernel_operations import OPERATIONS, SHAPES
 

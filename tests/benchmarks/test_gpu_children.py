@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.children import Job, run_all
-from benchmarks.gpu.record import ROOT, Record
+from benchmarks.gpu.children import ROOT, Job, run_all
+from benchmarks.gpu.record import Record
 
 CHILD = "tests.benchmarks.gpu_child"
 

@@ -49,7 +49,7 @@ def test_sharing_goes_by_the_ratio_of_tokens_and_says_so() -> None:
     assert long.tokens("shared") == 512 + 8 * 128
     assert token_ratio([long]) == pytest.approx(5120 / 1536)
     assert choose_layout([long]).layout == "shared"
-    assert "3.33 times as many tokens" in choose_layout([long]).reason
+    assert "3.33 times the tokens" in choose_layout([long]).reason
     assert choose_layout([short]).layout == "plain"
     assert "less than the 1.05" in choose_layout([short]).reason
     assert choose_layout([GroupSizes(512, (100,))]).layout == "plain"  # a group of one
