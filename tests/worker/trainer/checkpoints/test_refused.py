@@ -124,7 +124,7 @@ def test_with_none_left_the_run_begins_anew_and_says_so(copied: Callable[[], Pat
     assert found(run, attempt=2) is None
     assert len(warnings_of(run)) == 2
     assert event_data(run, EventKind.RESUMED)[-1] == {"step": 0}
-    with pytest.raises(RunError, match="is not there, or is damaged"):
+    with pytest.raises(RunError, match="is missing or damaged"):
         found(run, forked=True)
 
 
