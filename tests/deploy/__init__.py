@@ -1,1 +1,1 @@
-"""docker/ without an engine: what the files say, and the service run as they say it."""
+"""Tests of docker/ without an engine: the files, and the service started as they describe."""

@@ -1,7 +1,7 @@
-"""Carries a stage of docker/Dockerfile out in a folder: its COPY and RUN lines, with no engine.
+"""Build of a Dockerfile stage in a folder, without an engine: its COPY and RUN lines.
 
-One folder stands for the file systems of all stages. What only root in a Debian image can do
-(apt-get, useradd) is left out.
+One folder replaces the file systems of all stages. Commands that need root in a Debian image
+(apt-get, useradd) are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .dockerfile import ROOT, Stage, lineage, read_stages
 from .images import SYSTEM_PATH
 
 FOLDERS = ("/home/tunesmith", "/opt/tunesmith", "/project", "/requirements", "/wheels")
-"""Absolute paths that the Dockerfile's lines name, and that lie below the folder here."""
+"""Absolute paths in the Dockerfile's lines that are mapped into the folder."""
 _OPTION = re.compile(r"--mount=\S+\s+")
 _IMPOSSIBLE = ("apt-get", "groupadd")
 
@@ -27,17 +27,17 @@ class Build:
         self.root = root
         self._stages = read_stages()
         self._built: set[str] = set()
-        # The image's own Python, which the lines call `python` and `pip`.
+        # The image's Python: `python` and `pip` in the lines.
         subprocess.run([sys.executable, "-m", "venv", root / "python"], check=True)
         for folder in FOLDERS:
             (root / folder.strip("/")).mkdir(parents=True)
-        (root / "opt" / "tunesmith").rmdir()  # a virtual environment comes here
+        (root / "opt" / "tunesmith").rmdir()  # place of the virtual environment
 
     def inside(self, text: str) -> str:
         return re.sub(rf"(?<![\w./-])({'|'.join(FOLDERS)})\b", rf"{self.root}\1", text)
 
     def stage(self, name: str) -> None:
-        """Build a stage, after those that it copies from."""
+        """Build a stage after the stages that it copies from."""
         if name in self._built:
             return
         self._built.add(name)
@@ -81,7 +81,7 @@ class Build:
 
 
 def _pip_environment() -> dict[str, str]:
-    """Where this machine's pip finds packages; nothing else of its environment. Modules are
-    compiled when they are first imported: to compile them all takes longer than the rest."""
+    """Environment with only this machine's settings of pip. Modules are compiled at first import,
+    because compiling all of them takes longer than the rest of the test."""
     ours = {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
     return ours | {"PIP_NO_COMPILE": "1"}

@@ -1,6 +1,6 @@
-"""Reads compose files as Docker Compose does, as far as ours go, and refuses what it does not know.
+"""Reader of compose files: the part of Docker Compose that ours use; all else is refused.
 
-Covers .env, variables, files laid over one another, `extends`, profiles. Starts nothing.
+Supports .env, variables, several files, `extends` and profiles. Starts nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-Tree = dict[str, Any]  # Any: what YAML holds
+Tree = dict[str, Any]  # Any: YAML values
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+)(?:(?P<how>:?[-?])(?P<word>[^}]*))?\})")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -28,7 +28,7 @@ _LEFT_TO_AN_ENGINE = {
 
 
 class ComposeError(ValueError):
-    """Compose would refuse it, or this reader does not know it."""
+    """Error in a file that Compose would refuse or that this reader does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class HealthCheck:
     retries: int
     start_period: float
     start_interval: float
-    """All in seconds, but `retries`."""
+    """Times of a health check in seconds, and `retries`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
     source: str
-    """A volume's name, or a path of the host."""
+    """Name of a volume, or path on the host."""
     target: str
 
 
@@ -54,13 +54,13 @@ class Service:
     name: str
     image: str
     target: str
-    """Stage of docker/Dockerfile; empty: an image of others."""
+    """Stage of docker/Dockerfile; empty: a third-party image."""
     command: list[str]
     environment: dict[str, str]
     mounts: list[Mount]
     ports: list[str]
     depends_on: dict[str, str]
-    """Service to condition."""
+    """Condition by service."""
     healthcheck: HealthCheck | None
     restart: str
     stop_grace_seconds: float
@@ -73,7 +73,7 @@ def read_env(path: Path) -> dict[str, str]:
 
 
 def read_project(folder: Path) -> dict[str, Service]:
-    """The services that `docker compose up` would start in `folder`, by its .env."""
+    """Services that `docker compose up` would start in `folder`, by its .env."""
     variables = read_env(folder / ".env")
     files = [folder / name for name in variables["COMPOSE_FILE"].split(":")]
     profiles = [name for name in variables.get("COMPOSE_PROFILES", "").split(",") if name]
@@ -103,7 +103,7 @@ def read_files(
 
 
 def _resolved(path: Path, variables: Mapping[str, str]) -> Tree:
-    """One file, its variables and its `extends` filled in."""
+    """Content of one file with its variables and `extends` resolved."""
     tree: Tree = _interpolate(yaml.safe_load(path.read_text()), variables)
     for name, raw in tree["services"].items():
         if "extends" in raw:
@@ -144,8 +144,8 @@ def _interpolate(node: Any, variables: Mapping[str, str]) -> Any:
 
 
 def _merge(under: Tree, over: Tree) -> Tree:
-    """Compose's rules: mappings merge, `command` and a check's `test` are replaced, of two mounts
-    at one target the later counts, other lists grow."""
+    """Merge by Compose's rules: mappings merge; `command` and `test` are replaced; of two mounts at
+    one target the later wins; other lists are joined."""
     merged = dict(under)
     for key, value in over.items():
         known = merged.get(key)
@@ -164,7 +164,7 @@ def _merge(under: Tree, over: Tree) -> Tree:
 def _service(name: str, raw: Tree, variables: Mapping[str, str]) -> Service:
     if unknown := set(raw) - _CARRIED_OUT - _LEFT_TO_AN_ENGINE:
         raise ComposeError(f"{name}: this reader does not know {sorted(unknown)}")
-    # No value means: handed on if it is set, absent otherwise.
+    # No value: passed on if set, else absent.
     environment = {
         key: variables.get(key) if value is None else str(value)
         for key, value in raw.get("environment", {}).items()

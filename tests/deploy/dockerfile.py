@@ -1,4 +1,4 @@
-"""Reads docker/Dockerfile: its stages, and what an image made from one is."""
+"""Reader of docker/Dockerfile: its stages, and the settings of their images."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DOCKERFILE = ROOT / "docker" / "Dockerfile"
 class Stage:
     name: str
     base: str
-    """Another stage, or an image."""
+    """Name of a stage or an image."""
     lines: list[tuple[str, str]]
-    """Instruction and what follows it, in order."""
+    """Instructions with their arguments, in order."""
 
     def of(self, instruction: str) -> list[str]:
         return [value for name, value in self.lines if name == instruction]
@@ -39,18 +39,18 @@ def read_stages(path: Path = DOCKERFILE) -> dict[str, Stage]:
 
 
 def lineage(stages: dict[str, Stage], name: str) -> list[Stage]:
-    """The stage's ancestors in this file, oldest first, and itself."""
+    """Ancestors of a stage in this file, oldest first, and the stage itself."""
     stage = stages[name]
     return [*(lineage(stages, stage.base) if stage.base in stages else []), stage]
 
 
 def last(stages: dict[str, Stage], name: str, instruction: str) -> str:
-    """What holds in the image: the last such line of the stage and its ancestors."""
+    """Effective value in the image: the last such line of the stage and its ancestors."""
     return [value for stage in lineage(stages, name) for value in stage.of(instruction)][-1]
 
 
 def argv(stages: dict[str, Stage], name: str, instruction: str) -> list[str]:
-    """An ENTRYPOINT or CMD; json refuses one in shell form."""
+    """Words of ENTRYPOINT or CMD; the shell form is not valid JSON and is refused."""
     parts: list[str] = json.loads(last(stages, name, instruction))
     return parts
 

@@ -1,8 +1,8 @@
-"""Runs the services of a compose project as processes of this machine: the same commands,
-environments, health checks, order and restarts, with no engine.
+"""Services of a compose project as processes of this machine, without an engine: the same commands,
+environments, health checks, order and restarts.
 
-`Container.translate` is the one place where it differs from an engine: each service has a loopback
-address of its own in place of a name, and a folder of its own in place of a file system.
+Only `Container.translate` differs from an engine: each service has a loopback address instead of a
+name, and a folder instead of a file system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Container:
-    """One service's processes, its address and its folders."""
+    """Processes, address and folders of one service."""
 
     def __init__(self, service: Service, addresses: dict[str, str], home: Path) -> None:
         self.service, self.root = service, home / service.name
@@ -44,11 +44,10 @@ class Container:
         self._folders = own | self._image.folders | self.mounts
         for path in own:
             self._folders[path].mkdir(parents=True, exist_ok=True)
-            self._folders[path].chmod(0o700)  # a new volume has the mode of the image's folder
+            self._folders[path].chmod(0o700)  # a new volume inherits the mode of the image's folder
 
     def _mounted(self, source: str) -> Path:
-        """A volume is a folder that only this container has; a host's folder is copied, so that no
-        two containers see the same one."""
+        """Folder of a mount. A host's folder is copied, so that containers share no folder."""
         folder = self.root / "mounts" / source.strip("/").replace("/", "-")
         if source.startswith("/"):
             shutil.copytree(source, folder)
@@ -57,7 +56,7 @@ class Container:
         return folder
 
     def translate(self, text: str) -> str:
-        """What a container's command or variable says, in this machine's terms."""
+        """Replace names and paths of the container by those of this machine."""
         names = "|".join(self._addresses)
         text = re.sub(rf"(?<=[@/])({names})(?=:\d)", lambda m: self._addresses[m[1]], text)
         text = re.sub(r"127\.0\.0\.1|0\.0\.0\.0", self.address, text)
@@ -68,7 +67,7 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing of this machine's own: the image's, then the service's."""
+        """Variables of the image and the service, none of this machine."""
         own = {"HOME": "/tmp", "HOSTNAME": self.service.name}
         whole = own | self._image.environment | self.service.environment
         translated = {key: self.translate(value) for key, value in whole.items()}
@@ -101,7 +100,7 @@ class Container:
     def execute(
         self, command: list[str], timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """`docker compose exec`: a command with the container's environment."""
+        """Run a command with the container's environment, as `docker compose exec` does."""
         words = [self.translate(word) for word in command]
         environment = self.environment
         program = shutil.which(words[0], path=environment["PATH"])
@@ -126,7 +125,7 @@ class Container:
         return self._process.poll()
 
     def tree(self) -> list[psutil.Process]:
-        """The main process and all below it."""
+        """Main process and all its descendants."""
         if self._process is None:
             return []
         try:
@@ -136,13 +135,13 @@ class Container:
             return []
 
     def kill(self) -> None:
-        """kill -9 of everything in it, as the end of a container is."""
+        """Kill all processes with SIGKILL, as the end of a container does."""
         _kill(self.tree())
         if self._process is not None:
             self._process.wait(20)
 
     def stop(self) -> bool:
-        """As `docker compose stop`; false when it had to be killed, or left something behind."""
+        """Stop as `docker compose stop` does; return False if a process was killed or left."""
         if self._process is None or self._process.poll() is not None:
             return True
         before = self.tree()
@@ -160,11 +159,11 @@ class Container:
 
 
 class Host:
-    """All containers of a project."""
+    """Containers of a project."""
 
     def __init__(self, services: dict[str, Service], subnet: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="tunesmith-compose-", dir="/tmp"))
-        self.home.chmod(0o755)  # PostgreSQL runs as another account
+        self.home.chmod(0o755)  # PostgreSQL runs under another account
         addresses = {name: f"{subnet}.{number}" for number, name in enumerate(services, 2)}
         self._services, self._addresses = services, addresses
         self.containers: dict[str, Container] = {}
@@ -180,7 +179,7 @@ class Host:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A service, after what it depends on has come as far as it says."""
+        """Start a service once its dependencies meet their conditions."""
         if name in self._wanted:
             return
         for other, condition in self._services[name].depends_on.items():
@@ -200,7 +199,7 @@ class Host:
             assert condition == "service_started", condition
 
     def until(self, ask: Callable[[], T], what: str, seconds: float = 60.0) -> T:
-        """The first true answer. Meanwhile what has ended is restarted by its policy."""
+        """Wait for a true result and return it; restart ended containers by their policy."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._tend()
@@ -221,7 +220,7 @@ class Host:
         return self.containers[name].stop()
 
     def down(self) -> dict[str, bool]:
-        """Stops what depends on others before these; says for each whether it left by itself."""
+        """Stop dependents first; return for each service True if it exited by itself."""
         return {name: self.stop(name) for name in reversed(list(self._wanted))}
 
     def close(self) -> None:

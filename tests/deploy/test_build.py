@@ -1,4 +1,4 @@
-"""The server image's lines carried out: it installs, holds no more than it should, and runs."""
+"""Build of the server image: it installs, contains no foreign package, and runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_server_image_runs_from_an_empty_folder(tmp_path: Path) -> None:
         assert _answers(port), (tmp_path / "log").read_text()
         api.terminate()
         began = time.monotonic()
-        assert api.wait(20) == -signal.SIGTERM  # uvicorn passes it on once all is closed
+        assert api.wait(20) == -signal.SIGTERM  # uvicorn raises the signal again after shutdown
         assert "Finished server process" in (tmp_path / "log").read_text()
         assert time.monotonic() - began < 10
     finally:

@@ -1,4 +1,4 @@
-"""docker/compose.yml, run: its commands, environments and health checks as processes, and a job."""
+"""docker/compose.yml as running processes: commands, environments, health checks, and a job."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Host]:
-    """What docs/how-to/deploy.md says, up to `docker compose up`."""
+    """Project set up as in docs/how-to/deploy.md, up to `docker compose up`."""
     docker = tmp_path_factory.mktemp("checkout") / "docker"
     shutil.copytree(ROOT / "docker", docker, ignore=shutil.ignore_patterns(".env"))
     path = {"PATH": "/usr/bin:/bin"}
     subprocess.run([docker / "make-env.sh", models], env=path, check=True, capture_output=True)
     subnet = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
     with (docker / ".env").open("a") as env:
-        # The first line again: a machine with cards would take the GPU file as well.
+        # Set again: on a machine with GPUs make-env.sh adds the GPU file.
         env.write(f"COMPOSE_FILE=compose.yml\nTUNESMITH_SUBNET={subnet}.0/24\n")
     running = Host(read_project(docker), subnet)
     try:
-        # The API knows base models by name and may never read one.
+        # The API lists base models by name and never reads their files.
         (running.container("api").mounts["/models"] / "tiny" / "model.safetensors").unlink()
         running.up()
         yield running
@@ -83,7 +83,7 @@ def _state(job: tunesmith.Job) -> str:
     try:
         return job.refresh().status
     except tunesmith.APIConnectionError:
-        return "unknown"  # the API is between two lives
+        return "unknown"  # the API is being restarted
 
 
 def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
@@ -125,7 +125,7 @@ def test_a_job_trains_though_the_api_is_killed_and_nothing_is_shared(
 
 
 def assert_nothing_is_shared(host: Host, api: Container, train: Container) -> None:
-    """No file, no session, no secret that is the other's: HTTP, broker and database alone."""
+    """Check that API and worker share no file, session or secret."""
     for one, other in ((api, train), (train, api)):
         for process in one.tree():
             used = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
@@ -155,7 +155,7 @@ def test_a_worker_told_to_stop_hands_its_job_back_within_the_grace_period(
 
 
 def test_everything_stops_in_order_and_leaves_nothing_behind(host: Host) -> None:
-    """Last: the service is gone afterwards."""
+    """Must run last, because it stops the service."""
     trees: list[psutil.Process] = [p for c in host.containers.values() for p in c.tree()]
     stopped = host.down()
     assert list(stopped)[-1] in ("postgres", "valkey")

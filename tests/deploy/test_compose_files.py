@@ -1,4 +1,4 @@
-"""The compose files, read: valid, closed by default, without a secret of their own."""
+"""Compose files: valid, closed by default, without secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORKER = {
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """docker/ with an .env made for a host without GPUs."""
+    """Copy of docker/ with an .env for a host without GPUs."""
     return made_env(tmp_path, gpus=0)
 
 
@@ -205,7 +205,7 @@ def test_services_restart_and_have_time_to_stop(tmp_path: Path) -> None:
         assert service.restart == "unless-stopped", name
         assert service.healthcheck is not None, name
         if name.startswith(("train", "light")):
-            # A trainer's resume point, its report to an API that hangs, and Celery's own end (3 s).
+            # Time for the resume point, a report to a hanging API, and Celery's shutdown (3 s).
             release = WorkerSettings.model_fields["release_seconds"].default
             needed = (release if name.startswith("train") else 0) + REPORT_TIMEOUT_SECONDS + 10
             assert service.stop_grace_seconds > needed, name

@@ -1,4 +1,4 @@
-"""docker/Dockerfile and .dockerignore, read: what an image holds and who it runs as."""
+"""docker/Dockerfile and .dockerignore: content and user of the images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_image_runs_as_somebody_without_rights(image: str) -> None:
     user, group = last(STAGES, image, "USER").split(":")
     assert int(user) >= 1000
     assert int(group) >= 1000
-    # Nothing is run after it as somebody else, or before it by mistake.
+    # No RUN follows: it would run as this user.
     instructions = [instruction for instruction, _ in STAGES[image].lines]
     assert "RUN" not in instructions[instructions.index("USER") :]
     made = [value for stage in lineage(STAGES, image) for value in stage.of("RUN")]
@@ -64,7 +64,7 @@ def test_signals_reach_the_program_and_the_program_exists(image: str) -> None:
     assert program in project["scripts"]
     assert verb in COMMANDS
     if verb == "worker":
-        with pytest.raises(SystemExit) as asked:  # it knows these arguments: --help is reached
+        with pytest.raises(SystemExit) as asked:  # the arguments are valid: --help is reached
             worker_main([verb, *arguments, "--help"])
         assert asked.value.code == 0
 
@@ -82,7 +82,7 @@ def test_packages_come_from_the_pinned_set_and_from_a_cache() -> None:
     ]
     assert len(lines) == 6
     for line in lines:
-        if "--no-deps" in line:  # our own wheel, from the stage that made it
+        if "--no-deps" in line:  # our wheel, from its own stage
             assert "--no-index" in line
         else:
             assert re.search(r"-c (/requirements/)?constraints\.txt", line), line
@@ -111,7 +111,7 @@ def test_secrets_data_and_environments_do_not_reach_the_builder() -> None:
 
 
 def ignored(name: str) -> bool:
-    """As Docker does: the last pattern that fits the path, or a folder above it, decides."""
+    """Return True if .dockerignore excludes the path: the last matching pattern decides."""
     verdict = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if not line or line.startswith("#"):

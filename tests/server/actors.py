@@ -1,4 +1,4 @@
-"""The running app in the server tests, with everybody around it and a fake broker."""
+"""The running app of the server tests, with its clients, a worker and a fake broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = (
 
 
 class FakeWakeUps(WakeUps):
-    """Remembers what would have been sent."""
+    """Records messages instead of sending them."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
@@ -39,12 +39,12 @@ class FakeWakeUps(WakeUps):
         self.sent.append((task, subject_id))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running app and everybody who talks to it."""
+    """A running app with its users and a worker."""
 
     app: FastAPI
     client: TestClient
@@ -67,7 +67,7 @@ class Server:
         return str(reply.json()["id"])
 
     def validate(self, file_id: str, **found: Any) -> dict[str, Any]:
-        """Answer as the light worker."""
+        """Send a validation as the light worker."""
         body = {"ok": True, "format": "messages", "rows": 1, **found}
         reply = self.worker.post(f"/internal/files/{file_id}/validation", json=body)
         assert reply.status_code == 200, reply.text
@@ -91,7 +91,7 @@ class Server:
         return self.user.post("/v1/fine_tuning/jobs", content=json.dumps(body), headers=headers)
 
     def create_job(self, training_file: str, /, **body: Any) -> str:
-        """A job, made while a worker with the usual base model is up."""
+        """Create a job while a worker with the usual base model is live; return its id."""
         assert self.worker.hello().status_code == 200
         reply = self.create_reply(training_file, **body)
         assert reply.status_code == 200, reply.text
@@ -101,7 +101,7 @@ class Server:
         return self.user.json(f"/v1/fine_tuning/jobs/{job_id}")
 
     def ask(self, job_id: str, verb: str, **body: Any) -> Any:  # Any: JSON
-        """Ask something of a job that must be granted; gives the job."""
+        """Send a command that must succeed; return the job."""
         path = f"/v1/fine_tuning/jobs/{job_id}/{verb}"
         reply = self.user.post(path, **({"json": body} if body else {}))
         assert reply.status_code == 200, reply.text
@@ -113,11 +113,11 @@ class Server:
         return [item["message"] for item in events["data"]]
 
     def age_lease(self, job_id: str, seconds: float = 10_000) -> None:
-        """Let time pass for a worker that says nothing."""
+        """Move the end of the job's lease into the past."""
         self.change_job(job_id, lease_until=JobRow.lease_until - seconds)
 
     def end_back_off(self, job_id: str) -> None:
-        """Let the wait before the next attempt pass."""
+        """Move the end of the job's back-off into the past."""
         self.change_job(job_id, not_before=JobRow.not_before - 10_000)
 
     def change_job(self, job_id: str, **columns: Any) -> None:  # Any: values or SQL expressions
@@ -125,14 +125,14 @@ class Server:
             session.execute(update(JobRow).where(JobRow.id == job_id).values(**columns))
 
     def add_resume_points(self, job_id: str, *steps: int) -> None:
-        """As if its trainer had stored them."""
+        """Insert resume points without content."""
         with self.database.write.begin() as session:
             for step in steps:
                 point = ResumePointRow(job_id=job_id, step=step, created_at=1.0, bytes=1, files=[])
                 session.add(point)
 
     def take_back(self) -> int:
-        """The part of the janitor's round that lets one lease pass first."""
+        """Take back expired leases, as the janitor does after its first lease term."""
         with self.database.write.begin() as session:
             return leases.take_back_expired(session, self.settings)
 

@@ -1,4 +1,4 @@
-"""Who calls the server in its tests: users, and train workers that claim and report."""
+"""Clients of the server in its tests: users, and train workers that claim and report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Caller:
 
 
 class TrainWorker(Caller):
-    """Claims jobs and reports on them, as `tunesmith_worker` does."""
+    """Train worker that claims jobs and reports on them."""
 
     name = "worker-1"
 
@@ -58,7 +58,7 @@ class TrainWorker(Caller):
         return self.post("/internal/workers/hello", json=body | fields)
 
     def claim_reply(self, name: str = "") -> Response:
-        """A worker that has said hello asks for a job."""
+        """Report as a live worker and ask for a job."""
         assert self.hello(name).status_code == 200
         return self.post("/internal/jobs/claim", json={"worker_id": name or self.name})
 
@@ -95,7 +95,7 @@ class TrainWorker(Caller):
         return stored
 
     def succeed(self, claim: dict[str, Any], kind: str = "lora") -> dict[str, bytes]:
-        """Hand over a small adapter; gives its files."""
+        """Store a small adapter and report success; return the adapter's files."""
         files = {
             "adapter_config.json": b'{"peft_type": "LORA"}',
             "adapter_model.safetensors": bytes(range(256)) * 5,

@@ -15,7 +15,7 @@ from tunesmith_server.listener import make_listener
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
-    """Gives the server's URL; the lifespan of `app` runs in it."""
+    """Serve `app`, including its lifespan, and yield the URL."""
     settings: Settings = app.state.tunesmith.settings
     server = make_listener(app, settings.model_copy(update={"port": 0}))
     thread = Thread(target=server.run)

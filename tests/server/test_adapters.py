@@ -12,7 +12,7 @@ from .actors import Server
 
 @pytest.fixture
 def files(server: Server) -> dict[str, bytes]:
-    """Files of the one adapter there is."""
+    """Files of the only adapter."""
     server.create_job(server.good_file())
     return server.worker.succeed(server.worker.claim())
 

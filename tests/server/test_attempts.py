@@ -1,4 +1,4 @@
-"""Attempts that end badly: queued again later where that may help, and failed once."""
+"""Failed attempts: queued again later if a retry may help, else the job fails."""
 
 from __future__ import annotations
 

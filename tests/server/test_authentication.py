@@ -1,4 +1,4 @@
-"""Nothing opens without a key, generated from the app's own table of routes."""
+"""Every route of the app's own table requires a key."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect"
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
-    """(method, path) of everything the app serves, parameters filled in."""
+    """(method, path) of every route, with parameters filled in."""
     found: list[tuple[str, str]] = []
     for entry in server.app.routes:
-        included = getattr(entry, "include_context", None)  # FastAPI keeps routers whole
+        included = getattr(entry, "include_context", None)  # FastAPI nests included routers
         prefix = included.prefix if included else ""
         for route in included.included_router.routes if included else [entry]:
             assert isinstance(route, Route | APIRoute)

@@ -1,4 +1,4 @@
-"""Requests that cannot be served: status, code, the field, what was wrong and what to do."""
+"""Invalid requests: status, code, field, reason and remedy."""
 
 from __future__ import annotations
 
@@ -142,4 +142,4 @@ def test_a_bad_request_is_told_what_is_wrong_and_what_to_do(server: Server, name
     assert error.hint is not None
     assert advice in error.hint
     jobs = server.user.json("/v1/fine_tuning/jobs")["data"]
-    assert len(jobs) == (1 if name == "a file in use" else 0), "nothing was made of it"
+    assert len(jobs) == (1 if name == "a file in use" else 0), "no job was created"

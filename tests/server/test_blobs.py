@@ -1,4 +1,4 @@
-"""Blobs: what workers store is what they say it is, and only the lease holder stores."""
+"""Blobs: the content matches its sha256, and only the lease holder stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded broker: a server on a private socket, else files that are polled."""
+"""Embedded broker: a server on a private socket, or polled files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_command_starts_a_server(tmp_path: Path) -> None:
     process = subprocess.Popen(broker.command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 10
-        # The server binds the socket first and narrows its mode right after.
+        # The server binds the socket first and restricts its mode afterwards.
         while not _is_owners_alone(broker.socket):
             assert process.poll() is None, "the server refused our options"
             assert time.monotonic() < deadline, "no socket of mode 0700"

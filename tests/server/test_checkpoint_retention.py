@@ -1,4 +1,4 @@
-"""Which checkpoints to sample from stay in storage: `recipe.save_total_limit` and `keep_every`."""
+"""Retention of checkpoints by `recipe.save_total_limit` and `keep_every`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes: restarted after a crash, ever more slowly, and stopped in order."""
+"""Child processes: restarted after a crash with growing delays, and stopped in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claiming: a job goes to exactly one worker, oldest first, and each claim fences off the last."""
+"""Claims: a job goes to exactly one worker, oldest first; a claim fences off the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host's clock that jumps: leases are judged by the database's clock, and nobody is forgotten."""
+"""Jumps of a host's clock: leases use the database clock, and no job or worker is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = 24 * 3600.0
 
 
 def jump(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """This process's clock jumps; the database's does not."""
+    """Jump of this process's clock, not of the database's."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + seconds)
 
@@ -69,7 +69,7 @@ def test_a_wake_up_is_sent_again_after_the_clock_was_set_back(
 
 
 class HostClock:
-    """The clock of SQLite, which is the host's: it can be set forward."""
+    """Clock of SQLite (the host's clock), which a test can set forward."""
 
     def __init__(self, database: Database) -> None:
         self.ahead = 0.0
@@ -99,4 +99,4 @@ def test_a_leap_of_the_databases_clock_leaves_workers_time_to_report(server: Ser
     assert server.job(job_id)["status"] == "running"
     server.age_lease(job_id)
     janitor.round()
-    assert server.job(job_id)["status"] == "queued", "a silent worker is found all the same"
+    assert server.job(job_id)["status"] == "queued", "a silent worker is still detected"

@@ -1,4 +1,4 @@
-"""Pause, resume and stop: what each does in each state, and what a worker is told of it."""
+"""Pause, resume and stop: the effect in each state, and the command to the worker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TABLE: dict[tuple[JobState, str], JobState | str] = {
         )
     },
 }
-"""What follows, for a job without a resume point: a state, or the code of a refusal."""
+"""Result for a job without a resume point: a state, or the code of a refusal."""
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "stop", "cancel"])
@@ -72,7 +72,7 @@ def test_every_verb_in_every_state(server: Server, job_in: JobIn, verb: str) -> 
             assert server.job(job_id)["state"] == state
             assert server.messages(job_id) == before
         assert second.status_code == first.status_code
-        server.change_job(job_id, state=JobState.CANCELLED)  # out of the next one's way
+        server.change_job(job_id, state=JobState.CANCELLED)  # the next job must be the only one
 
 
 def test_an_unknown_job_is_not_found(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Wishes of several users and a worker's doings at once: the history stays one that may be."""
+"""Concurrent commands of users and reports of a worker produce only legal histories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_users_and_a_worker_at_once_make_a_legal_history(server: Server) -> None
             server.ask(job_id, "cancel")
 
     def worker() -> int:
-        """Does what it is told, until the job is over; gives how often it was told to pause."""
+        """Obey commands until the job ends; return the number of pause commands."""
         paused = 0
         while JobState(server.job(job_id)["state"]) not in TERMINAL:
             reply = server.worker.claim_reply()

@@ -1,4 +1,4 @@
-"""A full disk: the request is refused with an error worth repeating, everything else goes on."""
+"""Full disk: the request gets a retryable error, and all else keeps working."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """Every write beyond `size` bytes of a file fails, as on a full disk."""
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -62,7 +62,7 @@ def assert_refused(server: Server, reply: Response) -> None:
 
 
 def assert_unharmed(server: Server) -> None:
-    """Once there is space again, everything works, and nothing half-written lies about."""
+    """Once space is free, everything works and no partial file is left."""
     server.create_job(server.good_file())
     server.worker.succeed(server.worker.claim())
     janitor = server.janitor()
@@ -92,7 +92,7 @@ def test_an_upload_that_the_spool_has_no_space_for(
 
 
 def test_a_database_that_has_no_space(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any, **kwargs: Any) -> None:  # Any: whatever the service is called with
+    def full(*args: Any, **kwargs: Any) -> None:  # Any: the service's arguments
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
 
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""`tunesmith serve` before it starts anything: one per data directory, on a port that is free."""
+"""Checks of `tunesmith serve` before any start: one per data directory, a free port."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_taken_port_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["serve", "--data-dir", str(tmp_path), "--port", port]) == 1
     assert "pass another --port" in capsys.readouterr().err
     with _lock(tmp_path):
-        """The failed start left no lock behind."""
+        """A failed start leaves no lock."""
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_free_port_is_found_on_ipv6_as_well() -> None:
 def test_serve_refuses_a_certificate_for_another_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own workers could not reach it: better now than never ready."""
+    """Workers could not reach such an API, so the start fails."""
     made = issue(tmp_path / "tls", "tune.example")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
@@ -73,7 +73,7 @@ def test_serve_refuses_a_certificate_for_another_host(
     said = capsys.readouterr().err
     assert said.startswith(f"error: clients would refuse TUNESMITH_TLS_CERT {made.cert}: Hostname")
     assert "'localhost.localdomain'" in said
-    # The API alone is reached by names that it does not know.
+    # `tunesmith api` does not know its public name.
     assert main(["api", *where]) == 1
     assert "TUNESMITH_BROKER_URL" in capsys.readouterr().err
     monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")

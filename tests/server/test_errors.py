@@ -1,4 +1,4 @@
-"""Every refusal is OpenAI's envelope with a hint, `retryable` and the request id."""
+"""Every error is OpenAI's envelope with a hint, `retryable` and the request id."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_refused_key_is_asked_for_a_bearer_token(server: Server) -> None:
 
 @pytest.fixture
 def broken(server: Server) -> Server:
-    """A server with a route that fails in an unforeseen way."""
+    """Server with a route that raises an unhandled error."""
 
     def fail() -> None:
         raise RuntimeError(SECRET)

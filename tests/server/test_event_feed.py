@@ -1,4 +1,4 @@
-"""The hub behind live events: read once for all watchers, and nobody misses what it let go."""
+"""Event hub: events are read once for all watchers, and slow watchers miss none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def claim(server: Server) -> dict[str, Any]:
 
 @pytest.fixture
 def told(server: Server, claim: dict[str, Any]) -> int:
-    """How many events the job has by now."""
+    """Number of the job's events so far."""
     return len(server.messages(claim["job_id"]))
 
 
@@ -50,7 +50,7 @@ def with_hub(server: Server, act: Callable[[EventHub], Awaitable[None]]) -> None
 
 
 async def numbers(stream_of_one: AsyncIterator[bytes], last: int) -> list[int]:
-    """The numbers of the events up to `last`, as they come."""
+    """Numbers of the received events up to `last`."""
     found: list[int] = []
     while not found or found[-1] < last:
         chunk = await anext(stream_of_one)

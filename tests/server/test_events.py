@@ -85,7 +85,7 @@ def test_an_attempt_that_goes_on_from_a_step_does_the_later_ones_anew(
     server.worker.report(claim, events=first, outcome={"state": "released"})
     again = server.worker.claim()
     assert again["step"] == 3
-    assert len(points_of(server, claim)) == 3, "until it is known where the attempt begins"
+    assert len(points_of(server, claim)) == 3, "until the attempt's first step is known"
     server.worker.report(again, events=[event(1, kind="resumed", data={"step": 1})])
     assert server.job(claim["job_id"])["step"] == 1
     server.worker.report(again, events=[metrics(2, 2, train_loss=1.0)])
@@ -142,7 +142,7 @@ def test_a_checkpoint_is_listed_with_its_adapter(server: Server, claim: dict[str
     assert (adapter["bytes"], adapter["step"]) == (5, 2)
     told = events_of(server, claim)[-1]
     assert told["data"]["adapter_id"] == listed["adapter_id"]
-    assert "directory" not in told["data"], "a path on the worker's host is nobody's business"
+    assert "directory" not in told["data"], "a path on the worker's host is not shown"
 
 
 def test_a_checkpoint_of_a_later_attempt_replaces_the_earlier_one(

@@ -1,4 +1,4 @@
-"""No name that a caller chooses reaches the file system or a header as it is."""
+"""Names chosen by callers reach neither the file system nor a header unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_filename_is_only_ever_shown(server: Server, tmp_path: Path) -> None:
 def test_an_id_in_a_path_is_only_ever_looked_up(server: Server, route: str) -> None:
     for path in TRAVERSAL:
         reply = server.user.get(route.format(quote(path, safe="").replace(".", "%2e")))
-        # PostgreSQL refuses even to look for a NUL.
+        # PostgreSQL refuses queries with a NUL.
         assert reply.status_code == 404 or (reply.status_code == 400 and "\0" in path), path
         assert "root:" not in reply.text
 

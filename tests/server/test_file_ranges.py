@@ -1,4 +1,4 @@
-"""Parts of a file: Range requests as RFC 9110 has them."""
+"""Range requests for parts of a file (RFC 9110)."""
 
 from __future__ import annotations
 

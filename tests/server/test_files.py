@@ -1,4 +1,4 @@
-"""Files: uploaded once, read, listed, deleted when nobody needs them, gone when they expire."""
+"""Files: upload, read, list, delete unless in use, expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: another job from a resume point of one, with a changed recipe."""
+"""Forks: new jobs from a job's resume point, with a changed recipe."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def test_a_job_in_any_state_can_be_forked_if_it_has_a_resume_point(
     for state in JobState:
         job_id = job_in(state)
         assert refusal(server, job_id)["code"] == "not_forkable"
-        if state is not JobState.VALIDATING_FILES:  # nothing has been trained on those yet
+        if state is not JobState.VALIDATING_FILES:  # no fork has trained on these yet
             server.add_resume_points(job_id, 5)
-            made = server.ask(job_id, "fork")  # a body is not needed
+            made = server.ask(job_id, "fork")  # the body is optional
             assert made["forked_step"] == 5
             server.ask(made["id"], "cancel")
         assert server.job(job_id)["state"] == state
-        server.change_job(job_id, state=JobState.CANCELLED)  # out of the next one's way
+        server.change_job(job_id, state=JobState.CANCELLED)  # the next job must be the only one
 
 
 def test_the_same_key_gives_the_same_fork(server: Server, parent: str) -> None:

@@ -1,4 +1,4 @@
-"""Jobs and reports stored with a former name of the wire: readable, and as usable as any other."""
+"""Jobs and reports stored with a former name of a wire value stay usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending a create request twice makes one job."""
+"""A repeated create request makes one job."""
 
 from __future__ import annotations
 

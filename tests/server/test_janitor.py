@@ -1,4 +1,4 @@
-"""The janitor: sends lost wake-ups again, sweeps what nobody needs, survives its own failures."""
+"""Janitor: sends lost wake-ups again, sweeps unused content, survives failed rounds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_only_what_nobody_refers_to_is_swept(server: Server) -> None:
     server.worker.put_blob(server.worker.claim(), b"half an upload")
     server.user.delete(f"/v1/files/{deleted}")
     janitor = server.janitor()
-    assert janitor.sweep() == 0, "what is young may be about to be referred to"
+    assert janitor.sweep() == 0, "a row may soon refer to new content"
     assert janitor.sweep(older_than=timedelta(seconds=-5)) == 2
     assert server.user.get(f"/v1/files/{kept}/content").content == b"kept\n"
     job = server.job(claim["job_id"])

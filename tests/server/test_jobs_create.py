@@ -1,4 +1,4 @@
-"""Creating a job: which requests make one, and how it gets into the queue."""
+"""Creation of jobs: valid requests, and the way into the queue."""
 
 from __future__ import annotations
 

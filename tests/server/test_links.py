@@ -1,4 +1,4 @@
-"""Downloads by a presigned URL, where the operator wants it and the store can sign."""
+"""Downloads by presigned URLs, if enabled and supported by the store."""
 
 from __future__ import annotations
 

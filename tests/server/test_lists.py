@@ -1,4 +1,4 @@
-"""Lists: newest first, oldest first on request, page by page without gaps or repetitions."""
+"""Lists: newest or oldest first, page by page without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pages(server: Server, path: str, **params: Any) -> list[str]:
 
 @pytest.fixture
 def filled(server: Server) -> dict[str, list[str]]:
-    """Seven of everything, oldest first."""
+    """Ids of seven items of each list, oldest first."""
     files = [server.good_file() for _ in range(7)]
     jobs = [server.create_job(files[0]) for _ in range(7)]
     claim = server.worker.claim()

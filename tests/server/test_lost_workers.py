@@ -1,4 +1,4 @@
-"""Workers that fall silent: their jobs are taken back after one lease, a few times."""
+"""Silent workers: their jobs are taken back after one lease, a limited number of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migrations: they give exactly the models' schema, and can be taken back with rows inside."""
+"""Migrations: they produce exactly the models' schema and can be reverted with rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ OLD_FILE = """
 
 
 def test_rows_survive_every_step_up_and_down(empty_url: str) -> None:
-    """A file of the first schema is there after each migration, and after each taken back."""
+    """A row of the first schema survives each upgrade and each downgrade."""
     first, *later = [step.revision for step in _steps()]
     migrate.upgrade(empty_url, first)
     engine = create_engine(empty_url)

@@ -1,4 +1,4 @@
-"""Models: which a job may start from, and what the tuned ones are called."""
+"""Models: base models of jobs, and names of tuned models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_folder_below_an_allowed_directory_may_be_named(server: Server, tmp_pa
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A model folder beside the allowed directory, and a link to it inside."""
+    """Model folder beside the allowed directory, with a link to it inside."""
     folder = tmp_path / "models_evil" / "model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -169,12 +169,12 @@ def test_a_job_that_no_worker_can_serve_says_so(server: Server) -> None:
 def test_a_missing_model_folder_draws_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """A relative path, seen from the wrong place."""
+    """The cause is a path relative to another directory."""
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TUNESMITH_MODEL_DIRS", "models:demo/models")
     monkeypatch.setenv("TUNESMITH_BROKER_URL", "memory://")
-    monkeypatch.setenv("TUNESMITH_STORAGE_URL", "nowhere://")  # it gets no further
+    monkeypatch.setenv("TUNESMITH_STORAGE_URL", "nowhere://")  # the start fails here
     assert main([verb, "--data-dir", str(tmp_path / "data"), "--port", "0"]) == 1
     [line] = [line for line in caplog.messages if "MODEL_DIRS" in line]
     assert line.startswith(f"TUNESMITH_MODEL_DIRS names {tmp_path}/demo/models, which is missing")

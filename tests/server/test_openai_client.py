@@ -1,4 +1,4 @@
-"""The unmodified `openai` package, strict about every answer, against the app over HTTP."""
+"""The unmodified `openai` package, with strict response validation, against the app over HTTP."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_reinforcement(client: OpenAI, server: Server, url: str) -> None:
     assert job.method.reinforcement.hyperparameters
     assert job.method.reinforcement.hyperparameters.compute_multiplier == 0.5
 
-    # A map of graders, as the service has it, is not what the package's types say.
+    # The package's types have no map of graders, but the service has.
     multi: Any = {
         "type": "multi",
         "name": "both",

@@ -1,4 +1,4 @@
-"""Two transactions at the same moment: the second sees the first, or is seen by it."""
+"""Concurrent transactions: one of the two sees the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def while_a_job_is_made(server: Server, file_id: str, act: Callable[[], T]) -> tuple[str, T]:
-    """Runs `act` while a transaction that has made a job is about to commit."""
+    """Run `act` while a transaction that has inserted a job is about to commit."""
     body = JobCreate(model="tiny-llama", training_file=file_id)
     with ThreadPoolExecutor(1) as pool:
         with server.database.write.begin() as session:

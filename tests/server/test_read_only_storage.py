@@ -1,4 +1,4 @@
-"""A storage that refuses writes: said by name, and not as something to be repeated for ever."""
+"""Storage that refuses writes: a code of its own, not retryable."""
 
 from __future__ import annotations
 

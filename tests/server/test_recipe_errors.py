@@ -1,4 +1,4 @@
-"""A wrong value in any recipe field is refused under that field's own name."""
+"""An invalid value in any recipe field is refused with the field's name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_error_names_the_field(server: Server, wrong: object) -> None:
         if path[-1] in ("lora", "early_stopping", "grpo", "rollout") and isinstance(wrong, dict):
             expected += ".a"
         if path[-1] == "target_modules" and wrong == []:
-            expected = "recipe.lora"  # the rule is one of the whole object
+            expected = "recipe.lora"  # a rule of the whole object
         assert error["param"] == expected, error
         assert error["message"].startswith(error["param"])
 

@@ -1,4 +1,4 @@
-"""Reinforcement jobs, from the create body to what a worker is handed."""
+"""Reinforcement jobs, from the create body to the worker's claim."""
 
 from __future__ import annotations
 

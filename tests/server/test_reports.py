@@ -1,4 +1,4 @@
-"""Reports: heartbeat, events and outcome; repeated harmlessly, refused from who lost the lease."""
+"""Reports: heartbeat, events and outcome; safe to repeat, refused without the lease."""
 
 from __future__ import annotations
 

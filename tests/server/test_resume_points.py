@@ -1,4 +1,4 @@
-"""Resume points: stored with their job, offered to who claims it next, gone when not needed."""
+"""Resume points: stored with their job, listed in the next claim, deleted when not needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def claim(server: Server) -> dict[str, Any]:
 
 
 def save_point(server: Server, claim: dict[str, Any], source_seq: int, step: int) -> None:
-    """Metrics of the step, and a resume point after it."""
+    """Events of a step's metrics and the resume point after the step."""
     files = server.worker.store(
         claim, {"manifest.json": b"%d" % step, "trained.safetensors": b"weights %d" % step}
     )

@@ -1,4 +1,4 @@
-"""Retry: one new job that takes up what failed or was cancelled."""
+"""Retry: one new job that continues a failed or cancelled job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_only_what_failed_or_was_cancelled_can_be_retried(server: Server, job_in
         job_id = job_in(state)
         reply = server.user.post(f"/v1/fine_tuning/jobs/{job_id}/retry")
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "not_retryable"), state
-        server.change_job(job_id, state=JobState.CANCELLED)  # out of the next one's way
+        server.change_job(job_id, state=JobState.CANCELLED)  # the next job must be the only one
 
 
 def test_a_job_is_retried_once(server: Server, job_in: JobIn) -> None:

@@ -1,4 +1,4 @@
-"""Run reports: stored with heartbeats, one an attempt, read by whoever may read the job."""
+"""Run reports: stored with heartbeats, one per attempt, readable like the job."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def packed(samples: list[dict[str, Any]]) -> bytes:
 
 
 def told(server: Server, claim: dict[str, Any], source_seq: int, step: int, content: bytes) -> Any:
-    """The event of a step whose file is stored."""
+    """Event of a step whose file is stored."""
     count = len(gzip.decompress(content).splitlines())
     return event(
         source_seq,
@@ -60,7 +60,7 @@ def path(claim: dict[str, Any]) -> str:
 
 
 def fill(server: Server, claim: dict[str, Any], counts: dict[int, int]) -> list[str]:
-    """So many samples by step; gives their completions, oldest first."""
+    """Report samples, a number per step; return their completions, oldest first."""
     contents = {
         step: [sample(step, place) for place in range(count)] for step, count in counts.items()
     }

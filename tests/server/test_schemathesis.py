@@ -1,6 +1,6 @@
 """The API against its own OpenAPI document: schemathesis sends what a schema allows and forbids.
 
-No answer may be an unforeseen error or differ from what the document says.
+No response may be an unhandled error or differ from the document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ checks.negative_data_rejection.enabled = false  # a part of a form is text: null
 
 @pytest.fixture
 def config(settings: Settings, wake_ups: FakeWakeUps, tmp_path: Path) -> Path:
-    """Names things that exist: a file, a job that succeeded, its adapter."""
+    """Configuration with ids that exist: a file, a succeeded job, its adapter."""
     with serving(settings, wake_ups) as server:
         ids = _made(server)
     path = tmp_path / "schemathesis.toml"
@@ -50,7 +50,7 @@ def _made(server: Server) -> dict[str, str]:
     file_id = server.good_file()
     job_id = server.create_job(file_id, metadata={"team": "x"})
     server.worker.succeed(server.worker.claim())
-    server.add_resume_points(job_id, 5)  # so that forks are made
+    server.add_resume_points(job_id, 5)  # so that forks are possible
     return {"file": file_id, "job": job_id, "adapter": server.job(job_id)["adapter_id"]}
 
 
@@ -64,7 +64,7 @@ def test_every_answer_is_as_documented(
     database.dispose()
     with listening(create_app(settings)) as url:
         said = ""
-        for seconds in (25, 100):  # fuzzing goes on until then: a busy machine needs longer
+        for seconds in (25, 100):  # time limit of fuzzing; a busy machine needs the longer one
             said = _schemathesis(url, key, config, seconds)
             tried = re.search(r"(\d+) generated", said)
             if tried and int(tried[1]) >= ENOUGH_CASES:

@@ -1,4 +1,4 @@
-"""Our own client against the app over HTTP: a large file, interrupted and taken up."""
+"""The SDK against the app over HTTP: a large upload, interrupted and continued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_uploads import blobs
 
 
 class Breaking(httpx.HTTPTransport):
-    """A network that goes away once so many parts have passed."""
+    """Transport that fails after a number of parts."""
 
     parts_left = 1_000
 

@@ -1,4 +1,4 @@
-"""Settings, secrets and keys on disk: private, made once, refused when damaged."""
+"""Settings, secrets and keys on disk: private, created once, refused if damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events live, over SSE: backlog, what comes while watching, resume, and a proper end."""
+"""Live events over SSE: backlog, new events, resume, and the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
 
 
 def stream_of(server: Server, job_id: str, **options: Any) -> list[Message]:
-    """The whole stream of a job that has ended."""
+    """Whole event stream of a job that has ended."""
     reply = server.user.get(
         f"/v1/fine_tuning/jobs/{job_id}/events",
         params={"stream": "true", **options.pop("params", {})},

@@ -1,4 +1,4 @@
-"""https as it is really served, and whose X-Forwarded-* headers are believed."""
+"""HTTPS of the running service, and trusted X-Forwarded-* headers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS = b'{"prompt": "hi", "completion": "ho"}\n' * 4
 
 @contextmanager
 def running(verb: str, data_dir: Path, port: int, **variables: str) -> Iterator[IO[str]]:
-    """`tunesmith VERB` until the end of the block; gives its standard output."""
+    """Run `tunesmith VERB` until the end of the block; yield its standard output."""
     env = {
         **os.environ,
         **variables,
@@ -65,7 +65,7 @@ def running(verb: str, data_dir: Path, port: int, **variables: str) -> Iterator[
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Certificate:
-    """For a name, and for one address of this machine, which an SDK in a test can check."""
+    """Certificate for a name and for an address of this machine that the SDK can check."""
     return issue(tmp_path / "tls", "tune.example", "127.0.0.1")
 
 
@@ -112,7 +112,7 @@ def test_serve_and_its_workers_speak_https(
             rows = tmp_path / "rows.jsonl"
             rows.write_bytes(ROWS)
             file = client.files.create(file=rows)
-            # A light worker has fetched it, read it and told what it found.
+            # A light worker has fetched and validated the file.
             until(lambda: client.files.retrieve(file.id).status == "processed", 40)
         assert "hello" in (data_dir / "logs" / "api.log").read_text()
 
@@ -200,7 +200,7 @@ def test_a_worker_trusts_the_certificate_that_it_was_given_and_no_other(
             worker(tmp_path, url, certificate.cert) as api,
             pytest.raises(ServerRefused, match="worker token is missing or wrong"),
         ):
-            api.claim("train@one")  # the connection stands: it is the token that is wrong
+            api.claim("train@one")  # TLS works; the token is wrong
 
 
 def test_the_sdk_says_how_to_trust_a_certificate_that_nobody_signed(
@@ -242,7 +242,7 @@ def test_only_a_declared_proxy_is_believed(
     proxies: str,
     believed: bool,
 ) -> None:
-    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own variable is none of ours
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # a variable of uvicorn, not of ours
     app = create_app(Settings.model_validate({**settings.model_dump(), "trusted_proxies": proxies}))
 
     @app.get("/seen")

@@ -1,4 +1,4 @@
-"""One request is one transaction: who ends it, and that none waits for those who wait for it."""
+"""Each request is one transaction; requests that wait for a writer do not block its commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .actors import Server
 from .live import listening
 
 WRITERS = 60
-"""More than the 40 threads that FastAPI has for its routes."""
+"""The writers outnumber FastAPI's 40 threads for routes."""
 
 
 def calls(dependant: Dependant) -> Iterator[object]:
@@ -39,7 +39,7 @@ def test_every_route_with_a_session_ends_its_transaction() -> None:
     ]
     assert len(with_session) > 20
     assert [route for route in with_session if not isinstance(route, TransactionRoute)] == []
-    # Of an `async def` nobody ends the transaction: what it wrote would be lost without a word.
+    # The transaction of an `async def` route is never committed: its writes would be lost.
     assert [route for route in with_session if inspect.iscoroutinefunction(route.endpoint)] == []
 
 

@@ -1,4 +1,4 @@
-"""A file that no light worker gets through: a bounded number of tries, then a clear verdict."""
+"""Files that crash every light worker: a limited number of tries, then an error."""
 
 from __future__ import annotations
 

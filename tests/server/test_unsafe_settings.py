@@ -1,4 +1,4 @@
-"""Unsafe settings refuse to start: in the classes, and through the commands in one line."""
+"""Unsafe settings are refused: by the class, and by the commands in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET = "tunesmith-secret"
 
 
 def started(verb: str, data_dir: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`tunesmith VERB` as an operator calls it; it must end by itself."""
+    """Run `tunesmith VERB`, which must exit by itself."""
     return subprocess.run(
         [sys.executable, "-m", "tunesmith.cli", verb],
         env={**os.environ, "TUNESMITH_DATA_DIR": str(data_dir), **variables},

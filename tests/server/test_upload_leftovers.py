@@ -1,4 +1,4 @@
-"""Uploads that end some other way: too late, cancelled meanwhile, swept, crashed in the middle."""
+"""Uploads that are not completed: expired, cancelled, swept, or crashed half way."""
 
 from __future__ import annotations
 

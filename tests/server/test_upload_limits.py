@@ -1,4 +1,4 @@
-"""How large a request may be, and that strangers cannot send one at all."""
+"""Size limits of requests, and refusal of bodies without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads in parts: announced, filled in any order, completed once, checked to the byte."""
+"""Uploads in parts: created, filled in any order, completed once, checked to the byte."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def filled(server: Server) -> tuple[str, list[str]]:
 
 
 def refused(reply: Response, code: str) -> str:
-    """The message of a refusal that no client repeats."""
+    """Message of a refusal that is not retryable."""
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, code), reply.text
     assert reply.headers["x-should-retry"] == "false"
@@ -163,7 +163,7 @@ def test_a_sum_other_than_announced_is_refused(server: Server, missing: slice) -
     upload_id, ids = filled(server)
     message = refused(complete(server, upload_id, ids[missing]), "upload_mismatch")
     assert f"{len(WHOLE):,}" in message
-    assert complete(server, upload_id, ids).status_code == 200, "it may be mended"
+    assert complete(server, upload_id, ids).status_code == 200, "the upload stays open"
 
 
 def test_another_md5_is_refused(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Wake-ups: real Celery messages, after the commit only, and never a reason to fail."""
+"""Wake-ups: real Celery messages, sent only after the commit; their failure fails no request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broker_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "redis":
         url: str = request.getfixturevalue("redis_url")
         for queue in (TRAIN_QUEUE, LIGHT_QUEUE):
-            received(url, queue)  # what others left there
+            received(url, queue)  # messages of other tests
         return url
     (tmp_path / "control").mkdir()
     return f"filesystem://{tmp_path}" if request.param == "filesystem" else "memory://"
@@ -42,7 +42,7 @@ def sender(broker_url: str) -> Iterator[WakeUps]:
 
 
 def received(broker_url: str, queue: str) -> list[tuple[str, list[str]]]:
-    """(task, arguments) of the messages that wait."""
+    """(task, arguments) of the waiting messages."""
     url, options = broker_transport(broker_url)
     found = []
     with kombu.Connection(url, transport_options=options) as connection:
