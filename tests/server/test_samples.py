@@ -138,10 +138,10 @@ def test_steps_that_are_done_again_are_void_and_then_replaced(
     again = server.worker.claim()
     server.worker.report(again, events=[event(1, kind="resumed", data={"step": 1})])
     assert completions(server, path) == ["step 1, place 0", "step 1, place 1"]
-    anew = packed([sample(2, 0, completion="anew")])
-    server.worker.report(again, events=[told(server, again, 2, 2, anew)])
-    assert completions(server, path) == ["step 1, place 0", "step 1, place 1", "anew"]
-    stale = server.worker.report_reply(claim, events=[told(server, again, 3, 3, anew)])
+    repeated = packed([sample(2, 0, completion="repeated")])
+    server.worker.report(again, events=[told(server, again, 2, 2, repeated)])
+    assert completions(server, path) == ["step 1, place 0", "step 1, place 1", "repeated"]
+    stale = server.worker.report_reply(claim, events=[told(server, again, 3, 3, repeated)])
     assert stale.json()["error"]["code"] == "fenced_out"
     assert len(completions(server, path)) == 3
 
