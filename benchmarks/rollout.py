@@ -2,8 +2,8 @@
 
 Both sides run alternately, each run in its own process on one thread (rollout_side.py): the 12.4 M
 Llama of sft.py with a nonzero LoRA adapter of rank 32, 2 prompts x 8 completions x 128 tokens at
-temperature 1, including the weight sync. Each run counts its fastest rollout after the first,
-because other load on the machine can only slow a rollout. Prints one JSON line:
+temperature 1, including the weight sync. The result of a run is its fastest rollout after the
+first, because other load on the machine can only slow a rollout. Prints one JSON line:
 
 speed_ratio   median over the rounds of theirs / ours, CPU-seconds of a rollout
 memory_ratio  ours / theirs, peak resident memory minus resident memory before the first rollout

@@ -58,8 +58,8 @@ def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
 
 
 def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare in bf16; `worst` is the largest quotient of our error and stock's of a kind of
-    tensor."""
+    """Compare in bf16. `worst`: our error divided by stock's, for the kind of tensor where this
+    ratio is largest."""
     model, batch = prepared(name, device, torch.bfloat16)
     stock = step(model, batch)
     patched = patch(model)

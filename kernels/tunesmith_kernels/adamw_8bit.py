@@ -5,7 +5,7 @@ weight x is rounded to bf16 w, away from zero with the probability that its lowe
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 
-so that no update is lost in the mean, however small (https://arxiv.org/abs/2010.06192, section 4).
+so that no update is lost on average, however small (https://arxiv.org/abs/2010.06192, section 4).
 moment_codes.py defines the codes of the moments. Bytes per weight: 2 + 1 + 1, and 8 per block of
 256 weights.
 

@@ -72,7 +72,7 @@ def segment_attention_reference(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Compute the same with one dense score matrix per row. Does not change its arguments."""
+    """Compute attention with one dense score matrix per row. Does not change its arguments."""
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)

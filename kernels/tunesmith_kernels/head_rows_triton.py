@@ -1,7 +1,7 @@
 """Triton kernel of `read_rows` in head_rows.py: one program reads a row of logits twice.
 
 The first pass accumulates the statistics of logsumexp over blocks of the vocabulary; the second
-overwrites the logits. In between, the row is in the second-level cache. Formulas and symbols:
+overwrites the logits. Between the passes, the row is in the L2 cache. Formulas and symbols:
 head_rows.py.
 """
 

@@ -34,7 +34,7 @@ class LogitTransform:
         return self.logit_scale / self.temperature
 
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
-        """Transform a tensor of a wide dtype in place."""
+        """Transform an fp32 or fp64 tensor in place."""
         if self.softcap is None:
             return logits if self.gain == 1.0 else logits.mul_(self.gain)
         logits.mul_(self.logit_scale / self.softcap).tanh_()

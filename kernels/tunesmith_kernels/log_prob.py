@@ -63,7 +63,7 @@ def token_log_probs_reference(
     logit_scale: float = 1.0,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """Compute the same from full logits, in fp32 after the projection."""
+    """Compute log-probabilities from full logits, in fp32 after the projection."""
     if trained is not None:
         weight = weight.index_copy(0, trained.ids, trained.values.to(weight.dtype))
     logits = linear(hidden, weight, bias)

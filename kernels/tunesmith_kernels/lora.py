@@ -250,7 +250,7 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Concatenate the weights. A single weight is returned itself, because a copy would be kept
+    """Concatenate the weights. A single weight is returned without a copy, which would be kept
     until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 

@@ -8,7 +8,7 @@ A block has 256 elements, the last one fewer. With s the largest |m| (or v) of t
 The powers give small elements a higher resolution: with a linear code most v of a block would be 0,
 and their steps would be unbounded. For the same reason c >= 1. v changes by a thousandth per step,
 which rounding to the nearest code would lose; c = floor(c' + u) with u uniform in [0, 1) keeps the
-change in the mean. Block-wise 8-bit moments: https://arxiv.org/abs/2110.02861. A scale below the
+change on average. Block-wise 8-bit moments: https://arxiv.org/abs/2110.02861. A scale below the
 smallest normal fp32 number is stored as 0, and its block decodes to 0.
 """
 

@@ -45,7 +45,7 @@ def qk_norm_reference(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Compute the same out of place."""
+    """Normalise q and k out of place."""
     q, k, v = qkv.split(_columns(shape), dim=1)
     pieces = [
         rms_norm_reference(x.unflatten(1, (-1, len(weight))), weight, eps, kind).flatten(1)

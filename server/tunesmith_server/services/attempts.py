@@ -47,8 +47,9 @@ def fail_attempt(
     failure: JobFailure,
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
-    """Count a failed attempt of a held job: queue the job again for later, or fail it with its
-    history. A cancel of the user comes first; a pause or stop comes first unless the job fails.
+    """Count a failed attempt of a held job: queue the job again with a delay, or fail it and store
+    the failures of all attempts. A cancel by the user has precedence; a pause or stop has
+    precedence unless the job fails.
 
     Conditional on the job's fence. Returns None if nothing was changed.
     """

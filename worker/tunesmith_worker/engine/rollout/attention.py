@@ -27,8 +27,8 @@ class StepAttention:
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
         """`cache` has room for the new token of each row, which its lengths do not count yet. With
-        `lengths` [B], a tensor that may change, the object stays valid until the cache's version
-        changes; it then reads all of the cache's room."""
+        `lengths` [B], a tensor whose values may change, the object stays valid until the cache's
+        version changes; it then reads the whole cache, including unused entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room

@@ -121,7 +121,7 @@ class Batch:
                 self._rebuild()
 
     def _should_rebuild(self) -> bool:
-        """Return True if rebuilding the batch pays or a row needs other RoPE frequencies."""
+        """Return True if rebuilding the batch saves time or a row needs other RoPE frequencies."""
         ended = sum(row.completion is not None for row in self._batch)
         if ended == len(self._batch) or ended >= max(1.0, _ENDED_SHARE * len(self._batch)):
             return True

@@ -110,8 +110,8 @@ class RowCache:
         self, lengths: torch.Tensor | None = None
     ) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """Return a function that writes the next keys and values [B, 2 KV, D] of a layer number. It
-        is valid for all layers of a step, until `advance`; with `lengths` [B], a tensor that may
-        change, until `version` changes."""
+        is valid for all layers of a step, until `advance`; with `lengths` [B], a tensor whose
+        values may change, until `version` changes."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
         if lengths is None and len(set(self.lengths)) == 1:  # one column is four times as fast

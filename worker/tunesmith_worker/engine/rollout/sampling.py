@@ -103,7 +103,7 @@ def sample(
 
 
 def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return tokens [B, 1], none of probability 0, for probabilities [B, V] and u [B, 1].
+    """Sample tokens [B, 1], never of probability 0, from probabilities [B, V] and u [B, 1].
 
     Finds the block of tokens first and then the token in it, because block sums are many times
     as fast as a cumulative sum over the whole vocabulary."""

@@ -134,7 +134,7 @@ class _Template:
 
     def _opening(self, whole: str) -> str:
         """Return the text before a first turn of the assistant. Templates do not render an empty
-        conversation, so the generation prompt is taken from behind the first message."""
+        conversation, so the generation prompt is read after the first message."""
         first, prompted = self.text(1), self.text(1, prompt=True)
         prompt = prompted[len(first) :] if prompted.startswith(first) else ""
         start = whole.find(prompt) + len(prompt)

@@ -17,8 +17,8 @@ from .validate import validate_file
 
 BASE_MEMORY = 2 * 2**30
 MEMORY_PER_BYTE = 16
-"""Limit per byte of the file. A JSON array is read whole, and its Python objects take up to ten
-times its size."""
+"""Memory limit per byte of the file. A JSON array is read whole, and its Python objects take up to
+ten times its size."""
 
 
 def main(path: Path, filename: str) -> None:

@@ -250,7 +250,7 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
 
 
 def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
-    """Raise BadRow without a trainable assistant turn. The model's chat template checks the order
+    """Raise BadRow if no assistant turn can be trained. The model's chat template checks the order
     of the roles."""
     first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
     if first == "tool":

@@ -1,7 +1,8 @@
 """Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
-The file name's extension determines the kind, then the content. All kinds except a JSON array are
-streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is limited.
+The kind follows from the file name's extension, then from the content. All kinds except a JSON
+array are streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is
+limited.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Record:
 
 
 def read_records(path: Path, filename: str) -> Iterator[Record]:
-    """Yield all records of `path`. The extension of `filename`, the user's name, counts."""
+    """Yield all records of `path`. `filename`: the user's name of the file."""
     kind = file_kind(path, Path(filename).suffix.lower())
     if problem := unsupported_kind(path):
         yield Record(1, problem=f"the file {problem}")

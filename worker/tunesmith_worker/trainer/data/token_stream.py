@@ -36,8 +36,8 @@ _MAX_PENDING = 3
 """Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""A helper is killed after this many times the trainer's slowest chunk without a reply, but not
-before PATIENCE_SECONDS, which include its start."""
+"""A helper is killed if its reply takes this many times as long as the trainer's slowest chunk, but
+not before PATIENCE_SECONDS, which include its start."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
@@ -232,7 +232,7 @@ class _Helper:
             self.silent = 0.0
 
     def give_up(self) -> None:
-        """Kill the process; its thread then gets an end of file."""
+        """Kill the process; the thread that reads its replies then ends."""
         self.usable, self._hung = False, True
         self._process.kill()
 

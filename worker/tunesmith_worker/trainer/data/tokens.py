@@ -80,7 +80,7 @@ def tokenize_file(
                 cache.keep(key, folder, warn)
         how = f"tokenised by {stream.processes} process{'es' if stream.processes > 1 else ''}"
     report(f"{name}: {how} in {time.perf_counter() - began:.2f} s")
-    # A given fingerprint saves hashing all the content.
+    # With this fingerprint, datasets does not hash all the content.
     dataset = datasets.Dataset(tokens.table, fingerprint=key[:16])
     first = tuple(dataset[0]["input_ids"])
     return TokenizedRows(dataset=dataset, counts=tokens.counts, first=first)

@@ -1,4 +1,4 @@
-"""Evaluation of a multi grader's formula. Values are numbers only, so that none can be large."""
+"""Evaluation of a multi grader's formula. All values are numbers, so none takes much memory."""
 
 from __future__ import annotations
 

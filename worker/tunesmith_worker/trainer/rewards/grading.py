@@ -25,7 +25,7 @@ from .scorers import Scorer, scorer
 from .templates import GraderInput
 
 FEW = 3
-"""Consecutive steps without any reward that end a run; one step may be due to a faulty row."""
+"""Consecutive steps without any reward that end a run; a faulty row can cause one."""
 
 
 class SpecGrader:
@@ -104,7 +104,7 @@ class Grading:
         """Number of consecutive steps in which no completion had a reward."""
         self.patience = min(FEW, steps)
         """Number of such steps that end the run."""
-        # One thread: graders are Python, so that more threads would wait for the interpreter lock.
+        # One thread: graders are Python code, so more threads would only wait for the GIL.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
 
@@ -248,13 +248,13 @@ class GradingWarnings:
     """Warnings about completions that cannot be scored, few for each grader."""
 
     def __init__(self, occasion: str) -> None:
-        """`occasion`: start of each sentence, before the step's number."""
+        """`occasion`: start of each message, before the step's number."""
         self._occasion = occasion
         self._most: dict[str, int] = {}
         """Largest number of completions in a warning so far, by grader."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """Return the first warning of each grader, and one each time the number has doubled."""
+        """Return a warning at a grader's first error, and each time the number has doubled."""
         by_grader: dict[str, list[str]] = {}
         for result in graded:
             for name, error in {text.partition(":")[0]: text for text in result.errors}.items():

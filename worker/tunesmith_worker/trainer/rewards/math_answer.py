@@ -53,7 +53,7 @@ _MORE_THAN_UNARY = re.compile(r"[\w)\]}%]")
 @dataclass(frozen=True)
 class Number:
     value: Fraction
-    """Without the effect of a percent sign."""
+    """Value without the factor of a percent sign."""
     percent: bool = False
 
 
@@ -76,7 +76,7 @@ def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
 def equal_numbers(answer: Number, reference: Number, tolerance: float) -> bool:
     """Return True if two numbers differ by at most `tolerance`, relative to the reference.
 
-    If only one has a percent sign, the sign may mean nothing or a factor of 100.
+    If only one has a percent sign, both readings count: with and without the factor of 100.
     """
     wanted = {reference.value}
     if answer.percent and not reference.percent:

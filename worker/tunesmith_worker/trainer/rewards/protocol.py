@@ -39,7 +39,7 @@ class Graded:
     """Rewards and scores of one completion."""
 
     rewards: tuple[float | None, ...]
-    """One for each of `Grading.columns`. None: could not be scored, ignored as in TRL."""
+    """One reward for each of `Grading.columns`. None: no reward, ignored as in TRL."""
     scores: Mapping[str, float | None]
     """Scores of all graders and local reward functions by name, before any formula."""
     errors: tuple[str, ...] = ()
