@@ -79,7 +79,8 @@ class ClaimRecord:
                 log.warning("cannot write the outcome of %s: %s", self._claim.job_id, error)
 
     def close(self, *, reported: bool) -> None:
-        """Unlock the record. `reported`: the server has the outcome or gave the job away."""
+        """Unlock the record. `reported`: remove it, because the server has the outcome or has
+        released the job."""
         if self._file is not None:
             self._file.close(remove=reported)
 

@@ -118,8 +118,10 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """Return the next policy to try, or None if there is none.
 
-        First half of the kept layers recompute, then inputs are offloaded, then parts get smaller.
-        If the user has set recipe.gradient_checkpointing, only the parts change."""
+        Each call saves more memory: half of the kept layers recompute, until none is kept; then
+        inputs are offloaded; then micro-batches get smaller. If the user has set
+        recipe.gradient_checkpointing, only the micro-batches change.
+        """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
                 return replace(failed, keep=failed.keep // 2)

@@ -85,7 +85,7 @@ class LostUpdates:
     def _count(self, sample: _Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of lost updates and of nonzero updates."""
         p, state = sample.parameter, self._optimizer.state[sample.parameter]
-        stochastic = "exp_avg" not in state  # unbiased: no update is lost in the mean
+        stochastic = "exp_avg" not in state  # unbiased: no update is lost on average
         moves = _evenly(state["m_code" if stochastic else "exp_avg"]) != 0
         if sample.decay:
             moves = moves | (sample.weight != 0)
@@ -145,7 +145,7 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
             self._events.message(
                 f"Step {state.global_step}: {fraction:.0%} of the weights' updates are rounded "
                 "away: they are too small for bf16. recipe.precision='bf16_split_master' loses no "
-                "update (12 bytes per parameter instead of 6); 'bf16_sr8' loses none in the mean "
+                "update (12 bytes per parameter instead of 6); 'bf16_sr8' loses none on average "
                 "(4 bytes).",
                 level="warn",
                 data={"step": state.global_step, NAME: fraction},

@@ -26,7 +26,7 @@ from .grpo_metrics import StepScores
 Untyped = Any  # Any: transformers is not typed
 Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
 SHARE = "share"
-"""Key of a part for the weight of its loss in the step's loss."""
+"""Key in a part's inputs: the weight of the part in the step's loss."""
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
 """Losses that are means over rows. bnpo is a mean over tokens; the others divide by a number of the
 whole step."""

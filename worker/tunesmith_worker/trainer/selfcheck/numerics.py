@@ -41,8 +41,8 @@ from .parity import (
 from .sample_batch import SampleBatch, make_sample_batch
 
 SECONDS = 20.0
-"""Checks that have not begun by then are skipped. Models that slow train for hours, and the adapter
-checks come first."""
+"""Checks that have not begun by then are skipped. Only large models, which train for hours, reach
+this limit; the adapter checks come first."""
 LAYERS = 8
 """Maximum layers for the comparison of kernels; kinds of layers repeat within six layers."""
 FP32_SHARE = 0.5

@@ -151,7 +151,7 @@ def _optimizer_and_scheduler(
 
 
 def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
-    """Return the highest rate of each group over the run."""
+    """Return the highest learning rate of each parameter group in the run."""
     every = max(1, steps // _SCHEDULE_SAMPLE)
     return [
         base * max(shape(step) for step in range(0, steps, every))

@@ -72,7 +72,7 @@ def check_equals_training(
     limits: Limits,
     cause: str,
 ) -> Outcome:
-    """Check `rollout_equals_training`: the trainer scores tokens as the engine and as stock do.
+    """Check `rollout_equals_training`: trainer, engine and stock give equal log-probs.
 
     `cause`: start of the message if training and stock differ.
     """
