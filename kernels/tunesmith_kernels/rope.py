@@ -155,7 +155,7 @@ def _rotate_cpu(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Write x [T, n, D] rotated to out, which may be x itself: [a
+    """Rotate x [T, n, D] and write the result to out, which may be x: [a
 
     b] [c
 

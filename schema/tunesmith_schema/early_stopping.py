@@ -24,8 +24,8 @@ class EarlyStoppingRecipe(Request):
     """Number of consecutive evaluations without an improvement after which the training stops.
     `eval_steps` sets the interval of the evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """An evaluation is an improvement if its metric is better by more than this than at the last
-    improvement. The first evaluation always is; NaN never is."""
+    """Least improvement: an evaluation counts if its metric is better than at the last improvement
+    by more than this value. The first evaluation always counts; NaN never counts."""
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:

@@ -66,10 +66,10 @@ class MetricPoint(Response):
     `train_mean_token_accuracy`, `learning_rate`, `embedding_learning_rate` if different,
     `grad_norm`, `epoch`, `tokens_per_second` (input tokens) and `trained_tokens`. About once a
     second, as means since the last value: `step_seconds`, `data_wait_share` (share of the time
-    outside evaluations and checkpoints) and `padding_share` (share of the batch positions); and the
-    current memory in bytes: `memory_rss`, on a GPU `memory_allocated`, `memory_reserved` and
-    `memory_pinned`. Full tuning in bf16: `updates_lost_fraction`, the share of weights whose update
-    was rounded away. Null stands for NaN.
+    outside evaluations and checkpoints) and `padding_share` (share of the batch positions). Also
+    about once a second, the current memory in bytes: `memory_rss`, on a GPU also
+    `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16:
+    `updates_lost_fraction`, the share of weights whose update was rounded away. Null stands for NaN.
 
     Reinforcement, every step: `reward` and `reward_std` of the step's completions, `score_<grader>`
     if there are several graders, `frac_reward_zero_std` (share of groups in which all rewards are
@@ -79,8 +79,8 @@ class MetricPoint(Response):
     (mean absolute difference of a token's log-probability between generation and training) and
     `valid_reward`. About once a second, as shares of the time outside evaluations and checkpoints:
     `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share`,
-    `backward_share` and `idle_share` (none of these except grading, nor the optimiser); and
-    `generated_tokens_per_second` (generation only).
+    `backward_share` and `idle_share` (grading, and time in none of these phases or the optimiser).
+    Also about once a second: `generated_tokens_per_second` (generation only).
     """
 
 

@@ -116,14 +116,14 @@ class Recipe(Request):
     is not available with reinforcement."""
     add_tokens: list[NewToken] = Field(default=[], max_length=1024)
     """Tokens to add to the tokenizer, which is saved with the result. Their text is then always one
-    token. The embedding of a new token starts as the mean of the tokens that its text was split
-    into before."""
+    token. The embedding of a new token starts as the mean of the embeddings of the tokens that its
+    text was split into before."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate of the embedding, the head and the rows of added tokens. `"auto"`: a tenth
     of `learning_rate`; with `tuning: "full"` all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
-    """Allow the embedding or the head in `lora.target_modules`. They make up most of such an
-    adapter's size, so without this the job is refused with their size."""
+    """Allow the embedding or the head in `lora.target_modules`. They make up most of the
+    size of such an adapter: without this setting the job fails, and the error has their size."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     format that `precision` gives them."""

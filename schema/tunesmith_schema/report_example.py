@@ -72,7 +72,7 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         "saturation": {
             "state": "saturated",
             "text": "GPU already saturated; more rows only add memory: of 267.0 ms for a "
-            "micro-batch of 4,096 slots, 3.1 +- 4.0 ms do not depend on its size",
+            "micro-batch of 4,096 slots, 3.1 +- 4.0 ms are a fixed cost",
             "doubling_gain": 0.0058,
         },
         "advice": {

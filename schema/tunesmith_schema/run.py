@@ -33,7 +33,7 @@ EXIT_STOPPED = 75
 _WITHOUT_EFFECT = {
     "job_id", "attempt", "model_path", "forked", "training_file_name", "validation_file_name",
 }  # fmt: skip
-"""Fields of RunSpec that do not determine the course of the run."""
+"""Fields of RunSpec that do not affect the training."""
 
 
 class RunSpec(Request):
@@ -56,7 +56,7 @@ class RunSpec(Request):
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
-    """Reinforcement: the grader. None: the run itself is given reward functions."""
+    """Reinforcement: the grader. None: the run uses only reward functions of the command line."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
@@ -83,7 +83,7 @@ class RunSpec(Request):
         return name or PurePath(file).name
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the fields that determine the course of the run. All attempts at a
+        """Return the SHA-256 of the fields that affect the training. All attempts at a
         job have the same."""
         document = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
         return hashlib.sha256(to_json(former_names(document))).hexdigest()

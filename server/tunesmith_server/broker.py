@@ -1,4 +1,4 @@
-"""Embedded broker: a Valkey or Redis server on a Unix socket, or polled files without either."""
+"""Embedded broker: a Valkey or Redis server on a Unix socket, or else polled files."""
 
 from __future__ import annotations
 

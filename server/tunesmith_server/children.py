@@ -34,7 +34,7 @@ class Child:
     stop_seconds: float = 15.0
     """Time between SIGTERM and SIGKILL."""
     stops_first: bool = False
-    """Receives SIGTERM before all children without this flag."""
+    """Children with this flag receive SIGTERM before all others."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     crashes: int = 0

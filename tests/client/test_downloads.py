@@ -89,9 +89,7 @@ def test_a_complete_copy_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_other_content_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("mine")
-    with pytest.raises(
-        DownloadError, match="exists and holds something other than adp-1"
-    ) as caught:
+    with pytest.raises(DownloadError, match="exists and is not a copy of adp-1") as caught:
         client_of(Store()).adapters.download("adp-1", tmp_path)
     assert "empty directory" in str(caught.value)
     assert contents(tmp_path) == {"adapter_config.json": b"mine"}

@@ -122,7 +122,7 @@ def _rollouts(rollouts: Rollouts, throughput: Throughput | None) -> Iterator[tup
     if rollouts.idle_share is not None:
         yield "idle", f"{rollouts.idle_share:.1%} of a step neither generated nor trained"
     merged = rollouts.weights == "merged"
-    weights = "merged weights" if merged else "training weights with the adapter folded in"
+    weights = "merged weights" if merged else "training weights, adapter merged temporarily"
     prompts = "shared prompts" if rollouts.layout == "shared" else "one prompt per completion"
     ratio = (
         f", {rollouts.token_ratio:.2f} x fewer tokens"

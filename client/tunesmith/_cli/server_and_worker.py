@@ -1,6 +1,7 @@
-"""Commands of the server and the worker: this process execs their program, arguments unchanged.
+"""Commands of the server and the worker: exec replaces this process with their program.
 
-This module imports neither. It checks that the libraries of the part are installed.
+This module imports no code of the server or the worker. It only checks that their libraries are
+installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .session import fail
 
 @dataclass(frozen=True, kw_only=True)
 class _Command:
-    """One command of another part."""
+    """A command of the server or the worker."""
 
     help: str
     module: tuple[str, ...]

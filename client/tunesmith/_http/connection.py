@@ -85,7 +85,7 @@ class Http:
         read_timeout: float | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> M:
-        """Send a POST. All tries carry the same `Idempotency-Key`: a retry never acts twice."""
+        """Send a POST. All tries send the same `Idempotency-Key`, so the server acts only once."""
         response = self.send(
             "POST",
             path,

@@ -34,7 +34,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def events(source: Iterable[str]) -> Iterator[ServerSentEvent | None]:
-    """Yield one item per line: an event when the line completes one, else None (heartbeats too)."""
+    """Yield an event for a line that completes one, and None for every other line."""
     event, data, last_id = "", list[str](), ""
     for line in source:
         if line:

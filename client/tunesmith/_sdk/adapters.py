@@ -26,8 +26,8 @@ class Adapters:
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
         """Download the files of an adapter (`adp-...`, or the job's id, `ftjob-...`) into `dir`.
 
-        Every file is verified by sha256. `dir` ends complete or unchanged. A `dir` that already
-        has these files is left unchanged.
+        Every file is verified by sha256. After an error `dir` is unchanged. A `dir` that already has
+        these files is not changed either.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))
@@ -35,7 +35,7 @@ class Adapters:
             if _has_files(target, adapter):
                 return target
             raise DownloadError(
-                f"{target} exists and holds something other than {adapter.id}",
+                f"{target} exists and is not a copy of {adapter.id}",
                 hint="pass a new or empty directory, or delete this one",
             )
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ class Files:
                 )
 
     def _existing(self, filename: str, sha256: str, purpose: str) -> File | None:
-        """Newest file with this content that stays valid, or None.
+        """Newest reusable file with this content, or None.
 
         The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). A server
         without the filter `sha256` returns other files too: this method compares again.

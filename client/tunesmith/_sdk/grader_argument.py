@@ -13,13 +13,13 @@ def with_grader(
     arguments: dict[str, Any],  # Any: JSON, or models of the schema
     grader: Any,  # Any: JSON, or a model of the schema
 ) -> dict[str, Any]:
-    """Move `grader` and the hyperparameters into `method`: reinforcement has hyperparameters that
-    a request without `method` refuses."""
+    """Move `grader` and the hyperparameters into `method`, the only field that accepts the
+    hyperparameters of reinforcement."""
     if grader is None:
         return arguments
     if arguments["method"] is not None:
         raise InvalidArgumentError(
-            "grader and method exclude each other",
+            "set grader or method, not both",
             hint="grader=G is short for "
             "method={'type': 'reinforcement', 'reinforcement': {'grader': G}}",
         )

@@ -24,7 +24,7 @@ from tunesmith_schema import (
 
 
 class JobRequests(Protocol):
-    """`client.fine_tuning.jobs`, as far as a job calls it."""
+    """The methods of `client.fine_tuning.jobs` that a job calls."""
 
     def retrieve(self, job_id: str) -> Job: ...
     def cancel(self, job_id: str) -> Job: ...
@@ -87,7 +87,7 @@ class Job(wire.Job):
         return self._update(self._requests.stop(self.id))
 
     def refresh(self) -> Self:
-        """Fetch the job's present state."""
+        """Fetch the current state of the job."""
         return self._update(self._requests.retrieve(self.id))
 
     def _update(self, newer: Job) -> Self:

@@ -124,7 +124,7 @@ class Jobs(JobOutput):
         return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job, which continues from its resume point; revoke a pause in progress.
+        """Queue a paused job, which continues from its resume point; withdraw a pause in progress.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """

@@ -30,17 +30,17 @@ from .source import Report, Slice, Source
 from .upload_record import UploadRecord
 
 _TRIES = 3
-"""Tries for a part that arrives damaged. Connection errors and refusals have their own retries."""
+"""Number of tries for a part that arrives damaged. Connection errors are retried separately."""
 
 
 class PartRequests(Protocol):
-    """`client.uploads.parts`, as far as this module calls it."""
+    """The methods of `client.uploads.parts` that this module calls."""
 
     def create(self, upload_id: str, *, data: Slice) -> UploadPart: ...
 
 
 class UploadRequests(Protocol):
-    """`client.uploads`, as far as this module calls it."""
+    """The methods of `client.uploads` that this module calls."""
 
     @property
     def parts(self) -> PartRequests: ...

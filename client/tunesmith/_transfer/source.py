@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class _OneShot:
-    """A stream without seek, such as a pipe. Only `read`: fstat reports size 0 for a pipe."""
+    """Stream without seek, such as a pipe. Only `read`, because fstat reports size 0 for a pipe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

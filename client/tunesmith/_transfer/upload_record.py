@@ -20,7 +20,7 @@ _EDGE_BYTES = 64 * 1024
 
 
 class UploadRecord:
-    """Record of the upload of one file, in its present state, to one server."""
+    """Record of the upload of one file, in its current state, to one server."""
 
     def __init__(self, file: Path, *context: str | int) -> None:
         """`context`: further values that must match, such as server, purpose and part size."""

@@ -91,7 +91,7 @@ def is_stored(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> dict[str, bool]:
-    """Return true if the content is stored and will not be swept soon: it need not be sent."""
+    """Return true if the content is stored and will not be deleted soon: no need to send it."""
     leases.check_fence(session, job_id, fence)
     return {"stored": state.storage.has_fresh(sha256, BLOB_GRACE / 2)}
 
@@ -142,8 +142,8 @@ def file_content(
 
 @router.post("/files/{file_id}/validation/begin")
 def start_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObject:
-    """Record that a light worker starts to read the file, which it skips unless `status` is
-    `uploaded`."""
+    """Record that a light worker starts to read the file. The worker skips the file unless
+    `status` is `uploaded`."""
     row = files.start_reading(session, file_id)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)

@@ -33,7 +33,7 @@ _FEED_BYTES = 1024 * 1024
 
 
 class _Feed:
-    """Newest events of one job as SSE bytes: those after `base` up to `head`, without gaps."""
+    """Newest events of one job as SSE bytes: all numbers from `base` + 1 to `head`."""
 
     def __init__(self) -> None:
         self.watchers = 0

@@ -21,7 +21,7 @@ class JobRow(Base):
     queued_at: Mapped[float | None] = mapped_column(Double)
     finished_at: Mapped[float | None] = mapped_column(Double)
     owner: Mapped[str] = mapped_column(String(40))
-    """Id of the API key that created it."""
+    """Id of the API key that created the job."""
     body_sha256: Mapped[str] = mapped_column(String(64))
     """sha256 of the create body; identifies a client's retry without an idempotency key."""
 
@@ -69,7 +69,7 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     forked_from: Mapped[str | None] = mapped_column(String(40))
-    """Job whose resume point it starts from."""
+    """Job whose resume point this job starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40), index=True, unique=True)
     """Failed or cancelled job that this job retries; a job has at most one retry."""

@@ -34,7 +34,7 @@ USE: dict[MethodName, str] = {
 }
 """Use of a file by a job of each method; follows "cannot be" in messages."""
 MAX_READINGS = 3
-"""Reads that may start without an end. A message that no worker received does not count."""
+"""Number of reads that may start and crash. A message that no worker received does not count."""
 
 
 def create(

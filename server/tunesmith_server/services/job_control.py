@@ -166,7 +166,7 @@ def _move(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
 
 
 def _withdraw_pause(session: Session, job: JobRow) -> None:
-    # A worker that has the command already still releases the job, which is then queued.
+    # If the worker already has the command, it releases the job, and the job is queued.
     _move(session, job, JobState.RUNNING, "pause withdrawn")
 
 

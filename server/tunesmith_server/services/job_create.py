@@ -27,7 +27,7 @@ REPLAY_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Requester:
-    """Caller of a create request, and what identifies a repeated request."""
+    """Caller of a create request, and the fields that identify a repeated request."""
 
     owner: str
     idempotency_key: str | None = None
@@ -42,7 +42,7 @@ class Origin:
     description: str
     """End of the message of the event "created: ..."."""
     job_id: str | None = None
-    """Job whose resume point it starts from; None: it starts at step 0."""
+    """Job whose resume point the new job starts from; None: the new job starts at step 0."""
     step: int | None = None
     retry_of: str | None = None
 

@@ -1,4 +1,4 @@
-"""Leases: a worker claims a job, reports while it holds the lease, and loses the lease by silence.
+"""Leases: a worker claims a job, renews the lease with each report, and loses it without reports.
 
 Every write is conditional on the fencing token, which grows with each claim: a worker that lost the
 lease cannot write. Expiry uses only the database clock.

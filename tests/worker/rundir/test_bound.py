@@ -110,7 +110,7 @@ def test_no_time_is_negative() -> None:
     fit = fit_of(-0.02, 1e-4, noise=0.001)
     assert fit.fixed_seconds()[0] < 0, "the line through what was measured"
     text = saturation_of(fit, device="CPU", waits=None).text
-    assert "no more than 0.0 ms do not depend" in text
+    assert "no more than 0.0 ms are a fixed cost" in text
 
 
 def test_equal_batches_on_a_gpu_that_waits_leave_room_for_more_rows() -> None:

@@ -28,7 +28,7 @@ class Choices:
     def resolve(self, name: str, setting: T | Auto, value: T, reason: str) -> T:
         """Return `setting` if it is not "auto"; else the earlier choice, else `value`.
 
-        The last two are recorded as a choice."""
+        Records a choice if `setting` is "auto"."""
         if setting != "auto":
             return setting
         if (earlier := self.earlier(name)) is not None:
@@ -54,7 +54,7 @@ class Choices:
         self._on_choice(choice.model_copy(update={"reason": reason}))
 
     def replace(self, choice: Choice) -> None:
-        """Replace the choice of the same name, which turned out wrong."""
+        """Replace an earlier choice of the same name that was wrong."""
         self.made = [choice if made.name == choice.name else made for made in self.made]
         self._on_choice(choice)
 

@@ -1,7 +1,7 @@
 """Bit-exact folding of an adapter into the weights that it adapts, and unfolding.
 
 W' = round(W + s B A) in W's dtype. Subtracting s B A restores W for almost all elements. Folding
-finds the other elements and saves their bits, so unfolding is exact:
+saves the bits of all other elements, so unfolding is exact:
 
     W = round(W' - s B A), with the saved bits where the result differs
 

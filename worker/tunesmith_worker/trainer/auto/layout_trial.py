@@ -51,9 +51,10 @@ class LayoutTrial:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Restore a trial in another process, where each candidate's first step is slow again.
+        """Restore a trial in a new process.
 
-        Each queued candidate gets one more step, and that first step does not count."""
+        The first step of each candidate is slow again there and does not count: each queued
+        candidate gets one more step."""
         trial = cls(state["ratios"], slow_start=state["slow_start"])
         trial._seconds, trial._remaining = state["seconds"], state["alive"]
         trial._rounds, trial.steps = state["rounds"], state["steps"]

@@ -132,12 +132,12 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     low, gain, high = (
         _doubling_gain(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error)
     )
-    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms do"
+    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms are"
     if fixed < 0:  # a value of the fit, not a time
-        part = f"no more than {max(0.0, fixed + 2 * error) * 1e3:.1f} ms do"
+        part = f"no more than {max(0.0, fixed + 2 * error) * 1e3:.1f} ms are"
     words = (
         f"of {fit.mean_seconds * 1e3:.1f} ms for a micro-batch of {fit.mean_slots:,.0f} slots, "
-        f"{part} not depend on its size"
+        f"{part} a fixed cost"
     )
     if fixed >= fit.mean_seconds:  # larger ones took less time: no fit
         return Saturation(

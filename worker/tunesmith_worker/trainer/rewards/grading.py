@@ -114,7 +114,7 @@ class Grading:
         """Begin a step; `prompts`: one for each completion.
 
         `trainer_state`: transformers' TrainerState, for local functions. `trains`: False for an
-        evaluation, which never ends the run.
+        evaluation: missing rewards of an evaluation never end the run.
         """
         return Round(self, prompts, trainer_state, trains=trains)
 
