@@ -69,7 +69,7 @@ class MetricPoint(Response):
     outside evaluations and checkpoints) and `padding_share` (share of the batch positions). Also
     about once a second, the current memory in bytes: `memory_rss`, on a GPU also
     `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16:
-    `updates_lost_fraction`, the share of weights whose update was rounded away. Null stands for NaN.
+    `updates_lost_fraction`, the share of weights whose update was rounded away. Null is NaN.
 
     Reinforcement, every step: `reward` and `reward_std` of the step's completions, `score_<grader>`
     if there are several graders, `frac_reward_zero_std` (share of groups in which all rewards are

@@ -26,8 +26,8 @@ class Adapters:
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
         """Download the files of an adapter (`adp-...`, or the job's id, `ftjob-...`) into `dir`.
 
-        Every file is verified by sha256. After an error `dir` is unchanged. A `dir` that already has
-        these files is not changed either.
+        Every file is verified by sha256. After an error `dir` is unchanged. A `dir` that already
+        has these files is not changed either.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))
