@@ -82,12 +82,12 @@ def test_an_unknown_cursor_is_refused(server: Server, filled: dict[str, list[str
             assert reply.json()["error"]["param"] in ("after", None)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=x", "order=up", "limit=10001"])
-def test_wrong_paging_is_refused(server: Server, filled: dict[str, list[str]], query: str) -> None:
+def test_wrong_paging_is_refused(server: Server, filled: dict[str, list[str]]) -> None:
     for path in filled:
-        reply = server.user.get(f"{path}?{query}")
-        assert reply.status_code == 400, (path, query)
-        assert reply.json()["error"]["param"] == query.partition("=")[0]
+        for query in ("limit=0", "limit=-1", "limit=x", "order=up", "limit=10001"):
+            reply = server.user.get(f"{path}?{query}")
+            assert reply.status_code == 400, (path, query)
+            assert reply.json()["error"]["param"] == query.partition("=")[0]
 
 
 def test_an_empty_list_is_a_page(server: Server) -> None:
