@@ -18,7 +18,7 @@ Kind = Literal["padded", "padding_free", "packed"]
 TRIAL_STEPS = 40
 """Fewest steps of a run for which measuring layouts is worthwhile."""
 MOST_PADDING = 2.0
-"""Most slots per token with which padding is tried: stock layers cannot make up for more."""
+"""Maximum slots per token for which padding is tried: with more, stock layers are slower."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 """Most tokens of a packed micro-batch; larger ones gain nothing on CPU (docs/contributing/log)."""
 COMPILED = "padded_compiled"
@@ -31,8 +31,8 @@ _SIMULATED_STEPS = 64
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     kind: Kind
-    """`padded`: side by side, on the model's own layers. `padding_free`: end to end, by rows.
-    `packed`: end to end, by tokens."""
+    """`padded`: with padding, on the model's own layers. `padding_free`: concatenated, split by
+    number of rows. `packed`: concatenated, split by tokens."""
     rows: int | None = None
     """Examples in a micro-batch; None if packed."""
     tokens: int | None = None

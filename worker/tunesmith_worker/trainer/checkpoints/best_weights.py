@@ -1,6 +1,6 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
-Each resume point has hard links to the best weights of its time, so that a resumed run starts with
+Each resume point has hard links to the best weights at that step, so that a resumed run starts with
 them even if later ones have replaced them.
 """
 

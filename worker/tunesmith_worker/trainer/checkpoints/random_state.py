@@ -1,7 +1,7 @@
 """States of the random number generators of Python, NumPy and torch.
 
-torch's generators also make LoRA's dropout. Stochastic rounding depends on seed, step and place,
-and the order of rows on seed and epoch: neither has a state.
+torch's generators also make LoRA's dropout. Stochastic rounding depends only on seed, step and
+parameter, the order of rows only on seed and epoch: neither has a state.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Wait for pending writes at the end of the body, also after an error."""
+        """Wait for pending writes at the end of the block, also after an error."""
         try:
             yield
         finally:

@@ -75,7 +75,7 @@ class BatchCounts:
         self._before = (0, 0)
 
     def step(self, lengths: Sequence[int]) -> None:
-        """Count the tokens of an optimizer step on rows of these lengths, at its beginning."""
+        """At the start of an optimizer step, count its tokens; `lengths`: of its rows."""
         self._before = self.slots, self.micro_batches
         self.tokens += sum(lengths)
         self.pairs += sum(

@@ -1,6 +1,6 @@
 """Tripwires on gradients: each trained unit and each used embedding row must get one.
 
-A look copies all values to the host as one tensor.
+Each check copies all values to the host as one tensor.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def check_frozen(units: Sequence[Unit]) -> Iterator[Finding]:
 def check_units(
     units: Sequence[Unit], largest: dict[str, float | None], seen: set[str], *, first: bool
 ) -> Iterator[Finding]:
-    """Yield the units that have had no gradient at any look.
+    """Yield the units without a gradient at this and all earlier checks.
 
-    `largest`: from `copy_to_host`. `seen`: names of units that had a gradient at an earlier look;
-    this look's are added. `first`: True at the first look.
+    `largest`: from `copy_to_host`. `seen`: names of units that had a gradient at an earlier
+    check; those of this check are added. `first`: True at the first check.
 
     A unit without a gradient is an error if the same module of another layer has one. If no layer
     has one, short rows may be the reason (queries and keys of rows of two tokens): from the second
-    look on, this is a warning.
+    check on, this is a warning.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]

@@ -66,8 +66,8 @@ def check_labels(context: SupervisedContext) -> Outcome:
         findings.append(
             _finding(
                 "labels",
-                f"{moved} of {sum(counts)} labels differ from the token at their place (tolerance: "
-                "0): the model would learn wrong words.",
+                f"{moved} of {sum(counts)} labels differ from the token at their position "
+                "(tolerance: 0): the model would learn wrong words.",
                 "Clear the worker's token cache and start the job again. If the fault remains, "
                 "report it.",
                 category=ErrorCategory.INFRASTRUCTURE,
@@ -227,7 +227,7 @@ def _dropped_rows(context: SupervisedContext) -> int:
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Number of rows that surely contain the first examples' rows."""
+    """Number of leading rows of the file that must contain the rows of the first examples."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 

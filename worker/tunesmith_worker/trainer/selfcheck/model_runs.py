@@ -87,7 +87,7 @@ def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
 
 @contextmanager
 def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
-    """Run the body without dropout and recompute, then restore the model's state.
+    """Run the `with` block without dropout and recompute, then restore the model's state.
 
     Modes, buffers, gradients and random number generators are restored. Weights are not.
     """
@@ -117,7 +117,7 @@ def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
 def perturbed_adapter(
     model: Untyped, layer: str = "", size: float = PERTURBATION
 ) -> Iterator[None]:
-    """Add random numbers to LoRA's B in the body, so that A has a gradient and the output changes.
+    """Add random numbers to LoRA's B within the block: A gets a gradient, and the output changes.
 
     `layer`: part of the names of the modules to change. `size`: standard deviation of the numbers.
     """
@@ -136,7 +136,7 @@ def perturbed_adapter(
 
 @contextmanager
 def zeroed_adapter(model: Untyped) -> Iterator[None]:
-    """Set LoRA's B to zero in the body, as before the first step."""
+    """Set LoRA's B to zero within the block, as before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:
@@ -149,7 +149,7 @@ def zeroed_adapter(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def disabled_adapter(model: Untyped) -> Iterator[None]:
-    """Disable the adapter in the body: the base model alone computes."""
+    """Disable the adapter within the block: the base model alone computes."""
     with warnings.catch_warnings():
         # PEFT warns of trained biases; before the first step they equal the base model's.
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
@@ -159,7 +159,7 @@ def disabled_adapter(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def stock_modules(patched: Patched | None) -> Iterator[None]:
-    """Run the body without our kernels."""
+    """Run the `with` block without our kernels."""
     if patched is None:
         yield
         return
@@ -172,7 +172,7 @@ def stock_modules(patched: Patched | None) -> Iterator[None]:
 
 @contextmanager
 def patched_modules(patched: Patched) -> Iterator[None]:
-    """Inside `stock_modules`: run the body with our kernels, on the model as changed so far."""
+    """Inside `stock_modules`: run the block with our kernels, on the model as changed so far."""
     patched.redo()
     try:
         yield
@@ -182,7 +182,7 @@ def patched_modules(patched: Patched) -> Iterator[None]:
 
 @contextmanager
 def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
-    """Keep the first `count` layers in the body.
+    """Keep the first `count` layers within the block.
 
     Always the first ones, since the kinds of layers and their masks depend on the layer's index.
     """
@@ -197,7 +197,7 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 
 @contextmanager
 def in_fp32(model: Untyped) -> Iterator[None]:
-    """Convert all 16-bit tensors to fp32 in the body.
+    """Convert all 16-bit tensors to fp32 within the block.
 
     Not for a patched model: its fused weights would be in memory twice.
     """

@@ -107,7 +107,7 @@ class Movement:
             unit, most, rate = slow[0]
             yield _finding(
                 f"{_list([name for name, *_ in slow])} hardly moved: {unit} by {most:.3g} at "
-                f"most, but the first AdamW update at a rate of {rate:.3g} is at least "
+                f"most, but the first AdamW update at a learning rate of {rate:.3g} is at least "
                 f"{SHARE * rate:.3g}."
             )
 

@@ -1,4 +1,4 @@
-"""Checks of parameters: what trains, the optimizer and its rates, finite weights, embeddings."""
+"""Checks of parameters: what trains, optimizer, learning rates, finite weights, embeddings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .findings import REPORT_HINT, Finding, Outcome, make_outcome
 
 _SHOWN = 3
 _SCHEDULE_SAMPLE = 200
-"""Steps at which the schedule's rate is read, evenly spaced."""
+"""Number of evenly spaced steps at which the learning rate is read."""
 
 
 def check_trained_parameters(context: CheckContext) -> Outcome:
@@ -33,7 +33,7 @@ def check_trained_parameters(context: CheckContext) -> Outcome:
 
 
 def check_optimizer(context: CheckContext) -> Outcome:
-    """Check `optimizer`: it has each trained tensor once, each with a rate above 0 at some step."""
+    """Check `optimizer`: each trained tensor is in it once, with a learning rate above 0."""
     optimizer, scheduler = _optimizer_and_scheduler(context)
     names = {id(p): name for name, p in context.model.named_parameters()}
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])

@@ -279,7 +279,7 @@ class _RolloutChecks:
 
 @contextmanager
 def _weights_in_fp32(context: ReinforcementContext) -> Iterator[None]:
-    """Convert the weights to fp32 in the body."""
+    """Convert the weights to fp32 within the block."""
     patched = context.patched
     ours = nullcontext() if patched is None else patched_modules(patched)
     with stock_modules(patched), in_fp32(context.model), ours:

@@ -39,8 +39,8 @@ def compare_rows(together: Generated, alone: Generated, limits: Limits) -> Outco
                 name,
                 f"a token's log-probability changes by {apart:.1e} when its prompt is in a batch "
                 f"of {len(together.rows)} rows instead of alone (tolerance "
-                f"{limits.log_prob:.0e}): rows see one another, their padding, or another "
-                "prompt.",
+                f"{limits.log_prob:.0e}): rows attend to one another, to padding, "
+                "or to another prompt.",
             )
         )
     return make_outcome(name, findings, f"rows of a batch = alone to {apart:.0e}")

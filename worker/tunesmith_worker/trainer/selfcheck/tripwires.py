@@ -58,7 +58,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         """`trainer`: an SFTTrainer or GRPOTrainer of this project."""
         self._trainer, self._events = trainer, events
         self.had_gradient: list[str] = []
-        """Names of units that had a gradient at an earlier look."""
+        """Names of units that had a gradient at an earlier check."""
         self._movement: Movement | None = None
         self._largest: dict[str, torch.Tensor | None] = {}
         self._rows: dict[str, tuple[list[int], torch.Tensor]] = {}
@@ -118,7 +118,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         return findings
 
     def _check_rates(self, step: int, movement: Movement) -> Iterator[Finding]:
-        """Yield groups whose rate stays 0; a warm-up may start at 0."""
+        """Yield parameter groups whose learning rate stays 0; a warm-up may start at 0."""
         groups = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer).param_groups
         still = [i for i in movement.groups_at_rate_zero if not groups[i]["lr"] or step > STEPS[0]]
         if still:

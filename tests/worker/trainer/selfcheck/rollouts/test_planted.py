@@ -32,12 +32,12 @@ ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]
     "adapter detached": (engines.WithoutAdapter, {}, "rollout_equals_stock", "adapter detached"),
     "stale adapter": (engines.OneCallLate, {}, "rollout_follows_weights", "stale weights"),
     "stale weights": (engines.OneCallLate, FULL, "rollout_follows_weights", "stale weights"),
-    "neighbour's prompt": (engines.NeighboursPrompt, {}, "rollout_rows_apart", "rows see"),
+    "neighbour's prompt": (engines.NeighboursPrompt, {}, "rollout_rows_apart", "rows attend"),
     "padding mask ignored": (
         engines.LeftPaddedWithoutMask,
         {},
         "rollout_rows_apart",
-        "their padding",
+        "to padding",
     ),
     "truncated prompt": (engines.CutsPrompts, {}, "prompts_seen", "truncates prompts"),
     "truncated in secret": (
@@ -87,7 +87,7 @@ def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
 
     monkeypatch.setattr(StepAttention, "_mask", unmasked)
     found = faults(make_subject())
-    assert "rows see one another" in found["rollout_rows_apart"], found
+    assert "rows attend to one another" in found["rollout_rows_apart"], found
 
 
 def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
