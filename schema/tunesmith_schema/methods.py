@@ -20,7 +20,7 @@ class Hyperparameters(Request):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
     """Number of rows per optimiser step."""
     learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
-    """Factor on the automatic learning rate."""
+    """Factor that multiplies the automatic learning rate."""
 
 
 class SupervisedMethod(Request):
@@ -34,8 +34,8 @@ class ReinforcementHyperparameters(Hyperparameters):
     """OpenAI's hyperparameters of reinforcement tuning. `batch_size` counts prompts."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
-    """Factor on the automatic number of completions per prompt. `recipe.grpo.num_generations` sets
-    the number itself."""
+    """Factor that multiplies the automatic number of completions per prompt.
+    `recipe.grpo.num_generations` sets the number itself."""
     eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Number of steps between two evaluations, same as `recipe.eval_steps`."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"

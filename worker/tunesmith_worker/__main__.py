@@ -29,10 +29,15 @@ def main(argv: list[str] | None = None) -> int:
         nargs="?",
         choices=("drain",),
         help="drain: tell this host's train workers to claim no new job and to release the current "
-        "one at a resume point; they keep running, idle, until they are stopped",
+        "job at a resume point; the workers keep running without a job until you stop them",
     )
-    worker.add_argument("--wait", action="store_true", help="drain: wait until they hold no job")
-    worker.add_argument("--queue", choices=(TRAIN_QUEUE, LIGHT_QUEUE), default=TRAIN_QUEUE)
+    worker.add_argument("--wait", action="store_true", help="drain: wait until no worker has a job")
+    worker.add_argument(
+        "--queue",
+        choices=(TRAIN_QUEUE, LIGHT_QUEUE),
+        default=TRAIN_QUEUE,
+        help="train (default): train jobs; light: validate data files",
+    )
     commands.add_parser("demo", help="make and tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "demo":

@@ -82,7 +82,10 @@ def fork(
         ),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="ID", help="ftckpt-..., instead of --step.")
+        str | None,
+        typer.Option(
+            metavar="ID", help="Checkpoint (ftckpt-...) whose step is used, instead of --step."
+        ),
     ] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
@@ -90,7 +93,9 @@ def fork(
         str | None, typer.Option(metavar="FILE|JSON", help="Grader in place of the job's grader.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: the seed of the job.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; default: the seed of the job.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a new job from a resume point of a job, with a changed recipe."""

@@ -31,7 +31,9 @@ FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 def upload(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet.")],
-    purpose: Annotated[str, typer.Option(help="fine-tune for a data set.")] = "fine-tune",
+    purpose: Annotated[
+        str, typer.Option(help="Purpose of the file. A data set needs fine-tune.")
+    ] = "fine-tune",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the file is validated.")] = False,
     as_json: AsJson = False,
 ) -> None:

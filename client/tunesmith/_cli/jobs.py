@@ -48,14 +48,14 @@ def create(
     ctx: typer.Context,
     model: Annotated[
         str,
-        typer.Option(help="Model to train: one of `tunesmith models list`, or a Hugging Face id."),
+        typer.Option(help="Base model: a name from `tunesmith models list`, or a Hugging Face id."),
     ],
     data: Annotated[str, typer.Option(help="Training data: a local file or a file id.")],
     validation: Annotated[
         str | None, typer.Option(help="Validation data: a local file or a file id.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; default: a random number.")] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
     method: Annotated[
@@ -67,7 +67,7 @@ def create(
         int | None, typer.Option(help="Rows per step; in reinforcement, prompts per step.")
     ] = None,
     learning_rate_multiplier: Annotated[
-        float | None, typer.Option(help="Factor on the automatic learning rate.")
+        float | None, typer.Option(help="Factor that multiplies the automatic learning rate.")
     ] = None,
     eval_samples: Annotated[
         int | None, typer.Option(help="Completions per prompt of the validation file.")

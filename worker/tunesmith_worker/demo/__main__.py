@@ -56,7 +56,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="your base model: a folder or a Hugging Face id")
     parser.add_argument("--data", type=Path, help="your data: JSONL, JSON, Parquet or CSV")
     parser.add_argument(
-        "--output", type=Path, default=Path("demo-output"), help="output folder (demo-output)"
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        help="output folder (default: demo-output)",
     )
     parser.add_argument("--max-steps", type=_positive, help="maximum optimiser steps of each job")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
