@@ -96,7 +96,7 @@ def postgresql_server() -> Iterator[str]:
             [str(binaries / "postgres"), "-D", str(data), "-k", str(data), *settings],
             lambda: psycopg.connect(url).close(),
             log=home / "log",
-            stop=signal.SIGINT,  # at once, whoever is connected
+            stop=signal.SIGINT,  # at once, even with clients connected
             account=account,
         ):
             yield url

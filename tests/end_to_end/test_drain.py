@@ -81,7 +81,7 @@ def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third
     assert service.processes("tunesmith_worker.trainer ") == [], "nor a warm one"
     assert job.refresh().status == "queued"
     step = job.step
-    assert alive(service.worker_main()), "whoever restarts what has ended finds nothing to do"
+    assert alive(service.worker_main()), "a restart policy finds no ended process"
     ready = service.url.removesuffix("/v1") + "/readyz"
     with service.internal() as http:
         until(lambda: http.get(ready).status_code == 503, 30)

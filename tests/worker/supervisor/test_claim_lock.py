@@ -1,4 +1,4 @@
-"""Claims whose supervisor died: told to the server by whoever finds the record."""
+"""Claims whose supervisor died: the process that finds the record reports them."""
 
 from __future__ import annotations
 

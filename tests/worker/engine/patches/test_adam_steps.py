@@ -100,7 +100,7 @@ def replayed(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def stocks_own(name: str, stock: Run, truth: Run) -> float:
-    """How far the rounding of stock's gradients, as large as it is against float64 and drawn anew,
+    """How far the rounding of stock's gradients, as large as it is against float64 and drawn again,
     moves the weights: the most of some draws, relative. From the gradients and not from the two
     runs' weights, which also differ by the storing of weights in fp32 that both sides share."""
     draw = torch.Generator().manual_seed(0)

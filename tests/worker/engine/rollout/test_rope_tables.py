@@ -61,7 +61,7 @@ def test_frequencies_that_change_with_the_length_are_the_prefixes_own(name: str)
 
 
 def test_longrope_greedy_tokens_across_the_boundary_are_those_of_generate() -> None:
-    """Phi-3 computes its cache anew there; so do we."""
+    """Phi-3 recomputes its cache there, and so do we."""
     model = model_of(
         transformers.Phi3Config(
             **COMMON | {"num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e3, **LONGROPE}},

@@ -1,4 +1,4 @@
-"""Files that cannot be right: each gets one clear sentence, and reading goes on where it can."""
+"""Files that cannot be right: each gets one clear sentence, and reading continues."""
 
 from __future__ import annotations
 

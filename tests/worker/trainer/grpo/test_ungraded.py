@@ -54,7 +54,7 @@ def test_a_run_without_any_reward_fails(make_run: MakeRun, steps: int, said: str
 def test_a_run_that_is_asked_to_stop_has_not_failed(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been stopped for that, and another attempt may mend it."""
+    """It may have been stopped for that, and another attempt may fix it."""
     run = make(make_run, BROKEN, max_steps=4)
     assert interrupt(run, monkeypatch, stop=1) != 1
 

@@ -178,16 +178,18 @@ def _unusable(spec: RunSpec, error: Exception) -> RunError:
             hint="Check the name; a gated model needs HF_TOKEN in the worker's environment.",
             param="model",
         )
+    if "trust_remote_code" in text:
+        hint = "Code of model repositories never runs: use an architecture of transformers."
+    elif Path(spec.model_path).is_dir():
+        hint = "Check that the folder has config.json, safetensors weights and a tokenizer."
+    else:
+        hint = (
+            "Check that the worker's host can reach huggingface.co, or put the model into a folder "
+            "below TUNESMITH_MODEL_DIRS. A gated model needs HF_TOKEN in the worker's environment."
+        )
     return RunError(
         ErrorCode.MODEL_NOT_USABLE,
         f"Model '{spec.model}' cannot be loaded: {text}",
-        hint="Code from a model's repository is never run. Use a model whose architecture is in "
-        "transformers."
-        if "trust_remote_code" in text
-        else "Check that the worker's host can reach huggingface.co, or put the model into a "
-        "folder below TUNESMITH_MODEL_DIRS. A gated model needs HF_TOKEN in the worker's "
-        "environment."
-        if not Path(spec.model_path).is_dir()
-        else "Check that the folder has config.json, safetensors weights and a tokenizer.",
+        hint=hint,
         param="model",
     )
