@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Directory for all data that no other setting places elsewhere; closed to other users."""
+    """Directory for all data without a separate setting. Other users have no access."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address open to other machines needs TLS or a proxy."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     tls_cert: Path | None = None
     """PEM file with the API's TLS certificate and its chain."""
     tls_key: Path | None = None
-    """PEM file with the certificate's key, without a passphrase; closed to other users."""
+    """PEM file with the certificate's key, without a passphrase. Other users must not read it."""
     trusted_proxies: str = ""
     """Addresses and networks, separated by commas, of the proxies that terminate TLS, or `*` if
     nothing else can reach the port. X-Forwarded-* headers are accepted only from these proxies."""
