@@ -68,7 +68,7 @@ def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary:
 class GivenEngine:
     """Answers with the task's completions, in a group's order."""
 
-    exact = True
+    batch_invariant = True
     figures = RolloutFigures()
 
     def __init__(self, task: Task) -> None:
