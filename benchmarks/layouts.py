@@ -2,11 +2,11 @@
 
     python -m benchmarks.layouts [--model small --lengths even-64 --rows 16]
 
-Each cell runs the layout trial of a run of 200 steps, then times forward and backward of the same
-other steps under every fixed layout, alternated (CPU-seconds, one process, one thread). Prints one
-JSON line for each cell: `slower` is the extra time of the chosen layout relative to the fastest
-(bar 5 %), `cost` is the time of the trial beyond the fastest layout, as a share of 200 steps (bar 2
-%). Writes benchmarks/results/layouts.json if all cells were measured.
+Each cell applies the layout rule to a run of 200 steps, then times forward and backward of the same
+steps under every layout, alternated (CPU-seconds, one process, one thread). Prints one JSON line
+for each cell: `slower` is the extra time of the chosen layout relative to the fastest (bar 5 %),
+`cost` is the time of the rule as a share of 200 steps (bar 2 %). Writes
+benchmarks/results/layouts.json if all cells were measured.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from tunesmith_schema import Recipe
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.rundir.plan import Device
 from tunesmith_worker.rundir.process import keep_freed_memory
-from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan, plan_layouts
-from tunesmith_worker.trainer.auto.layout_trial import LayoutTrial
-from tunesmith_worker.trainer.methods.batches import Batch, collate, count_slots, split
+from tunesmith_worker.trainer.auto.layout_choice import LayoutPlan, plan_layouts
+from tunesmith_worker.trainer.methods.batches import Batch, collate, split
 
 from .service_parts.machine import cpu_model
 from .sft_side import PROJECTIONS, make_model
@@ -83,6 +82,7 @@ class Cell:
         self._draw = random.Random(0)
         self._low, self._high = LENGTHS[lengths]
         self._rows, self._model = rows, model_of(size)
+        began = time.thread_time()
         self.plan: LayoutPlan = plan_layouts(
             Recipe(),
             None,
@@ -91,10 +91,10 @@ class Cell:
             rows=min(8, rows),
             passes=max(1, rows // 8),
             total_steps=STEPS,
+            parameters=self._model.base_model.model.num_parameters(),
             device=CPU,
         )
-        padded = Layout(kind="padded", rows=min(8, rows))  # measured even if the trial skips it
-        self.layouts = {**self.plan.candidates, "padded": padded}
+        self.rule_seconds = time.thread_time() - began
 
     def step(self) -> Batch:
         rows = [
@@ -103,16 +103,16 @@ class Cell:
         ]
         return collate([{"input_ids": row, "labels": row} for row in rows])
 
-    def seconds(self, step: Batch, name: str) -> tuple[float, int]:
-        """CPU-seconds of forward and backward, and the number of computed slots."""
+    def seconds(self, step: Batch, name: str) -> float:
+        """Return the CPU-seconds of forward and backward."""
         start = time.thread_time()
-        batches = split(step, self.layouts[name], pad_token_id=0)
+        batches = split(step, self.plan.layouts[name], pad_token_id=0)
         for batch in batches:
             outputs = self._model(**batch, use_cache=False, fused_lm_head=True)
             (-outputs.log_probs.sum() / 1000).backward()
         took = time.thread_time() - start
         self._model.zero_grad()
-        return took, count_slots(batches)
+        return took
 
     def _length(self) -> int:
         return round(math.exp(self._draw.uniform(math.log(self._low), math.log(self._high))))
@@ -120,32 +120,27 @@ class Cell:
 
 def measure(size: str, lengths: str, rows: int, rounds: int) -> dict[str, Any]:  # Any: JSON
     cell = Cell(size, lengths, rows)
-    trial, spent = LayoutTrial(cell.plan.slots_per_token), 0.0
-    began = time.thread_time()
-    while trial.running:
-        took, filled = cell.seconds(cell.step(), trial.current)
-        trial.record(took, filled)
-    trial_seconds, trial_steps = time.thread_time() - began, len(trial.steps)
-    times: dict[str, list[float]] = {name: [] for name in cell.layouts}
+    times: dict[str, list[float]] = {name: [] for name in cell.plan.layouts}
+    for name in times:  # the first step includes one-time costs
+        cell.seconds(cell.step(), name)
     for _ in range(rounds):
         step = cell.step()
         for name in times:
-            times[name].append(cell.seconds(step, name)[0])
+            times[name].append(cell.seconds(step, name))
     cost = {name: statistics.median(took) for name, took in times.items()}
-    spent = sum(cost[name] for name in trial.steps)
     best = min(cost, key=lambda name: cost[name])
     fastest = cost[best]
     return {
         "model": size,
         "lengths": lengths,
         "rows": rows,
-        "chosen": trial.current,
+        "chosen": cell.plan.first,
         "fastest": best,
         "seconds": {name: round(value, 5) for name, value in cost.items()},
-        "slower": round(cost[trial.current] / fastest - 1, 4),
-        "cost": round((spent - len(trial.steps) * fastest) / (STEPS * fastest), 4),
-        "trial_steps": trial_steps,
-        "trial_seconds": round(trial_seconds, 3),
+        "slower": round(cost[cell.plan.first] / fastest - 1, 4),
+        "cost": round(cell.rule_seconds / (STEPS * fastest), 4),
+        "trial_steps": 0,
+        "trial_seconds": round(cell.rule_seconds, 3),
     }
 
 

@@ -168,13 +168,10 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     )
     layouts = Layouts(
         LayoutPlan(
-            candidates={"padding_free": Layout(kind="padding_free", rows=rows)},
-            slots_per_token={"padding_free": 1.0},
+            layouts={"padding_free": Layout(kind="padding_free", rows=rows)},
             reason="set by the benchmark",
         ),
         Choices(),
-        total_steps=2,
-        on_choice=lambda: None,
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(

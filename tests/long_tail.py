@@ -69,9 +69,6 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "worker/engine/patches/test_first_step.py": {
         "test_gradients_equal_stocks": ("stories260K-lora",),
     },
-    "worker/engine/patches/test_compiled.py": {
-        "test_a_run_on_compiled_layers_learns_the_same": (),
-    },
     "worker/engine/patches/test_parity_bf16.py": {ALL: FAMILIES},
     "worker/engine/rollout/test_equality.py": {
         "test_greedy_tokens_and_logprobs_are_the_models_own": (
@@ -137,7 +134,6 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             "packed",
             "full bf16_*",
         ),
-        "test_a_trial_of_layouts_goes_on_and_a_repetition_takes_the_same_ones": (),
     },
     "worker/trainer/checkpoints/test_refused.py": {
         "test_a_fork_may_change_what_still_fits": (),
@@ -157,7 +153,6 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_rows_are_split_when_recomputing_does_not_help": ("full",),
         "test_a_run_is_the_same_with_and_without_the_trial": (),
         "test_padded_rows_are_split_too": (),
-        "test_layouts_that_would_not_fit_are_not_tried": (),
     },
     "worker/trainer/auto/test_out_of_memory.py": {
         "test_a_state_that_fits_at_the_second_try_costs_nothing": (),

@@ -129,9 +129,10 @@ def ours(task: Task) -> BuiltTrainer:
         rows=train.per_device_train_batch_size,
         passes=train.gradient_accumulation_steps,
         total_steps=train.total_steps,
+        parameters=base.num_parameters(),
         device=device,
     )
-    layouts = Layouts(layout, choices, total_steps=train.total_steps, on_choice=lambda: None)
+    layouts = Layouts(layout, choices)
     trainer = SFTTrainer(
         model=model,
         args=sft_config(task.folder, train, seed=SEED),
@@ -160,7 +161,7 @@ def ours(task: Task) -> BuiltTrainer:
         notes={
             "patched": patched.summary(),
             "recompute": memory.recomputes,
-            "layout": layout.first,
+            "layout": layouts.chosen.kind,
         },
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.layouts import STEPS, measure
+from benchmarks.layouts import measure
 
 FIELDS = {
     *("model", "lengths", "rows", "chosen", "fastest", "seconds", "slower", "cost"),
@@ -31,4 +31,3 @@ def test_a_tiny_cell_is_measured() -> None:
     assert cell["seconds"][cell["fastest"]] == min(cell["seconds"].values())
     assert cell["slower"] >= 0
     assert cell["cost"] >= 0
-    assert 0 < cell["trial_steps"] < STEPS

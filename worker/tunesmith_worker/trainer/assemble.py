@@ -35,7 +35,6 @@ class PreparedRun:
     callbacks: Callbacks
     saving: OutputWriter
     memory: MemoryPlan
-    layouts: Layouts
     rows_at_a_time: int
     """Rows per forward pass, for hints of errors."""
     interruption: type[Exception] | tuple[()] = ()
@@ -100,7 +99,6 @@ def add_callbacks(
     loaded: LoadedModel,
     saving: OutputWriter,
     trainer: Untyped,
-    layouts: Layouts,
     train_plan: TrainPlan,
 ) -> Callbacks:
     bf16 = loaded.load_plan.precision != "fp32"
@@ -108,7 +106,6 @@ def add_callbacks(
         trainer,
         context.control,
         context.plan,
-        layouts,
         save_steps=train_plan.save_steps,
         lost_updates=bf16 and context.spec.recipe.tuning == "full",
     )
@@ -148,12 +145,11 @@ def resolve_memory(
     return memory
 
 
-def resume_from_point(context: RunContext, trainer: Untyped, layouts: Layouts) -> None:
+def resume_from_point(context: RunContext, trainer: Untyped) -> None:
     """Resume from the resume point, if there is one."""
     point = context.point
     if point is not None:
-        saved = trainer.resume_from(point.folder, forked=context.spec.forked)
-        layouts.resume(saved.layouts, point.step)
+        trainer.resume_from(point.folder, forked=context.spec.forked)
 
 
 def start_recording(

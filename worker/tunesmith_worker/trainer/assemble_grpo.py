@@ -96,7 +96,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
     )
     check_steps_left(context.point, train_plan.total_steps)
     rates = resolve_update_rates(context, loaded, train_plan)
-    layouts = _one_layout(plan, choices, train_plan.total_steps)
+    layouts = _one_layout(plan, choices)
     context.plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
@@ -137,7 +137,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             save=saving.due,
             **rates,
         )
-    callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
+    callbacks = add_callbacks(context, loaded, saving, trainer, train_plan)
     patched = patch_model(context, loaded)
     if trainer.ref_model is not None and loaded.patches:
         patch(trainer.ref_model, loaded.patches)
@@ -170,7 +170,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             will_resume=lambda: context.control.stop_requested,
         )
         trainer.add_callback(warnings)
-    resume_from_point(context, trainer, layouts)
+    resume_from_point(context, trainer)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
         overlong=recipe.overlong,
@@ -183,7 +183,6 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         callbacks=callbacks,
         saving=saving,
         memory=memory,
-        layouts=layouts,
         rows_at_a_time=train_plan.per_device_train_batch_size,
         interruption=Interrupted,
         resources=runner,
@@ -195,15 +194,11 @@ def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets 
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 
-def _one_layout(plan: GRPOPlan, choices: Choices, total_steps: int) -> Layouts:
-    """Return the only layout of GRPO: completions end to end."""
+def _one_layout(plan: GRPOPlan, choices: Choices) -> Layouts:
+    """Return the only layout of GRPO: concatenated completions."""
     layout = Layout(kind="padding_free", rows=plan.completions_per_step)
-    layouts = LayoutPlan(
-        candidates={"padding_free": layout},
-        slots_per_token={"padding_free": 1.0},
-        reason="completions are concatenated",
-    )
-    return Layouts(layouts, choices, total_steps=total_steps, on_choice=lambda: None)
+    reason = "completions are concatenated"
+    return Layouts(LayoutPlan(layouts={layout.kind: layout}, reason=reason), choices)
 
 
 def _plan_engine(

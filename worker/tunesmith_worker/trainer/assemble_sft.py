@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunesmith_schema import PhaseName
 from tunesmith_worker.engine.model.embeddings import used_tokens
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
-from tunesmith_worker.engine.patches import CompiledLayers, stock_attention_reason
+from tunesmith_worker.engine.patches import stock_attention_reason
 from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_train
@@ -65,11 +65,10 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         rows=train_plan.per_device_train_batch_size,
         passes=train_plan.gradient_accumulation_steps,
         total_steps=train_plan.total_steps,
+        parameters=base.model.num_parameters(),
         device=loaded.device,
     )
-    layouts = Layouts(
-        layout_plan, choices, total_steps=train_plan.total_steps, on_choice=context.plan.write
-    )
+    layouts = Layouts(layout_plan, choices)
     context.plan.write()
     recorder.clock.switch(PhaseName.SETUP)
 
@@ -86,7 +85,7 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
             **rates,
         )
     trainer.name_row = data.row_numbers
-    callbacks = add_callbacks(context, loaded, saving, trainer, layouts, train_plan)
+    callbacks = add_callbacks(context, loaded, saving, trainer, train_plan)
     patched = patch_model(context, loaded)
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
     self_check(
@@ -107,16 +106,12 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         events,
         supervised_checks(),
     )
-    quantized = recipe.quantization != "none"
-    if patched is not None and not memory.recomputes and not quantized:
-        layouts.may_compile(CompiledLayers(base.model, patched.layers))
-    resume_from_point(context, trainer, layouts)
+    resume_from_point(context, trainer)
     start_recording(context, loaded, trainer, layouts, memory, data_plan, train_plan)
     return PreparedRun(
         trainer=trainer,
         callbacks=callbacks,
         saving=saving,
         memory=memory,
-        layouts=layouts,
         rows_at_a_time=train_plan.per_device_train_batch_size,
     )

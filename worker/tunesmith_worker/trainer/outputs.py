@@ -18,7 +18,6 @@ from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan_file import PlanFile
-from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.checkpoints.best_weights import BestWeights
 from tunesmith_worker.trainer.checkpoints.light_checkpoints import LightCheckpoints
 from tunesmith_worker.trainer.checkpoints.saver import ResumePoints
@@ -102,7 +101,6 @@ class OutputWriter:
         trainer: Untyped,
         control: StopControl,
         plan: PlanFile,
-        layouts: Layouts,
         *,
         save_steps: int | None,
         lost_updates: bool,
@@ -125,7 +123,7 @@ class OutputWriter:
         trainer.add_callback(callback)
         if spec.recipe.self_check:
             trainer.add_callback(Tripwires(trainer, events))
-        resume_points = ResumePoints(run, spec, events, plan, layouts, control)
+        resume_points = ResumePoints(run, spec, events, plan, control)
         self._light = LightCheckpoints(run, spec.recipe, forked=spec.forked)
         trainer.add_callback(self._light)
         trainer.add_callback(resume_points)

@@ -181,7 +181,6 @@ def train(
             metrics=callbacks.run.metrics,
         )
 
-    ready.layouts.training_ended()
     with events.phase("save"):
         step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_result
 from tunesmith_schema import EventKind, Plan
-from tunesmith_worker.trainer.auto import layouts
 from tunesmith_worker.trainer.run import main
 
 from .interrupted import interrupt, metrics_of, resume_points, weights_hash
@@ -73,28 +71,6 @@ def test_a_run_that_is_stopped_again_and_again_agrees_in_validation_too(
         assert interrupt(broken, monkeypatch, stop=step) == 75
         assert resume_points(broken)[-1] == f"resume-{step}"
     assert main(broken) == 0
-    assert weights_hash(broken) == weights_hash(whole)
-    assert metrics_of(broken) == metrics_of(whole)
-
-
-def test_a_trial_of_layouts_goes_on_and_a_repetition_takes_the_same_ones(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = BASE | LORA | {"max_steps": 40}
-    ticks = itertools.count()
-    monkeypatch.setattr(layouts, "_now", lambda: float(next(ticks)))  # equally fast
-    broken = make(make_run, "broken", recipe)
-    for step in (2, 5):  # each candidate has two steps in the first round
-        assert interrupt(broken, monkeypatch, stop=step) == 75
-        assert "packing" not in {choice.name for choice in plan_of(broken).choices}
-    assert main(broken) == 0
-    (packing,) = (choice for choice in plan_of(broken).choices if choice.name == "packing")
-    steps = packing.figures["steps"]
-    assert isinstance(steps, list)
-    assert len(steps) >= 4
-    whole = make(make_run, "whole", recipe)
-    (whole / "plan.json").write_bytes((broken / "plan.json").read_bytes())
-    assert main(whole) == 0
     assert weights_hash(broken) == weights_hash(whole)
     assert metrics_of(broken) == metrics_of(whole)
 

@@ -13,7 +13,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import losses
 from tunesmith_worker.trainer.auto.layout_choice import Layout
-from tunesmith_worker.trainer.methods.batches import Batch, collate, count_slots, split
+from tunesmith_worker.trainer.methods.batches import Batch, collate, split
 from tunesmith_worker.trainer.run import main
 
 FREE = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
@@ -72,6 +72,11 @@ LAYOUTS = [
     Layout(kind="packed", tokens=16),
     Layout(kind="packed", tokens=1),
 ]
+
+
+def count_slots(batches: list[Batch]) -> int:
+    """Computed positions, padding included."""
+    return sum(batch["input_ids"].numel() for batch in batches)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

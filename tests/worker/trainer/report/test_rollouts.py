@@ -90,7 +90,7 @@ def trained(recorder: RunRecorder) -> tuple[RunReport, dict[str, float | None]]:
     trainer = StandIn(recorder, time)
     settings = planted().settings
     assert settings is not None
-    layouts: Any = SimpleNamespace(measuring=False, chosen=SimpleNamespace(kind="padding_free"))
+    layouts: Any = SimpleNamespace(chosen=SimpleNamespace(kind="padding_free"))
     recorder.watch(trainer, settings, layouts, device="cpu", choices=[])
     trainer.train()
     return recorder.report(None), recorder.live()

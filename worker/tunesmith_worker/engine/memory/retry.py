@@ -20,7 +20,6 @@ import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.engine.optimizers.fresh_state import make_state
-from tunesmith_worker.engine.patches import is_compile_error
 from tunesmith_worker.engine.random_state import random_state, restore_random_state
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 
@@ -122,7 +121,7 @@ class EvaluationRetry:
         `rows`: rows of the batch. `restore` resets the counters that a failed call changed. Raises
         RunError if one row at a time does not fit."""
         while True:
-            result = _attempt(lambda: evaluate(self.parts), retry_compile_errors=False)
+            result = _attempt(lambda: evaluate(self.parts))
             if not isinstance(result, _Failure):
                 return result
             # The exception, and the tensors that its frames referenced, are released by now.
@@ -148,11 +147,11 @@ class _Failure:
     text: str
 
 
-def _attempt(work: Callable[[], T], *, retry_compile_errors: bool = True) -> T | _Failure:
+def _attempt(work: Callable[[], T]) -> T | _Failure:
     try:
         return work()
-    except Exception as error:  # torch raises these two kinds as many types; others propagate
-        if is_out_of_memory(error) or (retry_compile_errors and is_compile_error(error)):
+    except Exception as error:  # out of memory has several types; others propagate
+        if is_out_of_memory(error):
             return _Failure(first_line(error))
         raise
 

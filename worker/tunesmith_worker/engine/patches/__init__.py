@@ -1,15 +1,12 @@
 """Patches that replace a model's modules with our kernels: per instance, reversible, reported."""
 
-from .compiled import CompiledLayers, is_compile_error
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason
 from .report import PatchReport
 
 __all__ = [
     "MECHANISMS",
-    "CompiledLayers",
     "PatchReport",
     "Patched",
-    "is_compile_error",
     "patch",
     "stock_attention_reason",
 ]

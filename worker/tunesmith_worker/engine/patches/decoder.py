@@ -30,12 +30,12 @@ class DecoderLayerPatch:
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             raise Unsupported(f"{name} has hooks or a replaced forward")
         self._layer, self._family = layer, FAMILIES[name]
-        self._replaced: Untyped | None = None
         self._attention = _make_half("attention_block", AttentionHalf, layer, mechanisms, report)
         self._mlp = _make_half("mlp_block", MLPHalf, layer, mechanisms, report)
         if not self.has_half:
             return
-        self._stock: Untyped = layer.forward
+        self.stock: Untyped = layer.forward
+        """Forward for batches without segments."""
         layer.forward = types.MethodType(_forward(self), layer)
 
     @property
@@ -55,15 +55,6 @@ class DecoderLayerPatch:
             no_cache = {"segments": segments, "past_key_values": None}
             x = _stock_attention(self._layer, self._family, x, kwargs | no_cache)
         return self._mlp(x) if self._mlp is not None else _stock_mlp(self._layer, self._family, x)
-
-    @property
-    def stock(self) -> Untyped:
-        """Forward for batches without segments."""
-        return self._stock if self._replaced is None else self._replaced
-
-    def replace_stock(self, forward: Untyped | None) -> None:
-        """Use an equivalent function as stock forward; None restores the layer's own."""
-        self._replaced = forward
 
 
 def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:

@@ -112,13 +112,11 @@ class MemoryPlan:
         self._trainer.evaluation_memory = EvaluationRetry(
             partial(self._events.message, level="warn")
         )
-        self.planner = replace(self.planner, correction=self._corrected(*self._probe()))
-        option = self.planner.option(self.steps.policy)
-        if policy is None:
-            option = self._choose_again(option)
+        option = self._test(policy)
+        if policy is None and self._layouts.has_smaller:
+            option = self._smaller_layout(option)
         self.steps.apply(option.policy)
         self._choices.add(to_choice(self.planner, option, summary(self.planner, option)))
-        self._rule_out_layouts()
         if self.planner.checkpointing == "offload" and not self.planner.engine.on_gpu:
             self._events.message(
                 "gradient_checkpointing='offload' has no effect on CPU: layers recompute instead."
@@ -188,19 +186,34 @@ class MemoryPlan:
         """Return our kernels for a batch; padded batches use the model's own layers."""
         return self._ours & {"loss"} if padded else self._ours
 
-    def _rule_out_layouts(self) -> None:
-        """Remove untried layouts that would not fit into memory."""
-        for name, layout in self._layouts.untried.items():
-            batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
-            planner = replace(self.planner, batch=batch, engine=engine)
-            option = planner.option(replace(self.steps.policy, parts=1))
-            if not option.fits:
-                peak, budget = option.prediction.peak, self.planner.memory.budget
-                reason = (
-                    f"would need {format_bytes(peak)}, above the budget of {format_bytes(budget)}"
-                )
-                self._layouts.rule_out(name, reason)
-                self._events.message(f"{name} micro-batches are not tried: they {reason}.")
+    def _test(self, policy: Policy | None) -> Option:
+        """Correct the estimate by the probe; return `policy`, or the corrected choice if None."""
+        self.planner = replace(self.planner, correction=self._corrected(*self._probe()))
+        option = self.planner.option(self.steps.policy)
+        return option if policy is not None else self._choose_again(option)
+
+    def _smaller_layout(self, option: Option) -> Option:
+        """Switch to the smaller layout if it recomputes or splits less; return the option to use.
+
+        Recomputing costs more time than the faster layout saves."""
+        layers = self.planner.shape.layers
+        plain = self.planner.option(Policy(keep=layers))
+        before, self.planner = self.planner, self._planner_of(self._layouts.smaller)
+        smaller = self.planner.choose()
+        if _rank(smaller) <= _rank(option):
+            self.planner = before
+            return option
+        needed, budget = plain.prediction.peak, before.memory.budget
+        message = self._layouts.use_smaller(
+            f"needs {format_bytes(needed)}, above the budget of {format_bytes(budget)}"
+        )
+        self._events.message(message)
+        self.steps.apply(smaller.policy)
+        return self._test(None)
+
+    def _planner_of(self, layout: Layout) -> Planner:
+        batch, engine = self._of(layout, on_gpu=self.planner.engine.on_gpu)
+        return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
         """Run the probe on the longest micro-batch, or a sufficient part of it, under the policy.
@@ -257,9 +270,11 @@ class MemoryPlan:
 
     def _replan(self, failure: str) -> Policy:
         failed = self.steps.policy
-        message = self._layouts.give_up(failure)
-        if message is not None:  # other layouts do not need less memory
-            self._events.message(f"{message}. The step is repeated.", level="warn")
+        if self._layouts.has_smaller:
+            message = self._layouts.use_smaller(f"ran out of memory ({failure})")
+            self._events.message(message, level="warn")
+            self.planner = self._planner_of(self._layouts.chosen)
+            self._write()
             return failed
         policy = self.planner.after_out_of_memory(failed)
         self._failed = failed
@@ -298,6 +313,10 @@ class MemoryPlan:
 
     def _growth(self, peak: int) -> int:
         return peak - self.planner.tuning.weights - self.planner.tuning.adapter
+
+
+def _rank(option: Option) -> tuple[bool, int, int]:
+    return option.fits, option.policy.keep, -option.policy.parts
 
 
 def mechanisms_of(patched: PatchReport | None, layers: int) -> frozenset[str]:

@@ -16,7 +16,6 @@ from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan_file import PlanFile
-from tunesmith_worker.trainer.auto.layouts import Layouts
 
 from .identity import made_for, made_with
 from .state import capture_state
@@ -44,7 +43,6 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         spec: RunSpec,
         events: EventLog,
         plan: PlanFile,
-        layouts: Layouts,
         control: StopControl,
         now: Callable[[], float] = time.monotonic,
         cpu_now: Callable[[], float] = time.process_time,
@@ -55,7 +53,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
             run.checkpoints, made_for(run, spec), made_with(), spec.recipe.keep_every
         )
         self._run, self._events, self._plan = run, events, plan
-        self._layouts, self._control = layouts, control
+        self._control = control
         self._now, self._cpu_now = now, cpu_now
         self._due = self._waits = False
         self._last = -1
@@ -100,7 +98,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         began = self._now()
         self._report(self._writer.finish(wait=True))
         cpu_began = self._cpu_now()
-        state = capture_state(trainer, self._layouts.state())
+        state = capture_state(trainer)
         copied = state.bytes <= _ROOM * host_free()
         state = state.copied() if copied else state
         self._cpu_ended = self._cpu_now()

@@ -55,18 +55,15 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def capture_state(trainer: Untyped, layouts: Json) -> ResumeState:
-    """Capture the state at the end of a step, after its metrics are logged.
-
-    `layouts`: state of the layouts that is not yet in plan.json.
-    """
+def capture_state(trainer: Untyped) -> ResumeState:
+    """Capture the state at the end of a step, after its metrics are logged."""
     trained = trained_parameters(trainer.model)
     name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trained.items()}
     scheduler = trainer.lr_scheduler
     optimizer, moments = optimizer_state(inner(trainer.optimizer), name_of, scheduler)
     random, generators = random_numbers()
     counted, sums = trainer.state_dict()
-    run_state = {"random": random, "layouts": layouts, "counted": counted}
+    run_state = {"random": random, "counted": counted}
     return ResumeState(
         tensors={
             names.TRAINED: dict(trained),
@@ -102,12 +99,6 @@ class SavedState:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._run_state: Json = self._json(names.RUN_STATE)
-
-    @property
-    def layouts(self) -> Json:
-        """State for `Layouts.resume`."""
-        layouts: Json = self._run_state["layouts"]
-        return layouts
 
     def load_weights(self, model: torch.nn.Module) -> None:
         """Copy weights into the model. Raises RunError if other tensors train."""

@@ -63,11 +63,6 @@ def split(step: Batch, layout: Layout, *, pad_token_id: int) -> list[Batch]:
     return [_end_to_end([rows[i] for i in indices]) for indices in bins]
 
 
-def count_slots(batches: Sequence[Batch]) -> int:
-    """Return the number of computed token slots, padding included."""
-    return sum(batch["input_ids"].numel() for batch in batches)
-
-
 def _rows(step: Batch) -> list[_TokenRow]:
     ids, labels = step["input_ids"][0], step["labels"][0]
     bounds = [0, *accumulate(step["lengths"])]

@@ -29,7 +29,6 @@ from .batches import (
     Batch,
     batch_to_device,
     collate,
-    count_slots,
     predicting_tokens,
     split,
     to_device,
@@ -103,7 +102,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
     def _whole_step(
         self, model: Untyped, inputs: dict[str, Untyped], num_items_in_batch: Untyped
     ) -> torch.Tensor:
-        layout = self._layouts.for_step(self.state.global_step)
+        layout = self._layouts.chosen
         self.guard.start_step(
             StepRecord(
                 number=self.state.global_step + 1,
@@ -117,21 +116,19 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         self.current_gradient_accumulation_steps = len(batches)
         seen = self._total_train_tokens + sum(inputs["lengths"])
         loss = torch.zeros((), device=self.args.device)
-        with self._layouts.timed(count_slots(batches)):
-            for batch in batches:
-                last = batch is batches[-1]
-                inputs_on_device = batch_to_device(batch, self.args.device)
-                if self.memory is not None:
-                    self.memory.observe(batch)
-                with nullcontext() if last else self.accelerator.no_sync(model=model):
-                    loss = loss + super().training_step(model, inputs_on_device, num_items_in_batch)
+        for batch in batches:
+            last = batch is batches[-1]
+            inputs_on_device = batch_to_device(batch, self.args.device)
+            if self.memory is not None:
+                self.memory.observe(batch)
+            with nullcontext() if last else self.accelerator.no_sync(model=model):
+                loss = loss + super().training_step(model, inputs_on_device, num_items_in_batch)
         self._total_train_tokens: int = seen
         self.step_loss = loss
         return loss
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
         """Rerun rows of a step, forward and backward; return their part of its loss."""
-        self._layouts.for_evaluation()  # no compiled layers: nan_rows hooks modules
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
             inputs_on_device = batch_to_device(batch, self.args.device)
@@ -210,7 +207,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
     def prediction_step(
         self, model: Untyped, inputs: dict[str, Untyped], *_: Untyped, **__: Untyped
     ) -> tuple[Untyped, None, None]:
-        counters, layout = self.counters("eval"), self._layouts.for_evaluation()
+        counters, layout = self.counters("eval"), self._layouts.chosen
 
         def whole(parts: int) -> Untyped:
             loss = None

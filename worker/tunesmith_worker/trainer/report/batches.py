@@ -93,11 +93,11 @@ class BatchCounts:
         if in_forward:  # its backward will not run
             self._sizes.pop()
 
-    def micro_batch(self, slots: int, *, final_layout: bool) -> None:
-        """Count a micro-batch at its beginning. `final_layout`: in the layout of all later ones."""
+    def micro_batch(self, slots: int) -> None:
+        """Count a micro-batch at its beginning."""
         self.slots += slots
         self.micro_batches += 1
-        self._sizes.append(slots if final_layout and self.micro_batches > WARM_UP else 0)
+        self._sizes.append(slots if self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
         """Add the time of a forward or backward pass, in the order of the run."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from tunesmith_schema import PhaseName
 from tunesmith_worker.rundir.clock import WallClock
-from tunesmith_worker.trainer.auto.layouts import Layouts
 
 from .batches import BatchCounts
 from .cuda import CudaTimeline
@@ -24,16 +23,14 @@ PHASES = {
 """Phases of methods of transformers' Trainer. A call inside another method counts for itself."""
 
 
-def time_steps(
-    trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts
-) -> CudaTimeline | None:
+def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Wrap the methods of this trainer.
 
     On a GPU, return the timeline that the clock follows until `clock.unfollow()`.
     """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)
-    _split_step(trainer, clock, counts, layouts)
+    _split_step(trainer, clock, counts)
     clock.computed = counts.computed
     if trainer.args.device.type != "cuda":
         return None
@@ -54,7 +51,7 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
     setattr(trainer, name, timed)
 
 
-def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts: Layouts) -> None:
+def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> None:
     """Split a step into phases.
 
     Laying out the rows counts as data; each micro-batch has a forward phase up to the loss and a
@@ -74,8 +71,7 @@ def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts, layouts
         # FORWARD: the step restarts because memory ran out in a forward pass.
         if clock.phase not in (PhaseName.DATA_WAIT, PhaseName.FORWARD, PhaseName.BACKWARD):
             return compute_loss(model, inputs, *rest, **named)  # an evaluation
-        slots = trainer.describe(inputs).tokens
-        counts.micro_batch(slots, final_layout=not layouts.measuring)
+        counts.micro_batch(trainer.describe(inputs).tokens)
         clock.switch(PhaseName.FORWARD)
         loss = compute_loss(model, inputs, *rest, **named)
         clock.switch(PhaseName.BACKWARD)

@@ -70,14 +70,14 @@ class TrainingWatch:
         self._shape = model_shape(trainer.model, full=settings.tuning == "full")
         windows = self._shape.windows if isinstance(self._shape, FlopsShape) else ()
         self._counts, self.rollouts = BatchCounts(windows), RolloutCounts()
-        self._timeline = time_steps(trainer, clock, self._counts, layouts)
+        self._timeline = time_steps(trainer, clock, self._counts)
         self._last = self._now()
 
     def fill_in(self, report: RunReport) -> None:
         """Set all fields of the report that describe training."""
         report.steps = self._trainer.state.global_step
         report.total_steps = self._trainer.state.max_steps or None
-        layout = None if self._layouts.measuring else self._layouts.chosen.kind
+        layout = self._layouts.chosen.kind
         report.settings = self._settings.model_copy(update={"layout": layout})
         report.choices = self._choices
         report.device, report.layers = self._device, self._layers.read()
