@@ -1,4 +1,4 @@
-"""Patches that replace a model's modules with our kernels: per instance, reversible, reported."""
+"""Patch a model's modules with our kernels. Patches are per module, reversible and reported."""
 
 from .compiled import CompiledLayers, is_compile_error
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason

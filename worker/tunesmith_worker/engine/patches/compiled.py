@@ -1,7 +1,7 @@
-"""The model's stock decoder layers under torch.compile, switched on and off between steps.
+"""Compile the model's stock decoder layers with torch.compile, and switch them on and off.
 
-Batch size and length are symbolic, so that one graph serves every shape. The compile time is stored
-next to torch's compile cache, for the decision of the next run.
+Batch size and length are symbolic, so one graph handles every shape. The compile time is stored
+next to torch's compile cache. The next run uses it to decide whether to compile.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from .decoder import DecoderLayerPatch
 Untyped = Any  # Any: transformers is not typed
 
 COLD_SECONDS = 60.0
-"""Estimated compile time without a stored measurement: 25-60 s were measured on two cores."""
+"""Estimated compile time if no measurement is stored. On two cores, 25-60 s were measured."""
 WARM_SHARE = 0.4
-"""Estimated fraction of the compile time with torch's cache: 0.35 was measured."""
+"""Estimated compile time with torch's cache, as a fraction of the time without it. The measured
+fraction was 0.35."""
 
 
 class CompiledLayers:
@@ -38,7 +39,7 @@ class CompiledLayers:
 
     @property
     def estimated_seconds(self) -> float | None:
-        """Estimated compile time; None if layers cannot be compiled on this host."""
+        """Estimated compile time in seconds; None if layers cannot be compiled on this host."""
         if not self._layers or not (torch.cuda.is_available() or shutil.which("g++")):
             return None
         try:
@@ -47,8 +48,10 @@ class CompiledLayers:
             return COLD_SECONDS
 
     def use(self, on: bool) -> None:
-        """Switch compiled layers on or off. A layer that cannot be compiled raises on its first
-        forward; `is_compile_error` recognizes such errors."""
+        """Switch compiled layers on or off.
+
+        A layer that cannot be compiled raises an error in its first forward pass.
+        `is_compile_error` recognizes such errors."""
         if on == self._on:
             return
         if self._compiled is None:
@@ -59,7 +62,7 @@ class CompiledLayers:
 
     @contextmanager
     def first_use(self) -> Iterator[None]:
-        """Context manager around the step that compiles; stores the compile time if it succeeds."""
+        """Measure the step that compiles the layers; store the compile time if it succeeds."""
         cached, start = self._timing_file.exists(), time.perf_counter()
         yield
         seconds = (time.perf_counter() - start) * (1.0 if cached else WARM_SHARE)
