@@ -1,6 +1,7 @@
 """Reinforcement training on questions with known answers; prints first and last completions.
 
-Run: python examples/grpo_maths.py MODEL FILE [STEPS]. A row of FILE: {"prompt": ..., "answer": ...}
+Run: python examples/grpo_maths.py MODEL FILE [STEPS]. Each row of FILE is {"prompt": ..., "answer":
+...}.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from statistics import fmean
 import tunesmith
 
 GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
-"""Reward 1 when the last number of a completion equals the row's `answer`, else 0."""
+"""The reward is 1 if the last number of a completion equals the row's `answer`, else 0."""
 
 
 def main(model: str, data: Path, max_steps: int = 50) -> Path:
     """Train `model` on `data` and return the folder with the adapter."""
-    client = tunesmith.Client()  # TUNESMITH_BASE_URL, TUNESMITH_API_KEY
+    client = tunesmith.Client()  # reads TUNESMITH_BASE_URL and TUNESMITH_API_KEY
     file = client.files.create(file=data)
     job = client.fine_tuning.jobs.create(
         model=model,

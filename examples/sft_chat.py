@@ -1,4 +1,5 @@
-"""Four calls from a file to a tuned model. Run: python examples/sft_chat.py MODEL FILE [STEPS]"""
+"""Train a chat model in four calls, from a file to the tuned model. Run: python
+examples/sft_chat.py MODEL FILE [STEPS]"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import tunesmith
 
 def main(model: str, data: Path, max_steps: int = 50) -> Path:
     """Train `model` on `data` and return the folder with the adapter."""
-    client = tunesmith.Client()  # TUNESMITH_BASE_URL, TUNESMITH_API_KEY
+    client = tunesmith.Client()  # reads TUNESMITH_BASE_URL and TUNESMITH_API_KEY
     file = client.files.create(file=data)
     job = client.fine_tuning.jobs.create(
         model=model,

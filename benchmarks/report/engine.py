@@ -12,10 +12,10 @@ MIB = 2**20
 def layouts(result: Result | None) -> str:
     words = (
         "## The layout of a step\n\n"
-        "`packing: auto` measures padded, padding-free and packed layouts over a run's first steps "
+        "`packing: auto` chooses padded, padding-free or packed micro-batches by a rule "
         "(`python -m benchmarks.layouts`; `layouts.json`). Slower: extra CPU time of the chosen "
-        "layout relative to the fastest. Cost: time of the trial beyond the fastest layout, as a "
-        "share of a run of 200 steps.\n"
+        "layout relative to the fastest. Cost: time of the rule, as a share of a run of 200 steps."
+        "\n"
     )
     if result is None:
         return words + _open("layouts")

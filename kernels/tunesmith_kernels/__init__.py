@@ -1,6 +1,6 @@
 """Fused operations, one file each: a plain torch reference, a fast CPU path and Triton kernels.
 
-The package depends only on torch and triton. Importing it imports no operation and not triton.
+The package depends only on torch and triton. Importing it loads neither the operations nor triton.
 """
 
 __all__: list[str] = []

@@ -1,10 +1,11 @@
-"""AdamW in fp32 on flat tensors: the formulas that all optimisers of this package compute.
+"""AdamW in fp32 on flat tensors. All optimisers of this package compute these formulas:
 
     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
     x = (1 - lr wd) x - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-Loshchilov and Hutter, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101, in
-the form of torch.optim.AdamW. The callers define how x, m and v are stored between steps.
+The form is that of torch.optim.AdamW. Source: Loshchilov and Hutter, "Decoupled Weight Decay
+Regularization", https://arxiv.org/abs/1711.05101. Callers choose how they store x, m and v between
+steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class AdamW:
     eps: float
     weight_decay: float
     step: int
-    """Step number t, from 1."""
+    """Step number t; the first step is 1."""
 
     @property
     def decay(self) -> float:
@@ -45,8 +46,8 @@ class AdamW:
 def adamw_reference_(
     x: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, spec: AdamW
 ) -> None:
-    """Compute the formulas line by line. All tensors have one shape and dtype; x, m and v are
-    updated in place."""
+    """Compute the formulas line by line and update x, m and v in place. All tensors have the same
+    shape and dtype."""
     m.mul_(spec.beta1).add_(grad, alpha=1.0 - spec.beta1)
     v.mul_(spec.beta2).add_(grad * grad, alpha=1.0 - spec.beta2)
     denominator = v.sqrt() / spec.v_correction + spec.eps
@@ -61,9 +62,9 @@ def adamw_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """Compute one step with the kernel of torch.optim.AdamW(fused=True), in one pass and in place.
+    """Compute one step in place with the kernel that torch.optim.AdamW(fused=True) uses.
 
-    `found_inf`: fp32 scalar on x's device. If it is 1, x, m and v are not changed.
+    `found_inf`: fp32 scalar on x's device. If it is 1, x, m and v stay unchanged.
     """
     torch._fused_adamw_(
         [x],

@@ -1,16 +1,16 @@
 """AdamW step on bf16 weights with 8-bit moments and stochastic rounding.
 
-Weight and moments are converted to fp32, updated by the formulas of adamw.py, and converted back. A
-weight x is rounded to bf16 w, away from zero with the probability that its lower 16 bits represent:
+The step converts weights and moments to fp32, updates them by the formulas of adamw.py, and
+converts them back. It rounds an fp32 weight x to bf16 w at random; x is the expected value of w:
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 
-so that no update is lost on average, however small (https://arxiv.org/abs/2010.06192, section 4).
-moment_codes.py defines the codes of the moments. Bytes per weight: 2 + 1 + 1, and 8 per block of
-256 weights.
+On average, small updates are therefore not lost (https://arxiv.org/abs/2010.06192, section 4).
+moment_codes.py defines the 8-bit codes. Memory: 4 bytes per weight (weight 2, moments 1 + 1), and 8
+bytes of scales per block of 256 weights.
 
-The random numbers of a step depend only on `seed`, so a step can be repeated. The CPU path and the
-Triton path have different random numbers.
+The random numbers depend only on `seed`, so a step can be repeated exactly. The CPU path and the
+Triton path draw different random numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def adamw_8bit_reference_(
     spec: AdamW,
     random: torch.Tensor,
 ) -> None:
-    """Compute `adamw_8bit_` in one tile from the formulas, with random int32 numbers [n]."""
+    """Compute `adamw_8bit_` from the formulas, in one tile. `random`: int32 random numbers [n]."""
     size, padded = len(weight), num_blocks(len(weight)) * BLOCK
     m, v, scratch = torch.zeros(3, padded)
     decode_m(moments.m_code, moments.m_scale, m, scratch)
@@ -62,7 +62,7 @@ def adamw_8bit_(
 ) -> None:
     """Compute one step in place. weight [n] bf16, grad [n] bf16 or fp32, seed in [0, 2^62).
 
-    `found_inf`: fp32 scalar on the same device. If it is 1, weight and moments are not changed.
+    `found_inf`: fp32 scalar on the same device. If it is 1, weight and moments stay unchanged.
     Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, moments, grad)
@@ -95,7 +95,7 @@ def adamw_8bit_(
 
 
 def _uniform(random: torch.Tensor) -> torch.Tensor:
-    """Return the upper 16 bits of int32 numbers as fp32 in [0, 1)."""
+    """Convert the upper 16 bits of int32 numbers to fp32 numbers in [0, 1)."""
     return (random >> 16).float().mul_(2.0**-16).add_(0.5)
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels of error_word.py and adamw_8bit.py: one pass over weight and state per step.
+"""Triton kernels for error_word.py and adamw_8bit.py. A step is one pass over weights and state.
 
 The callers have checked the arguments. All tensors are flat and contiguous.
 """
@@ -51,8 +51,8 @@ def _error_word_kernel(
     found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """One AdamW step on split weights. `upper`: bits of the bf16 weights as int16. `found_inf`:
-    None, or pointer to a scalar; if it is 1, nothing is written."""
+    """Compute one AdamW step on split weights. `upper`: bits of the bf16 weights as int16.
+    `found_inf`: None, or a pointer to a scalar. If the scalar is 1, nothing is written."""
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
@@ -99,7 +99,7 @@ def _8bit_kernel(
     found_inf,
     BLOCKS: tl.constexpr,
 ):
-    """One AdamW step with 8-bit moments, BLOCKS blocks of moments per program."""
+    """Compute one AdamW step with 8-bit moments. Each program updates BLOCKS blocks."""
     if found_inf is not None:
         keeps = tl.load(found_inf) == 0.0
         size, num_blocks = tl.where(keeps, size, 0), tl.where(keeps, num_blocks, 0)
@@ -188,7 +188,7 @@ def launch_8bit(
             grad,
             size,
             blocks,
-            seed | 1 << 62,  # always 64 bits, so one compiled kernel serves every seed
+            seed | 1 << 62,  # always 64 bits: one compiled kernel works for all seeds
             *_numbers(spec),
             found_inf,
             BLOCKS=ELEMENTS // BLOCK.value,
@@ -197,7 +197,7 @@ def launch_8bit(
 
 
 def _numbers(spec: AdamW) -> tuple[float, ...]:
-    """Return the kernels' scalar arguments, subtracted in double precision."""
+    """Return the kernels' scalar arguments. Differences are computed in double precision."""
     return (
         spec.decay,
         spec.step_size,

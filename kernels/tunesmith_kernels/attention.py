@@ -1,18 +1,20 @@
 """Causal attention over segments: no attention across rows, and no T x T mask.
 
-For query i and key j of one segment with j <= i (and i - j < window, if there is a window), counted
-from the first token of the segment's prefix:
+Query i attends to key j of its segment if j <= i (with a window: and i - j < window). Queries and
+keys are counted from the first token of the segment's prefix.
 
-    s_ij = scale * q_i . k_j          with a soft cap then softcap * tanh(s_ij / softcap)
+    s_ij = scale * q_i . k_j          with a soft cap: softcap * tanh(scale * q_i . k_j / softcap)
     o_i  = sum_j softmax_j(s_ij) v_j
 
-Backward recomputes p = softmax(s) tile by tile and saves no probabilities: dv = p' do,
-ds = p (dp - rowsum(dp p)) with dp = do v', dq = scale ds k, dk = scale ds' q
-(https://arxiv.org/abs/2307.08691, section 3.1).
+Forward saves no probabilities; backward recomputes p = softmax(s) tile by tile
+(https://arxiv.org/abs/2307.08691, section 3.1):
 
-On a CPU a tile is a block of queries with all heads of a key/value group stacked as rows, so that
-one batched GEMM computes the group. On a GPU torch's varlen kernels compute attention; calls that
-they do not support (fp32, soft caps) use tiles.
+    dv = p' do           ds = p (dp - rowsum(dp p)) with dp = do v'
+    dq = scale ds k      dk = scale ds' q
+
+On a CPU, a tile is a block of queries. The query heads that share a key/value head are stacked as
+rows, so that one GEMM computes them. On a GPU, torch's varlen kernels compute attention. Calls that
+these kernels do not support (fp32, soft caps) use tiles.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ def segment_attention(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Apply RoPE to q and k, then attention.
+    """Apply RoPE to q and k, then compute attention.
 
-    qkv: [T, (heads + 2 kv_heads) head_dim], q, k and v side by side. With RoPE it is
-    **overwritten** with the rotated q and k, so the operation that produced it must not have saved
-    it. cos, sin: [T, R / 2] fp32 for each token's own position, or None for no RoPE. Keys of a
-    prefix keep the rotation of their own row. Returns [T, heads * head_dim].
+    qkv: q, k and v side by side, [T, (heads + 2 kv_heads) head_dim]. RoPE **overwrites** q and k in
+    it, so the operation that produced qkv must not save it for its backward pass. cos, sin: [T, R /
+    2] fp32, at each token's position in its row; None for no RoPE. The keys of a prefix are rotated
+    once, at their positions in the prefix's row. Returns [T, heads * head_dim].
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
@@ -60,8 +62,7 @@ def segment_attention(
 
 
 def why_tiles(qkv: torch.Tensor, shape: AttentionShape) -> str | None:
-    """Return the reason why this call uses tiles instead of torch's varlen kernels; None if it uses
-    those."""
+    """Return the reason why torch's varlen kernels cannot compute this call; None if they can."""
     return why_not_varlen_here(qkv.device) or why_not_varlen(qkv.dtype, shape)
 
 
@@ -72,7 +73,7 @@ def segment_attention_reference(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Compute attention with one dense score matrix per row. Does not change its arguments."""
+    """Compute attention with one dense score matrix per row. The arguments stay unchanged."""
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
@@ -137,7 +138,7 @@ class _SegmentAttention(torch.autograd.Function):
         shape: AttentionShape,
     ) -> torch.Tensor:
         if cos is not None and sin is not None:
-            # If the producer has saved qkv, autograd detects the new version and raises.
+            # Autograd raises an error if the operation that produced qkv has saved it.
             rope_(_rotated_heads(qkv, shape), cos, sin)
         q, k, v = _split(qkv, shape)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -158,7 +159,7 @@ class _SegmentAttention(torch.autograd.Function):
         d_out = d_out.unflatten(-1, (-1, shape.head_dim))
         d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
         d_q, d_k, d_v = _split(d_qkv, shape)
-        # Sums over tiles in at least fp32, laid out [KV, T, D] for the GEMMs.
+        # Sum over tiles in at least fp32. The layout [KV, T, D] is the one the GEMMs need.
         size = (shape.kv_heads, qkv.shape[0], shape.head_dim)
         k_sum = qkv.new_zeros(size, dtype=wide(qkv.dtype))
         v_sum = torch.zeros_like(k_sum)
@@ -197,11 +198,11 @@ class _Tile:
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
     block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
     if qkv.is_cuda:
-        block = 512  # not measured: few launches, and scores of about 100 MB
+        block = 512  # not measured; few launches, and about 100 MB of scores
     for row in segments.segments():
         for start in range(row.start, row.stop, block):
             stop = min(start + block, row.stop)
-            left = 0  # first key in a window of the tile, counted from the prefix's first
+            left = 0  # first key in the tile's window, counted from the start of the prefix
             if shape.window is not None:
                 left = max(0, row.prefix + start - row.start - shape.window + 1)
             queries = slice(start, stop)
@@ -230,8 +231,8 @@ def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float
 def _probabilities(
     q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the tile's probabilities [KV, groups * rows, keys], the stacked queries and, with a
-    soft cap, its slope 1 - tanh(.)**2."""
+    """Return the tile's probabilities [KV, groups * rows, keys], its stacked queries, and the slope
+    of the soft cap, `1 - tanh(.)**2` (None without a soft cap)."""
     queries, seen = _stacked(q, tile, shape), len(keys)
     scores = torch.baddbmm(
         queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale
@@ -242,10 +243,10 @@ def _probabilities(
         slope = 1 - bent * bent
         scores = bent * shape.softcap
     by_query = scores.unflatten(1, (-1, tile.rows))
-    # All columns except the last `rows` are before every query ...
+    # Only the last `rows` columns can hold keys after a query.
     by_query[..., seen - tile.rows :].add_(_later(tile.rows, scores.dtype, scores.device))
     if shape.window is not None and seen > shape.window:
-        # ... and all except the first `left` are in every query's window.
+        # Only the first `left` columns can hold keys before a query's window.
         left = seen - shape.window
         by_query[..., :left].add_(_left_behind(tile.rows, left, scores.dtype, scores.device))
     return torch.softmax(scores, -1), queries, slope
@@ -253,15 +254,15 @@ def _probabilities(
 
 @lru_cache(maxsize=256)
 def _later(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a mask with -inf for keys after the query, else 0. The last key is the last query's
-    own."""
+    """Return a mask: -inf for keys after the query, else 0. Query i and key i are the same
+    token."""
     mask = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device)
     return mask.triu_(1)
 
 
 @lru_cache(maxsize=256)
 def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a mask with -inf for keys before the query's window, else 0. All `keys` are before the
+    """Return a mask: -inf for keys before the query's window, else 0. All `keys` are before the
     window of the last query."""
     mask = torch.full((rows, keys), float("-inf"), dtype=dtype, device=device)
     return mask.tril_(keys - rows)

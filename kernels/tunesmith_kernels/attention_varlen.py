@@ -1,9 +1,9 @@
-"""Attention over rows of unequal length with torch's FlashAttention, and the reasons why a call
+"""Attention over rows of unequal length with torch's FlashAttention. Names the reason if a call
 cannot use it.
 
-`torch.nn.attention.varlen` exists since torch 2.10, and its arguments have changed since.
-FlashAttention 3, faster on compute capability 9.0, replaces the built-in version 2 if its package
-is installed. RoPE is applied by the caller.
+Torch has `torch.nn.attention.varlen` since version 2.10; later versions changed its arguments. On
+compute capability 9.0, FlashAttention 3 is faster than the built-in version 2 and is used if its
+package is installed. The caller applies RoPE.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .tiles import wide
 __all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
 
 _FA3 = "flash_attn_interface"
-"""Module of FlashAttention 3's package, under which torch looks for it."""
+"""Module name under which torch looks for FlashAttention 3."""
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
-    """Return the property of the call that the varlen kernels do not support on any device; None if
-    supported."""
+    """Return the property of the call that the varlen kernels support on no device; None if they
+    support the call."""
     if shape.softcap is not None:
         return f"a soft cap on scores ({shape.softcap:g})"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -62,7 +62,7 @@ def varlen_attention(
     cumulative, longest = segments.cumulative, segments.longest
     cumulative_k, longest_k = cumulative, longest
     if segments.prefixes is not None:
-        # If a row has more keys than queries, the kernels align the last key with the last query.
+        # The kernels align a row's last key with its last query, also if the row has more keys.
         k, v = (_gathered(x, segments.prefixes.keys) for x in (k, v))
         cumulative_k, longest_k = segments.prefixes.cumulative, segments.prefixes.longest
     left = -1 if shape.window is None else shape.window - 1
@@ -82,8 +82,8 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """x[index] with a gradient summed in at least fp32: a prompt's keys get a gradient from each of
-    its completions."""
+    """`x[index]`, with its gradient summed in at least fp32. Several completions add to the
+    gradient of one prompt's keys."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -102,8 +102,8 @@ class _Gathered(torch.autograd.Function):
 
 @cache
 def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
-    """Return torch's function, and True if it has the argument `enable_gqa`. The kernels support
-    grouped heads either way, but torch 2.11 does not have the argument and 2.13 requires it."""
+    """Return torch's function, and True if it has the argument `enable_gqa`. For grouped heads,
+    torch 2.13 requires the argument; torch 2.11 lacks it and needs none."""
     from torch.nn.attention.varlen import varlen_attn  # slow to import
 
     if capability[0] == 9 and find_spec(_FA3) is not None:
@@ -112,10 +112,10 @@ def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
 
 
 def _activate_fa3() -> None:
-    """Use FlashAttention 3 in the whole process, including torch's own attention."""
+    """Switch the whole process to FlashAttention 3, including torch's own attention."""
     from torch.nn.attention import activate_flash_attention_impl
 
     try:
         activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError) as reason:  # built for another torch or CUDA version
-        warnings.warn(f"FlashAttention 3 cannot be used, using 2: {reason}", stacklevel=2)
+        warnings.warn(f"cannot load FlashAttention 3; using version 2: {reason}", stacklevel=2)

@@ -1,7 +1,8 @@
-"""Choice between the CPU path and the Triton path of an operation. Does not import triton.
+"""Choice between the CPU path and the Triton path of an operation. This module does not import
+triton.
 
-Triton kernels are in `*_triton.py` files, which are imported at their first use: torch's CUDA
-wheels include triton, its CPU wheels do not.
+Triton kernels are in `*_triton.py` files. A file is imported when its kernel is first used, because
+torch's CPU wheels do not include triton.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def uses_triton(x: torch.Tensor) -> bool:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run the Triton kernels for CPU tensors in triton's interpreter (about 1 ms per program).
+    """Run Triton kernels on CPU tensors, in triton's interpreter (about 1 ms per program).
 
-    For tests. Raises RuntimeError unless TRITON_INTERPRET=1 is set in the environment; triton reads
-    it when a kernel file is first imported.
+    For tests. Raises RuntimeError unless TRITON_INTERPRET=1 is in the environment. Triton reads
+    this variable when a kernel file is first imported.
     """
     from triton import knobs
 
@@ -41,5 +42,5 @@ def interpreted() -> Iterator[None]:
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Make the device of `x` the current device, to which Triton launches. No effect on a CPU."""
+    """Make the device of `x` current, so that Triton launches there. No effect on a CPU."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,16 +1,19 @@
-"""Split master weights: fp32 weights stored as bf16 plus a 16-bit error word, and their AdamW step.
+"""Split master weights, and their AdamW step. An fp32 weight is stored as bf16 plus a 16-bit error
+word.
 
 The bits of an fp32 number x, as an integer, are
 
     bits(x) = 2^16 bits(w) + e          w bf16, e int16
 
-with w the nearest bf16 to x, ties away from zero: e is the lower half of x as a signed number, and
-w is the upper half, plus 1 if e is negative. Every finite x has exactly one such pair and is
-restored exactly: w and e together are an fp32 master weight, and the model computes with w alone.
-torch rounds ties to even; `tied_to_odd` finds the weights, about one in 131,072, that differ.
+Here w is the bf16 nearest to x, with ties rounded away from zero. e is the lower half of x as a
+signed number; w is the upper half, plus 1 if e is negative. Every finite x has exactly one such
+pair, and the pair restores x exactly. Together w and e are an fp32 master weight; the model
+computes with w alone. torch rounds ties to even, so about one weight in 131,072 differs;
+`tied_to_odd` finds them.
 
 Source: split SGD (https://arxiv.org/abs/2010.06192, section 5) and
-https://arxiv.org/abs/2602.23349. Bytes per weight: 2 + 2, and 4 + 4 for AdamW's moments.
+https://arxiv.org/abs/2602.23349. Memory: 2 + 2 bytes per weight, and 4 + 4 bytes for AdamW's
+moments.
 """
 
 from __future__ import annotations
@@ -33,23 +36,23 @@ _HALF = 1 << 15
 
 
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split fp32 of any shape into the nearest bf16 and the int16 error word. Exact for finite
-    numbers: above the largest bf16, the bf16 is infinite, but the pair still holds the exact
-    number."""
+    """Split fp32 of any shape into the nearest bf16 and the int16 error word. The pair is exact for
+    finite numbers, also above the largest bf16, where the bf16 part is infinite."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)
 
 
 def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Join bf16 and int16 of one shape to the fp32 number that `split_words` split, bit for bit."""
+    """Restore the fp32 numbers that `split_words` split, bit for bit. Both tensors have the same
+    shape."""
     bits = (weight.contiguous().view(torch.int16).int() << 16) + error
     return bits.view(torch.float32)
 
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Return a bool mask of the weights that torch would round to the bf16 below: their fp32 master
-    is exactly between two bf16 numbers, and `weight` is the odd one."""
+    """Return a bool mask of the weights that torch would round differently. Their fp32 master is
+    exactly between two bf16 numbers, and `weight` is the odd one."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 
@@ -78,11 +81,11 @@ def adamw_error_word_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """Compute one step in place. weight bf16, error int16, grad bf16 or fp32, m and v fp32, all
-    [n].
+    """Compute one step in place. Dtypes: weight bf16, error int16, grad bf16 or fp32, m and v fp32.
+    Each tensor is [n].
 
-    `found_inf`: fp32 scalar on the same device. If it is 1, nothing is changed. Raises ValueError
-    for a wrong dtype, shape or memory layout.
+    `found_inf`: fp32 scalar on the same device. If it is 1, all tensors stay unchanged. Raises
+    ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, error, grad, m, v)
     if uses_triton(weight):

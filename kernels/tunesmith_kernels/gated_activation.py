@@ -1,4 +1,4 @@
-"""Gated activations of an MLP (SwiGLU, GEGLU), and their gradients.
+"""Gated activations of MLPs (SwiGLU, GEGLU), and their gradients.
 
     out = act(gate) up,    gate_up = [gate | up]
 
@@ -8,11 +8,11 @@
     gelu        act(g) = g Phi(g),                    Phi the normal distribution function
     gelu_tanh   act(g) = g sigmoid(2 z),              z = sqrt(2/pi) (g + 0.044715 g^3)
 
-(sigmoid(2 z) is (1 + tanh z) / 2.) Shazeer, "GLU Variants Improve Transformer",
-https://arxiv.org/abs/2002.05202. For silu and gelu the CPU path rounds act(gate) to the tensor's
-dtype before the multiplication, as stock transformers does; Triton and the reference round once, at
+Here sigmoid(2 z) equals (1 + tanh z) / 2. Source: Shazeer, "GLU Variants Improve Transformer",
+https://arxiv.org/abs/2002.05202. For silu and gelu, the CPU path and stock transformers round
+act(gate) to the tensor's dtype before the multiplication. Triton and the reference round once, at
 the end. `gated` is differentiable; `gated_forward` and `gated_backward` are for autograd functions.
-Shapes: T rows, I the intermediate size.
+T is the number of rows, I the intermediate size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ approximation (transformers' "gelu_pytorch_tanh")."""
 
 
 def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I], rounded once."""
+    """Compute gate_up [T, 2I] -> [T, I]. The result is rounded once."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, -1)
     if activation == "silu":
         activated = F.silu(gate)
@@ -45,7 +45,8 @@ def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tens
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I]. Differentiable once; saves only gate_up.
+    """Compute gate_up [T, 2I] -> [T, I]. Differentiable once. Saves only gate_up for the backward
+    pass.
 
     Raises ValueError for a wrong shape or an activation that is not in `Activation`.
     """
@@ -74,11 +75,11 @@ def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor
 def gated_backward(
     gate_up: torch.Tensor, d_out: torch.Tensor, activation: Activation, *, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out [T, I], recomputed, and d_gate_up [T, 2I] from gate_up [T, 2I] and d_out [T, I],
-    in one pass.
+    """Recompute out [T, I] and compute d_gate_up [T, 2I] in one pass. gate_up is [T, 2I], d_out [T,
+    I].
 
-    `in_place` overwrites d_out with out; its last dimension must then be contiguous (ValueError).
-    gate_up is not changed, so a second backward pass is possible.
+    `in_place` overwrites d_out with out. It raises ValueError if the last dimension of d_out is not
+    contiguous. gate_up stays unchanged, so a second backward pass is possible.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
@@ -102,7 +103,7 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Fill d_gate_up and, if not None, out, which may be d_out itself."""
+    """Write d_gate_up and, unless it is None, out. out and d_out may be the same tensor."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 
@@ -143,16 +144,16 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def _scratch_dtype(dtype: torch.dtype, activation: Activation) -> torch.dtype:
-    """Return the dtype of temporaries. ATen's kernels compute in fp32 internally; a composition of
-    several operations needs fp32 temporaries."""
+    """Return the dtype of temporaries. gelu_tanh needs fp32 between its operations; the single ATen
+    kernels for silu and gelu compute in fp32 internally."""
     return wide(dtype) if activation == "gelu_tanh" else dtype
 
 
 def _activate(
     gate: torch.Tensor, activation: Activation, out: torch.Tensor, sigmoid: torch.Tensor
 ) -> None:
-    """Write act(gate) [n, I] to out; for gelu_tanh also sigmoid(2 z), which is cheaper than ATen's
-    tanh."""
+    """Write act(gate) [n, I] to out. For gelu_tanh, also write sigmoid(2 z) to sigmoid; this is
+    faster than ATen's tanh."""
     if activation == "silu":
         torch.ops.aten.silu.out(gate, out=out)
     elif activation == "gelu":
@@ -170,8 +171,8 @@ def _activate_backward(
     sigmoid: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write d_activated act'(gate) [n, I] to out, which may be gate. The other tensors are those of
-    `_activate`."""
+    """Write `d_activated * act'(gate)` [n, I] to out. out and gate may be the same tensor.
+    activated and sigmoid are the results of `_activate`."""
     if activation == "silu":
         torch.ops.aten.silu_backward.grad_input(d_activated, gate, grad_input=out)
     elif activation == "gelu":
@@ -199,7 +200,7 @@ def _backward_cpu(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Compute `_backward`. Elements are read before they are overwritten."""
+    """Compute `_backward` on a CPU. Each element is read before it is overwritten."""
     num_rows, size = d_out.shape
     dtype = _scratch_dtype(d_out.dtype, activation)
     scratch = d_out.new_empty(3, rows_per_tile(num_rows, size), size, dtype=dtype)

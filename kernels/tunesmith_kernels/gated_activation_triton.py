@@ -1,7 +1,7 @@
-"""Triton kernels of gated_activation.py: one pass forward, one pass backward, optionally in place.
+"""Triton kernels for gated_activation.py: one pass forward and one pass backward.
 
-The callers have checked the arguments. Rows may be non-contiguous, the last dimension is
-contiguous.
+The callers have checked the arguments. The last dimension is contiguous; rows may be
+non-contiguous.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Backward pass. A program reads all inputs before it writes, so in place is safe."""
+    """Compute the backward pass. A program reads all its inputs before it writes, so out may
+    overwrite d_out."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size

@@ -1,7 +1,7 @@
-"""Language-model head over chunks of rows: logits, and the gradients computed from them.
+"""Language-model head over chunks of rows: the logits and their gradients.
 
-Shared by all operations that score tokens; independent of autograd. Formulas: head_rows.py and
-log_prob.py.
+Used by all operations that compute log-probs; independent of autograd. The formulas are in
+head_rows.py and log_prob.py.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "row_gradients",
 ]
 
-_WEIGHT_BLOCK = 16384  # vocabulary rows of a half-precision weight gradient added at a time
+_WEIGHT_BLOCK = 16384  # vocabulary rows per addition to a half-precision weight gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCall:
-    """Options of one call."""
+    """Options of one call of the head."""
 
     transform: LogitTransform
     dtype: torch.dtype
@@ -93,7 +93,7 @@ class Chunk:
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """Return p_t (z_t - mu), [n, 1]: the factor of d log p_t / d y in -dH / d y."""
+        """Return p_t (z_t - mu), [n, 1]. In -dH / d y, it is the factor of d log p_t / d y."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]
@@ -108,7 +108,8 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of equal size: a short last chunk would read the whole weight for a few rows."""
+    """Yield chunks of about equal size. A short last chunk would read the whole weight for a few
+    rows."""
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
     most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
@@ -141,7 +142,7 @@ def hidden_gradients(
     pulled = torch.mm(chunk.pull, weight)
     spread = None if chunk.spread is None else torch.mm(chunk.spread, weight)
     if trained is not None:
-        # The products above use the weight's rows: add the difference of the trained rows.
+        # The products above used the frozen rows: add (trained rows - frozen rows).
         moved = trained.values.to(factor.dtype) - weight[trained.ids].to(factor.dtype)
         at_target += _is_target(chunk, trained).to(factor.dtype) @ moved
         pulled = pulled.to(factor.dtype).addmm_(_columns(chunk.pull, trained, factor), moved)
@@ -156,8 +157,8 @@ def hidden_gradients(
 
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return d log p / d y and dH / d y in the columns of the trained rows, [n, k] each. Multiplied
-    by h they are the rows' gradients."""
+    """Return d log p / d y and dH / d y for the columns of the trained rows, [n, k] each.
+    Multiplying them by h gives the gradients of the trained rows."""
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
     unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)
@@ -176,7 +177,7 @@ def _columns(of: torch.Tensor, trained: TrainedRows, like: torch.Tensor) -> torc
 
 
 class HeadGradient:
-    """Sums of the gradients of weight and bias over rows, in the dtype of the statistics."""
+    """Gradients of weight and bias, summed over rows in the dtype of the statistics."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: HeadCall) -> None:
         dtype = wide(call.dtype)

@@ -1,6 +1,6 @@
-"""Statistics of the target tokens in a chunk of logits, and the gradient in place of the logits.
+"""Statistics of the target tokens in a chunk of logits. The gradient overwrites the logits.
 
-Works on logits only, without hidden states or the weight.
+This module needs only the logits, not the hidden states or the weight.
 
 For one row of logits y and its target t, with g = logit_scale / temperature and a soft cap c:
     z_j = c tanh(logit_scale y_j / c) / temperature        (without soft cap: z_j = g y_j)
@@ -9,9 +9,9 @@ For one row of logits y and its target t, with g = logit_scale / temperature and
     log p_t = -softplus(d)
     f_j = 1 - (z_j temperature / c)^2  (without soft cap: 1)
     d log p_t / d y_t = g f_t Q,   d log p_t / d y_j = -g f_j Q q_j
-No term subtracts nearly equal numbers when p_t -> 1, as 1 - p_t and z_t - logsumexp(z) would
-(arXiv 2610.31642). The row buffer is overwritten with f_j q_j (0 at the target). Factors that are
-constant within a row are applied to the [n, H] product with the weight, not to [n, V].
+These formulas lose no precision when p_t -> 1; 1 - p_t and z_t - logsumexp(z) would cancel (arXiv
+2610.31642). f_j q_j (0 at the target) overwrites the logits. A factor that is constant within a row
+is applied to the [n, H] product with the weight, not to the [n, V] logits.
 
 With mu = sum_j q_j z_j, the same pass gives the entropy of p and its gradient:
     H = p_t softplus(d) + Q softplus(-d) + Q (lse_o - mu)
@@ -31,9 +31,10 @@ from .tiles import wide
 
 __all__ = ["read_rows"]
 
-# Row tiles of this size fit a core's caches (docs/contributing/log); smaller tiles need more calls.
+# A row tile of this size fits a core's caches (docs/contributing/log). Smaller tiles need more
+# calls.
 _SCRATCH_BYTES = 2 << 20
-_MASKED = -1e30  # a logit with probability 0 that can be multiplied without overflow
+_MASKED = -1e30  # a logit with probability 0; multiplying it does not overflow
 
 
 def read_rows(
@@ -47,8 +48,9 @@ def read_rows(
 ) -> None:
     """Write the statistics of a chunk of raw logits [n, V] to `out`.
 
-    With `gradient` the chunk is overwritten with f_j q_j, and `spread` [n, V], if not None, with
-    f_j q_j (z_j - mu). Without it the content of the chunk is undefined afterwards.
+    If `gradient` is True, f_j q_j overwrites the chunk; otherwise its content is undefined
+    afterwards. With `gradient`, f_j q_j (z_j - mu) is written to `spread` [n, V], unless it is
+    None.
     """
     if uses_triton(logits):
         from .head_rows_triton import launch
@@ -83,7 +85,7 @@ def _read_tile(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """Compute `read_rows` for a tile of rows that fits the cache; targets [n, 1]."""
+    """Compute `read_rows` for a tile of rows that fits the cache. targets: [n, 1]."""
     work, q = (buffer[: len(logits)] for buffer in scratch)
     in_place = logits.dtype == work.dtype
     z, q = (logits, logits) if in_place else (work.copy_(logits), q)
@@ -97,7 +99,7 @@ def _read_tile(
     if keeps_z:
         z = torch.sub(z, out.max_other[:, None], out=work)
     torch.softmax(z, 1, out=q)
-    # The largest q_j is exp(0) / sum_other, so the sum needs no pass of its own.
+    # The largest q_j is exp(0) / sum_other, so sum_other needs no extra pass over the row.
     torch.amax(q, 1, out=out.sum_other).reciprocal_()
     if out.mean_other is not None:
         out.mean_other.copy_(torch.linalg.vecdot(q, z))
@@ -116,7 +118,7 @@ def _read_tile(
 
 
 def _find_top1(z: torch.Tensor, targets: torch.Tensor, out: RowStatistics) -> None:
-    """Set is_top1; of equal columns the first is the argmax. z [n, V] with the target masked."""
+    """Set is_top1. The first of equal columns is the argmax. z: [n, V] with the target masked."""
     assert out.is_top1 is not None
     torch.gt(out.target, out.max_other, out=out.is_top1)
     tied = (out.target == out.max_other).nonzero()[:, 0]

@@ -1,7 +1,7 @@
-"""Triton kernel of `read_rows` in head_rows.py: one program reads a row of logits twice.
+"""Triton kernel for `read_rows` in head_rows.py. One program reads a row of logits twice.
 
-The first pass accumulates the statistics of logsumexp over blocks of the vocabulary; the second
-overwrites the logits. Between the passes, the row is in the L2 cache. Formulas and symbols:
+The first pass computes the statistics of logsumexp over blocks of the vocabulary. The second pass
+overwrites the logits; it reads the row from the L2 cache. The formulas and symbols are in
 head_rows.py.
 """
 
@@ -31,7 +31,7 @@ def launch(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """Run `read_rows`. logits [n, V] with contiguous columns: bf16, fp16 or fp32."""
+    """Run `read_rows`. logits: [n, V] in bf16, fp16 or fp32, with contiguous columns."""
     rows, vocabulary = logits.shape
     if rows == 0:
         return
@@ -67,16 +67,8 @@ def launch(
 @triton.jit
 @no_type_check
 def _tanh(x):
-    """tanh(x) = (1 - e^-2
-
-    x
-
-    ) / (1 + e^-2
-
-    x
-
-    ). Near 0, where this cancels, its series, accurate to 1e-8.
-    """
+    """Return tanh(x) = (1 - e) / (1 + e) for large x, with `e = exp(-2 abs(x))` and the sign of x.
+    Near 0, this formula would cancel; there a series is used, accurate to 1e-8."""
     square = x * x
     inner = -0.05396825 + square * 0.021869488
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))
@@ -122,7 +114,7 @@ def _row_kernel(
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
     t = tl.load(targets + row * targets_stride)
-    # A target outside the vocabulary is not read and gives NaN.
+    # A target outside the vocabulary gives NaN; nothing is read for it.
     inside = (t >= 0) & (t < vocabulary)
     y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
     z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
@@ -136,7 +128,7 @@ def _row_kernel(
         j = start + columns
         in_row = j < vocabulary
         other = in_row & (j != t)
-        # Not masked by `other`: vectorised loads need one mask value per vector.
+        # The mask is not `other`: vectorised loads need one mask value per vector.
         y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
         z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
         z = tl.where(other, z, _MASKED)
@@ -151,7 +143,7 @@ def _row_kernel(
             moment = rescale * (moment + shift * total) + tl.sum(e * z, axis=0)
         total = rescale * total + tl.sum(e, axis=0)
         largest = new_largest
-    total = tl.where(total == 0.0, 1.0, total)  # a vocabulary of one
+    total = tl.where(total == 0.0, 1.0, total)  # if the vocabulary has one token
     mean = moment / total
     tl.store(target_out + row, z_t)
     tl.store(max_out + row, largest)

@@ -1,6 +1,6 @@
-"""Transform of a head's outputs, and the statistics that are kept of each row of logits.
+"""Transform of the head's outputs, and the statistics of each row of logits.
 
-Formulas and symbols: head_rows.py.
+The formulas and symbols are in head_rows.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ __all__ = ["LogitTransform", "RowStatistics"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogitTransform:
-    """Transform from the head's output y to the logit z, in the order of TRL and transformers."""
+    """Transform from the head's output y to the logit z. TRL and transformers use the same
+    order."""
 
     temperature: float = 1.0
     softcap: float | None = None
@@ -41,7 +42,7 @@ class LogitTransform:
         return logits.mul_(self.softcap / self.temperature)
 
     def slope_(self, z: torch.Tensor) -> torch.Tensor:
-        """Overwrite z with f = 1 - tanh^2 of the soft cap; with ones if there is none."""
+        """Overwrite z with f = 1 - tanh^2 of the soft cap, or with ones without a soft cap."""
         if self.softcap is None:
             return z.fill_(1.0)
         return z.mul_(self.temperature / self.softcap).square_().neg_().add_(1.0)
@@ -49,7 +50,7 @@ class LogitTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStatistics:
-    """Statistics of N rows of logits; the symbols are those of head_rows.py."""
+    """Statistics of N rows of logits. head_rows.py defines the symbols."""
 
     target: torch.Tensor  # [N] z_t
     max_other: torch.Tensor  # [N] largest z_j, j != t
@@ -80,7 +81,7 @@ class RowStatistics:
         )
 
     def split(self, rows: int) -> Iterator[RowStatistics]:
-        """Yield views of `rows` rows each; the last may have fewer."""
+        """Yield views of `rows` rows each. The last view may have fewer."""
         if len(self.target) <= rows:
             yield self
             return
@@ -96,8 +97,8 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """Return d = lse_o - z_t, [N] fp64, because the relative error of exp(-d) is the absolute
-        error of d."""
+        """Return d = lse_o - z_t, [N]. In fp64, because the absolute error of d becomes the
+        relative error of exp(-d)."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 

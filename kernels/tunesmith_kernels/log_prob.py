@@ -1,18 +1,18 @@
-"""Log-probabilities of target tokens under a language-model head, without the [N, V] logits.
+"""Log-probs of target tokens from a language-model head, without a full [N, V] logits tensor.
 
 For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (see head_rows.py):
     log p_i = z_{t_i} - logsumexp_j z_j
     d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
-Rows are scored in chunks whose logits fit a byte budget. Forward already converts each chunk's
-logits to gradients: backward only scales d log p / d h, [N, H], by the upstream gradient, which is
-exact for any upstream gradient. The head's gradient needs the upstream weights u_i: forward sums it
-for u_i = 1, and backward uses this sum if all u_i are equal (a mean or sum over tokens); otherwise
-it computes the logits again. Sources: arXiv 2411.09009 (no full logits), Liger's kernel (gradient
-in forward).
+Rows are processed in chunks whose logits fit a byte budget. Forward already converts the logits of
+each chunk to d log p / d h, [N, H]; backward only multiplies this by the upstream gradient u_i. The
+head's gradient is a sum weighted by u_i. Forward computes the sum for u_i = 1. Backward scales this
+sum if all u_i are equal (a mean or sum over tokens); otherwise it computes the logits again.
+Sources: arXiv 2411.09009 (no full logits), Liger's kernel (gradient in forward).
 
-If only some rows R of the head are trained, W is frozen and their values are separate. Only
-d log p / d z_R, [N, k], is saved for their gradient, and there is no second [V, H] tensor.
+If only k rows of the head are trained, W is frozen and the trained rows are a separate [k, H]
+tensor. Their gradient needs only d log p / d z of their columns, [N, k], and no second [V, H]
+tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
-# Measured (docs/contributing/log): GEMMs of a core gain nothing above 512 rows; a GPU needs more.
+# Measured (docs/contributing/log): on a CPU core, a GEMM gains nothing above 512 rows. A GPU needs
+# more.
 _MOST_ROWS = {"cpu": 512}
 _MOST_ROWS_ELSEWHERE = 4096
 _BYTES = {"cpu": 128 << 20}
@@ -45,7 +46,7 @@ _BYTES_ELSEWHERE = 2 << 30
 
 
 class TokenLogProbs(NamedTuple):
-    """Results per scored row; fp32, or float64 for float64 input."""
+    """Results for each row, in fp32, or in float64 for float64 input."""
 
     log_probs: torch.Tensor  # [N]
     entropy: torch.Tensor | None  # [N], in nats
@@ -63,7 +64,7 @@ def token_log_probs_reference(
     logit_scale: float = 1.0,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """Compute log-probabilities from full logits, in fp32 after the projection."""
+    """Compute log-probs from full logits, in fp32 after the projection."""
     if trained is not None:
         weight = weight.index_copy(0, trained.ids, trained.values.to(weight.dtype))
     logits = linear(hidden, weight, bias)
@@ -92,17 +93,18 @@ def token_log_probs(
     byte_budget: int | None = None,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """Return log p(target) of each row. hidden [N, H], weight [V, H], bias [V] or None, targets [N]
-    int64.
+    """Return the log-prob of each row's target. hidden [N, H], weight [V, H], bias [V] or None,
+    targets [N] int64.
 
-    Differentiable in hidden, weight and bias through `log_probs`, and through `entropy` with
-    entropy="grad". The projection runs in the autocast dtype, without autocast in the dtype of
-    hidden. N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and backward.
+    `log_probs` is differentiable in hidden, weight and bias; with entropy="grad", `entropy` is too.
+    The projection runs in the autocast dtype; without autocast, in the dtype of hidden. N may be 0.
+    A trainable head keeps one fp32 [V, H] sum between forward and backward.
 
-    trained: rows that replace those of a frozen weight and train instead of it.
+    trained: trainable rows that replace rows of a frozen weight.
 
-    byte_budget: largest size of the logits held at a time, in bytes; None: 128 MiB on a CPU, 2 GiB
-    elsewhere. At least one row is held. Raises ValueError for wrong shapes, dtypes or targets.
+    byte_budget: largest size in bytes of one chunk of logits; None: 128 MiB on a CPU, 2 GiB on
+    other devices. A chunk has at least one row. Raises ValueError for wrong shapes, dtypes or
+    targets.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     if trained is not None:
@@ -147,7 +149,7 @@ def _check(
         )
     if byte_budget is not None and byte_budget < 1:
         raise ValueError(f"byte_budget must be at least 1, got {byte_budget}")
-    # On a GPU this check would synchronise; there the log-probability of such a row is NaN.
+    # On a GPU, this check would synchronise; a wrong target gives the log-prob NaN there.
     if targets.device.type == "cpu" and len(targets):
         low, high = (int(bound) for bound in targets.aminmax())
         if low < 0 or high >= weight.shape[0]:
@@ -252,7 +254,7 @@ def _scaled_rows(
     unit_entropy: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Return the gradient of hidden from its parts per row, [N, H]."""
+    """Multiply the saved gradients of each row by the upstream gradients and add them."""
     parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
     terms = [
         part * upstream[:, None]
@@ -263,8 +265,8 @@ def _scaled_rows(
 
 
 def _all_equal(upstream: torch.Tensor) -> bool:
-    """Return True if all upstream gradients are equal. Called only for a trainable head; the
-    gradient of a sum or mean has stride 0, so its values are not read."""
+    """Return True if all upstream gradients are equal. The gradient of a sum or mean has stride 0,
+    so its values are not read."""
     return upstream.stride(0) == 0 or len(upstream) < 2 or bool((upstream == upstream[0]).all())
 
 
@@ -277,7 +279,7 @@ def _scaled_sum(
         return total.to(like.dtype)
     if len(upstream) == 0:
         return torch.zeros_like(like)
-    # Not in place: a second backward over a retained graph reads the sum again.
+    # Not in place, because a second backward over a retained graph reads the sum again.
     return torch.mul(total, upstream[0], out=torch.empty_like(like))
 
 
@@ -290,7 +292,7 @@ def _head_gradient_again(
     by_entropy: torch.Tensor | None,
     call: HeadCall,
 ) -> HeadGradient:
-    """Compute the head's gradient for rows of unequal weights by computing the logits again."""
+    """Compute the logits again, and the head's gradient for unequal upstream gradients."""
     asked = by_entropy is not None
     call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
     sums = HeadGradient(weight, bias, call)

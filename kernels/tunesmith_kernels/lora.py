@@ -1,18 +1,19 @@
-"""Linear layers with LoRA adapters as one autograd node, including the operation before them.
+"""Linear layers with LoRA adapters, fused with the operation before them into one autograd node.
 
-For one or more projections of the same input x (q, k and v; gate and up; or a single one):
+The projections of one node have the same input x (q, k and v; gate and up; or one projection):
 
     h   = prologue(x)                           RMSNorm, a gated activation, or x itself
     y_i = h W_i' + b_i + s_i (h A_i') B_i'      https://arxiv.org/abs/2106.09685, equation 3
     y   = residual + m [y_1 | y_2 | ...]        if there is a residual
 
-Backward, with the y_i side by side, d = m dy, e_i = s_i d_i B_i and e, A the e_i, A_i side by side:
+For backward, let d = m dy and e_i = s_i d_i B_i; d_i are the columns of d for y_i. e and A are the
+e_i and the A_i, concatenated:
 
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
-Forward saves x, the row statistics and h A'. Backward recomputes h and computes no gradients of
-frozen weights; one GEMM serves all A_i. NF4 weights are dequantised in forward and again in
-backward, and not kept in between. The BLAS computes all large products.
+Forward saves x, the row statistics and h A'. Backward recomputes h and skips the gradients of
+frozen weights. One GEMM computes the products with all A_i. NF4 weights are dequantised in forward
+and again in backward; the result is not kept. The BLAS library computes all large products.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Projection:
     """A linear layer with an optional adapter."""
 
     weight: torch.Tensor | NF4Weight
-    """[out, in]. Either all projections of a node are in NF4, or none is."""
+    """[out, in]. The weights of a node are either all NF4 or all plain tensors."""
     bias: torch.Tensor | None = None
     adapter: Adapter | None = None
 
@@ -75,7 +76,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """Arguments of a node that are not tensors."""
+    """Non-tensor arguments of a node."""
 
     norm: tuple[float, NormKind] | None
     activation: Activation | None
@@ -84,7 +85,7 @@ class _Spec:
     dropouts: tuple[float, ...]
     residual_scale: float
     dtype: torch.dtype
-    """Dtype of the products: autocast's if enabled, otherwise the input's."""
+    """Dtype of the products: the autocast dtype, or without autocast the input's dtype."""
     packed: tuple[NF4Weight, ...]
     """NF4 weights; empty if the weights are plain tensors."""
 
@@ -99,12 +100,12 @@ def lora_linear(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the projections. x: [..., in], or [..., 2 in] (gate
+    """Compute the projections of x [..., in]. Returns [..., sum of outs].
 
-    up) with an `activation`. Returns [..., sum of outs].
+    With an `activation`, x is [..., 2 in]: gate and up side by side.
 
-    `fused_weight`: one tensor [sum of outs, in] that shares the memory of all projections' weights,
-    so that one GEMM computes them without a copy. `residual`: [..., sum of outs].
+    `fused_weight`: one tensor [sum of outs, in] that shares memory with the weights of all
+    projections, so that one GEMM needs no copy. `residual`: [..., sum of outs].
     """
     spec = _Spec(
         norm=(norm.eps, norm.kind) if norm else None,
@@ -135,7 +136,7 @@ def lora_linear_reference(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the formulas above, one projection after the other; without dropout."""
+    """Compute the formulas above, one projection at a time, without dropout."""
     if norm is not None:
         x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
     if activation is not None:
@@ -183,7 +184,7 @@ class _LoraLinear(torch.autograd.Function):
             if residual is not None and fits and _accumulates(spec, b):
                 y, residual = torch.addmm(residual.flatten(0, -2), h, weight.T), None
             elif all(bias is not None for bias in biases):
-                # Added inside the GEMM, before its result is rounded.
+                # The GEMM adds the bias before it rounds its result.
                 y, biases = torch.addmm(torch.cat(biases), h, weight.T), [None] * len(biases)
             else:
                 y = h @ weight.T
@@ -198,7 +199,7 @@ class _LoraLinear(torch.autograd.Function):
         kept = None if spec.packed else weight
         ctx.save_for_backward(rows, rstd, norm_weight, kept, *a, *b, *h_a, *masks)
         ctx.spec, ctx.shape = spec, x.shape
-        # A view only if necessary, because the next operation may work in place.
+        # Return a view only if necessary, because the next operation may work in place.
         return y if x.dim() == 2 else y.unflatten(0, x.shape[:-1])
 
     @staticmethod
@@ -242,7 +243,7 @@ class _LoraLinear(torch.autograd.Function):
         return None, dx, dy if need_residual else None, d_norm, None, *grads
 
 
-Tensors = Sequence[Any]  # Any: a tensor, or None for a projection that has none
+Tensors = Sequence[Any]  # each item is a tensor, or None if the projection has none
 
 
 def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
@@ -300,22 +301,23 @@ def _prologue_backward(
 
 
 def _scale(adapter: Adapter | None) -> float:
-    """Return s / (1 - p): the dropout's factor is applied here, because half precision would round
-    it on the input."""
+    """Return s / (1 - p). Dropout's factor 1 / (1 - p) is applied here, because half precision
+    would round it on the input."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)
 
 
 def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
-    """Return the bool mask of kept inputs, with the random numbers of torch.nn.Dropout."""
+    """Return a bool mask of the inputs that dropout keeps; the random numbers are those of
+    torch.nn.Dropout."""
     if p == 0.0:
         return None
     return torch.nn.functional.dropout(torch.ones_like(h), p) != 0
 
 
 def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
-    """Return h A_i' for each projection: one GEMM for all, unless each has its own dropout."""
+    """Return h A_i' for each projection. One GEMM computes all of them, unless they use dropout."""
     present = [one for one in a if one is not None]
     if not present or any(mask is not None for mask in masks):
         return [
@@ -327,7 +329,8 @@ def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
 
 
 def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch.Tensor, list[Any]]:
-    """Return e_i = s_i d_i B_i, side by side in one tensor [T, sum of ranks] and as its columns."""
+    """Return all e_i = s_i d_i B_i in one tensor [T, sum of ranks], and views of its columns, one
+    per e_i."""
     ranks = [0 if one is None else one.shape[1] for one in b]
     e = parts[0].new_empty(len(parts[0]), sum(ranks))
     columns = e.split(ranks, dim=1)
@@ -340,7 +343,7 @@ def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch
 def _add_times_a(
     dh: torch.Tensor, whole_e: torch.Tensor, e: Tensors, a: Tensors, masks: Tensors
 ) -> None:
-    """Add the sum of e_i A_i to dh, each with its dropout mask."""
+    """Add each e_i A_i, with its dropout mask, to dh."""
     present = [one for one in a if one is not None]
     if not present:
         return

@@ -1,15 +1,16 @@
-"""8-bit codes of AdamW's moments, with an fp32 scale per block.
+"""8-bit codes for AdamW's moments, with one fp32 scale per block.
 
-A block has 256 elements, the last one fewer. With s the largest |m| (or v) of the block:
+A block has 256 elements; the last block may have fewer. Its scale s is its largest |m| or v:
 
     m = s_m c |c| / 127^2        c in [-127, 127]     int8,  nearest
     v = s_v (c / 255)^4          c in [0, 255]        uint8, stochastic, c >= 1 where v > 0
 
-The powers give small elements a higher resolution: with a linear code most v of a block would be 0,
-and their steps would be unbounded. For the same reason c >= 1. v changes by a thousandth per step,
-which rounding to the nearest code would lose; c = floor(c' + u) with u uniform in [0, 1) keeps the
-change on average. Block-wise 8-bit moments: https://arxiv.org/abs/2110.02861. A scale below the
-smallest normal fp32 number is stored as 0, and its block decodes to 0.
+The powers give small elements a higher resolution. A linear code would store most v of a block as
+0, and the steps of these weights would be unbounded. For the same reason, c is at least 1 where v >
+0. A step changes v by about a thousandth. Rounding to the nearest code would lose this change; c =
+floor(c' + u), with u uniform in [0, 1), keeps it on average. Source: block-wise 8-bit moments,
+https://arxiv.org/abs/2110.02861. A scale below the smallest normal fp32 number is stored as 0, and
+its block decodes to 0.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Both moments of n weights. Codes and scales of zero represent zero."""
+    """Both moments of n weights. Zero codes and zero scales represent zero moments."""
 
     m_code: torch.Tensor
     """[n] int8"""
@@ -61,8 +62,8 @@ def decode_v(code: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None
 def encode_m(
     m: torch.Tensor, code: torch.Tensor, scale: torch.Tensor, scratch: torch.Tensor
 ) -> None:
-    """Encode m into code [n] and scale [blocks]. m and scratch [blocks x BLOCK] fp32, with zeros
-    after n. m is overwritten."""
+    """Encode m into code [n] and scale [blocks]. m and scratch are [blocks x BLOCK] fp32. m has
+    zeros after element n."""
     torch.abs(m, out=scratch)
     scratch.view(-1, BLOCK).mul_(_inverse_of_largest(scratch, scale))
     scratch.sqrt_().clamp_(max=1.0).mul_(127.0)
@@ -72,8 +73,8 @@ def encode_m(
 def encode_v(
     v: torch.Tensor, code: torch.Tensor, scale: torch.Tensor, uniform: torch.Tensor
 ) -> None:
-    """Encode v into code [n] and scale [blocks]. v [blocks x BLOCK] fp32, with zeros after n, is
-    overwritten. uniform [n] in [0, 1)."""
+    """Encode v into code [n] and scale [blocks], and overwrite v. v is [blocks x BLOCK] fp32 with
+    zeros after element n. uniform: random numbers [n] in [0, 1)."""
     v.view(-1, BLOCK).mul_(_inverse_of_largest(v, scale))
     some = v[: len(code)] > 0
     v.sqrt_().sqrt_().clamp_(max=1.0).mul_(255.0)
@@ -82,8 +83,8 @@ def encode_v(
 
 
 def _inverse_of_largest(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Write each block's largest element to scale [blocks]; return its inverse [blocks, 1], 0 for
-    0."""
+    """Write each block's largest element to scale [blocks]. Return the inverses [blocks, 1]; the
+    inverse of 0 is 0."""
     torch.amax(x.view(-1, BLOCK), dim=1, out=scale)
     scale.masked_fill_(scale < _TINY, 0.0)
     return scale.reciprocal().masked_fill_(scale == 0.0, 0.0).unsqueeze(1)

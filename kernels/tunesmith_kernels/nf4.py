@@ -1,13 +1,14 @@
-"""Dequantisation of weights in 4-bit NormalFloat (NF4), in the storage format of bitsandbytes.
+"""Dequantisation of 4-bit NormalFloat (NF4) weights in the storage format of bitsandbytes.
 
     w[i] = code[c_i] a[i // B]          c_i: the i-th 4 bits, the upper half of each byte first
 
-with one scale a per block of B weights, in fp32, or quantised again to 8 bits:
+Each block of B weights has one scale a, in fp32 or quantised again to 8 bits:
 
     a[j] = code2[b_j] a2[j // 256] + offset
 
-Dettmers et al., "QLoRA", https://arxiv.org/abs/2305.14314, section 3 and appendix E (the code). The
-product is computed in fp32 and rounded once: equal to bitsandbytes bit for bit.
+The product is computed in fp32 and rounded once, so the result is bit-identical to that of
+bitsandbytes. Source: Dettmers et al., "QLoRA", https://arxiv.org/abs/2305.14314, section 3 and
+appendix E (the code).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 
 
 def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Compute the formulas above: [out, in] in `dtype`."""
+    """Compute the formulas above. Returns [out, in] in `dtype`."""
     size = weight.shape[0] * weight.shape[1]
     code = torch.tensor(CODE, device=weight.packed.device)
     nibbles = torch.stack([weight.packed >> 4, weight.packed & 15], dim=1).flatten()[:size]
@@ -39,7 +40,8 @@ def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
 def nf4_dequantize(
     weight: NF4Weight, dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the weight [out, in] in `dtype`, written to the contiguous `out` if not None.
+    """Return the weight [out, in] in `dtype`. If `out` is given, it must be contiguous; the weight
+    is written to it.
 
     Raises ValueError for inconsistent sizes.
     """
@@ -57,7 +59,7 @@ def nf4_dequantize(
 
 
 def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise weights with the same input into one tensor [sum of outs, in]."""
+    """Dequantise weights that have the same input into one tensor [sum of outs, in]."""
     outs = [weight.shape[0] for weight in weights]
     whole = torch.empty(
         sum(outs), weights[0].shape[1], dtype=dtype, device=weights[0].packed.device
@@ -68,8 +70,8 @@ def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tens
 
 
 def _absmax(weight: NF4Weight) -> torch.Tensor:
-    """Return the block scales [blocks] fp32. The product is rounded before the sum, as in
-    bitsandbytes."""
+    """Return the block scales [blocks] fp32. bitsandbytes and this function round the product
+    before they add the offset."""
     scales = weight.scales
     if scales is None:
         return weight.absmax
@@ -78,7 +80,7 @@ def _absmax(weight: NF4Weight) -> torch.Tensor:
 
 
 def _dequantize_cpu(weight: NF4Weight, out: torch.Tensor) -> None:
-    """Write the weights to out [weights]. One table lookup gives both weights of a byte."""
+    """Dequantise into out [weights]. One table lookup returns both weights of a byte."""
     code, half = torch.tensor(CODE), weight.block // 2
     pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], dim=1)
     absmax = _absmax(weight)

@@ -1,4 +1,4 @@
-"""Triton kernel of nf4.py: scales, code and product in one launch.
+"""Triton kernel for nf4.py. One launch looks up scales and code and multiplies them.
 
 The callers have checked the arguments. All tensors are flat and contiguous.
 """
@@ -84,5 +84,5 @@ def launch(weight: NF4Weight, out: torch.Tensor) -> None:
             NESTED=scales is not None,
             BYTES=BYTES,
             num_warps=4,
-            enable_fp_fusion=False,  # bitsandbytes rounds a * b before it adds c
+            enable_fp_fusion=False,  # bitsandbytes rounds the product before it adds the offset
         )

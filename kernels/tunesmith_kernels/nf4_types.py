@@ -1,4 +1,4 @@
-"""A weight in 4-bit NormalFloat: its tensors, its code and its scales. Formulas: nf4.py."""
+"""Tensors, code and scales of a 4-bit NormalFloat weight. The formulas are in nf4.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NF4Scales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Weight:
-    """A weight in NF4."""
+    """An NF4 weight."""
 
     packed: torch.Tensor
     """[weights / 2, rounded up] uint8"""

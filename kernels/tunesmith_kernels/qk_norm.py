@@ -1,11 +1,7 @@
-"""RMSNorm of the queries and keys in a packed q
-
-k
-
-v.
+"""RMSNorm of the queries and keys in one tensor of q, k and v.
 
 The norm is per head (Qwen 3, Gemma 3: weights [head_dim]) or over all heads (OLMo 2: weights [heads
-* head_dim] and [kv_heads * head_dim]). Values are not changed. Formula: rms_norm.py.
+* head_dim] and [kv_heads * head_dim]). v stays unchanged. The formula is in rms_norm.py.
 """
 
 from __future__ import annotations
@@ -29,8 +25,9 @@ def qk_norm(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Normalise q and k in place. qkv: [T, (heads + 2 kv_heads) head_dim], **overwritten** and
-    returned; the operation that produced it must not have saved it."""
+    """Normalise q and k in place and return qkv. qkv: [T, (heads + 2 kv_heads) head_dim]. q and k
+    in it are **overwritten**, so the operation that produced qkv must not save it for its backward
+    pass."""
     result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         qkv, q_weight, k_weight, eps, kind, shape
     )
@@ -45,7 +42,7 @@ def qk_norm_reference(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Normalise q and k out of place."""
+    """Return qkv with q and k normalised, as a new tensor."""
     q, k, v = qkv.split(_columns(shape), dim=1)
     pieces = [
         rms_norm_reference(x.unflatten(1, (-1, len(weight))), weight, eps, kind).flatten(1)

@@ -5,15 +5,15 @@
     GEMMA   y = cast(x r (1 + w))          Gemma 1-3
     OLMO    y = cast(w x r)                OLMo 2
 
-with g = w dy (GEMMA: (1 + w) dy):
+Gradients, with g = w dy (GEMMA: (1 + w) dy):
 
     dx = r (g - x r mean(g x r))           dw = sum over rows of dy x r
 
-Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467.
-A row of zeros gives zeros, and gradients of at most 1 / sqrt(eps) times dy. Shapes: x is [..., H],
-with H the normalised size; rows may be non-contiguous (heads in a wider buffer), the last dimension
-is copied if it is not contiguous. Forward saves only r: `rms_norm_apply` recomputes y. `rms_norm`
-is differentiable; its parts (forward, apply, backward) are for autograd functions.
+Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467. For a
+row of zeros, y is 0 and dx is g / sqrt(eps). x is [..., H], normalised over H. Rows may be
+non-contiguous (heads in a wider buffer); x is copied if its last dimension is not contiguous.
+Forward saves only r; `rms_norm_apply` recomputes y. `rms_norm` is differentiable; the functions
+forward, apply and backward are for autograd functions.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 
 
 class NormKind(StrEnum):
-    """Variant of RMSNorm: the place of the rounding and the meaning of the weight."""
+    """Variant of RMSNorm. Variants differ in where they round and in what the weight means."""
 
     LLAMA = "llama"
-    """x r is rounded to x's dtype, then multiplied by w: y has the wider dtype of x and w."""
+    """Round x r to x's dtype, then multiply by w. y has the wider dtype of x and w."""
     GEMMA = "gemma"
-    """The factor is 1 + w, multiplied in fp32: y has x's dtype."""
+    """Multiply by 1 + w in fp32. y has x's dtype."""
     OLMO = "olmo"
-    """The product is computed in fp32: y has x's dtype."""
+    """Multiply by w in fp32. y has x's dtype."""
 
 
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """Compute RMSNorm as the modules of transformers do, line by line. x [..., H], weight [H] -> y
+    """Compute RMSNorm line by line like the modules of transformers. x [..., H], weight [H] -> y
     [..., H]."""
     x_wide = x.to(wide(x.dtype))
     normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -67,7 +67,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """Compute x [..., H], weight [H] -> y [..., H]. Differentiable once, in x and weight.
 
-    Raises ValueError if the shape of weight is not that of x's last dimension.
+    Raises ValueError if weight is not [H].
     """
     _check(x, weight)
     y: torch.Tensor = _RMSNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -96,8 +96,8 @@ def rms_norm_forward(
 def rms_norm_apply(
     x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, kind: NormKind
 ) -> torch.Tensor:
-    """Recompute y [..., H], bit for bit, from x [..., H], weight [H] and rstd [..., 1] of the
-    forward pass."""
+    """Recompute y [..., H] of the forward pass bit for bit. x [..., H], weight [H], rstd [...,
+    1]."""
     _check(x, weight)
     rows = _rows(x)
     y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
@@ -120,8 +120,8 @@ def rms_norm_backward(
     *,
     weight_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return dx [..., H] in x's dtype and, with `weight_grad`, dweight [H] in weight's dtype. dy
-    [..., H] may have any float dtype."""
+    """Return dx [..., H] in x's dtype, and dweight [H] in weight's dtype (None unless
+    `weight_grad`). dy [..., H] may have any float dtype."""
     _check(x, weight)
     rows = _rows(x)
     dy = _last_contiguous(dy).reshape(rows.shape)
@@ -172,7 +172,7 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [..., H] as [R, n, H], as a view if its strides allow it: n is 1 unless the heads
+    """Return x [..., H] as [R, n, H], as a view if the strides allow it. n is 1 unless the heads
     are non-contiguous."""
     x = _last_contiguous(x)
     if x.dim() > 3:
@@ -183,7 +183,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(weight: torch.Tensor, kind: NormKind, dtype: torch.dtype) -> torch.Tensor:
-    """Return the factor of x r, [H]."""
+    """Return the factor that multiplies x r, [H]."""
     return weight.to(dtype) + 1 if kind is NormKind.GEMMA else weight.to(dtype)
 
 
@@ -196,7 +196,7 @@ def _forward_cpu(
     *,
     eps: float | None,
 ) -> None:
-    """Fill y. x, y [R, n, H]; rstd [R, n, 1] is an input if eps is None, else an output."""
+    """Write y. x and y are [R, n, H]. rstd [R, n, 1] is an input if eps is None, else an output."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)
@@ -223,7 +223,8 @@ def _backward_cpu(
     dx: torch.Tensor,
     weight_grad: bool,
 ) -> torch.Tensor | None:
-    """Fill dx [R, n, H]; return dweight [H] in fp32, or None. dy, x [R, n, H], rstd [R, n, 1]."""
+    """Write dx [R, n, H] and return dweight [H] in fp32, or None. dy, x [R, n, H], rstd [R, n,
+    1]."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     dweight = torch.zeros_like(factor) if weight_grad else None

@@ -1,4 +1,4 @@
-"""Triton kernels of rms_norm.py, with the same maths and any strides of rows.
+"""Triton kernels for rms_norm.py. Rows may have any stride.
 
 The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension.
 """
@@ -35,8 +35,8 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Forward pass, ROWS rows per program. Row i of x starts at (i // heads) x_outer + (i % heads)
-    x_inner."""
+    """Compute the forward pass, ROWS rows per program. Row i of x starts at (i // heads) x_outer +
+    (i % heads) x_inner."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_mask = rows < num_rows
@@ -82,8 +82,9 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Backward pass. Each program processes blocks_per_program blocks of ROWS rows and writes one
-    row of `partial`, its share of dweight. Without atomics, the order of the sum is fixed."""
+    """Compute the backward pass. Each program processes blocks_per_program blocks of ROWS rows. It
+    writes its part of dweight to one row of `partial`. Atomics are not used, so the order of the
+    sum is fixed."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     column_mask = columns < size
@@ -189,8 +190,8 @@ def launch_backward(
 
 
 def _most_programs(x: torch.Tensor) -> int:
-    """Return 8 programs per multiprocessor; 2 in the interpreter, so that tests cover the loop over
-    blocks."""
+    """Return the largest number of programs: 8 per multiprocessor, or 2 in the interpreter, so that
+    tests cover the loop over blocks."""
     if not x.is_cuda:
         return 2
     return 8 * torch.cuda.get_device_properties(x.device).multi_processor_count

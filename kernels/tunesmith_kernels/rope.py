@@ -1,13 +1,14 @@
-"""Rotary position embedding of queries and keys, in place or out of place, and its gradient.
+"""Rotary position embedding (RoPE) of queries and keys, and its gradient.
 
-With a, b the two halves of the first R elements of a head and c, s the row's cosines and sines:
+a and b are the two halves of the first R elements of a head; c and s are the row's cosines and
+sines:
 
     a' = a c - b s         b' = b c + a s         elements from R on are unchanged
 
-This is the half-split layout of transformers' `rotate_half`, computed in fp32. The gradient is the
-transposed map, with s negated; a scale in the table (YaRN's attention factor) also scales the
-gradient. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Shapes: T rows, n heads (Hq query
-and Hk key heads), head size D, R <= D rotated elements, P table rows.
+This is the half-split layout of `rotate_half` in transformers, computed in fp32. The gradient is
+the same map with s negated. A scale in the table (YaRN's attention factor) also scales the
+gradient. Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Symbols in shapes: T
+rows, n heads (Hq query and Hk key heads), head size D, R <= D rotated elements, P table rows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ __all__ = ["rope", "rope_", "rope_reference", "rope_table"]
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert cos and sin of transformers, [T, R], [1, T, R] or [B, T, R] with equal halves, to
-    contiguous fp32 tables [T, R/2] or [B T, R/2]: row i is token i of the flattened batch."""
+    """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2]. Row i is
+    token i of the flattened batch. cos and sin are [T, R], [1, T, R] or [B, T, R] with two equal
+    halves."""
     half = cos.shape[-1] // 2
     cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
     return cos, sin
@@ -34,8 +36,8 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return x [T, n, D] rotated, as a new tensor. cos and sin [T, R/2], or [P, R/2] with positions
-    [T]."""
+    """Return x [T, n, D] rotated, as a new tensor. cos and sin are [T, R/2], or [P, R/2] with
+    positions [T]."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]
@@ -53,11 +55,12 @@ def rope_(
     positions: torch.Tensor | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate x [T, n, D] in place and return it; rows and heads may be non-contiguous.
+    """Rotate x [T, n, D] in place and return it. Rows and heads may be non-contiguous.
 
-    cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` applies the
-    transposed map: the gradient. Autograd does not record the call. Raises ValueError for wrong
-    shapes. Positions outside the table raise IndexError on a CPU and are not checked in Triton.
+    cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` rotates by the
+    negative angles, as the gradient needs. Autograd does not record the call. Raises ValueError for
+    wrong shapes. A position outside the table raises IndexError on a CPU; Triton does not check
+    positions.
     """
     _check(x, cos, sin, positions)
     if x.stride(-1) != 1 and x.shape[-1] != 1:
@@ -82,7 +85,7 @@ def rope(
     """Return q [T, Hq, D] and k [T, Hk, D] rotated, as new tensors. Differentiable once, in q and
     k.
 
-    cos and sin as in `rope_`; they get no gradient.
+    cos and sin have the shapes that `rope_` describes and get no gradient.
     """
     for x in (q, k):
         _check(x, cos, sin, positions)
@@ -155,15 +158,9 @@ def _rotate_cpu(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Rotate x [T, n, D] and write the result to out, which may be x: [a
+    """Rotate x [T, n, D] and write the result to out. out and x may be the same tensor.
 
-    b] [c
-
-    c] + [b
-
-    a] [-s
-
-    s], so that every operation works on whole heads.
+    The sum `[a, b] * [c, c] + [b, a] * [-s, s]` works on whole heads in each operation.
     """
     num_rows, heads, size = x.shape
     half = cos.shape[1]

@@ -1,4 +1,4 @@
-"""Triton kernel of rope.py: queries and keys in one launch, optionally in place.
+"""Triton kernel for rope.py. One launch rotates queries and keys, optionally in place.
 
 The callers have checked the arguments. The last dimension is contiguous.
 """
@@ -43,10 +43,9 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Rotate one token per program: its angles are read once for all heads, first those of q, then
-    those of k.
+    """Rotate one token per program. Its cosines and sines are read once for all heads of q and k.
 
-    REST > 0: the elements from R on are copied as well (a block of REST; not in place).
+    REST > 0: also copy the elements from R on, in a block of REST elements (only out of place).
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)
@@ -98,7 +97,7 @@ def launch(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Run one launch for q and k, or for q only: then no k head is read or written."""
+    """Rotate q and k in one launch, or q alone if `tensors` has one item."""
     q, k = tensors[0], tensors[-1]
     q_out, k_out = outs[0], outs[-1]
     num_rows, num_q_heads, size = q.shape

@@ -1,9 +1,9 @@
-"""Rows of a batch that are concatenated to one sequence, and the shape of attention over them.
+"""Rows of a batch that are concatenated to one sequence, and the shape of their attention.
 
-Built once per batch on the host; attention, RoPE and the loss use it. A token attends only to its
-own row and, if the row has one, to its prefix: a range of tokens of an earlier row. Completions
-share their prompt this way. The caller sets the positions: from 0, or after a prefix from its
-length.
+Segments are built once per batch on the host; attention, RoPE and the loss use them. A token
+attends only to its own row and to the row's prefix, if there is one. A prefix is a range of tokens
+of an earlier row; completions share their prompt this way. The caller sets the positions. They
+start at 0, or at the prefix's length if the row has a prefix.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_PREFIX = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A row with at least one token, and its prefix."""
+    """A row with at least one token, and the range of its prefix."""
 
     start: int
     stop: int
@@ -39,22 +39,23 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Prefix of each of S rows, and the keys of all rows concatenated: for each row its prefix and
-    then its own tokens."""
+    """Prefixes of S rows, and the keys of all rows, concatenated. The keys of a row are the tokens
+    of its prefix, then its own tokens."""
 
     ranges: tuple[tuple[int, int], ...]
-    """First token and index after the last; `NO_PREFIX` for none."""
+    """First token and index after the last token of each prefix; `NO_PREFIX` if the row has
+    none."""
     keys: torch.Tensor
-    """Token of each key, int64 [K] on the device."""
+    """Index of each key's token, int64 [K] on the device."""
     cumulative: torch.Tensor
-    """Start of each row's keys, and K; int32 [S + 1] on the device."""
+    """Start of each row's keys, then K; int32 [S + 1] on the device."""
     longest: int
     """Largest number of keys of a row."""
 
     @classmethod
     def of(cls, bounds: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Prefixes:
-        """Build the prefixes on the host; see `to`. Raises ValueError for a range that is not in an
-        earlier row."""
+        """Build the prefixes on the host; `to` moves them to a device. Raises ValueError for a
+        range that is not in one earlier row."""
         rows = list(pairwise(bounds))
         if len(ranges) != len(rows):
             raise ValueError(f"{len(rows)} rows need as many prefixes, got {len(ranges)}")
@@ -65,7 +66,7 @@ class Prefixes:
                     f"the prefix of row {number} must be tokens of one row before it, "
                     f"got [{first}, {after}) before {start}"
                 )
-            parts = [(first, after), (start, stop)] if stop > start else []  # no query, no keys
+            parts = [(first, after), (start, stop)] if stop > start else []  # else: no keys
             keys += [torch.arange(a, b) for a, b in parts]
             lengths.append(sum(b - a for a, b in parts))
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
@@ -77,7 +78,7 @@ class Prefixes:
 
 
 def _in_a_row(first: int, after: int, bounds: Sequence[int]) -> bool:
-    row = bisect_right(bounds, first)  # index of the end of the row of `first`
+    row = bisect_right(bounds, first)  # index of the end of the row that has `first`
     return 0 <= first < after and row < len(bounds) and after <= bounds[row]
 
 
@@ -86,16 +87,16 @@ class Segments:
     """Rows of a batch in one sequence of T tokens."""
 
     bounds: tuple[int, ...]
-    """Start of each row, and T."""
+    """Start of each row, then T."""
     cumulative: torch.Tensor
-    """`bounds` as int32 [S + 1] on the device, as varlen attention kernels require."""
+    """`bounds` as int32 [S + 1] on the device, for the varlen attention kernels."""
     prefixes: Prefixes | None = None
     """Prefixes of the rows; None if no row has one."""
 
     @classmethod
     def from_cumulative(cls, cumulative: torch.Tensor) -> Segments:
-        """Build from cumulative lengths, int [S + 1]. Synchronises with the device, so call it once
-        per batch."""
+        """Build segments from cumulative lengths, int [S + 1]. This synchronises with the device:
+        call it once per batch."""
         bounds = tuple(cumulative.tolist())
         return cls(bounds, cumulative.to(torch.int32))
 
@@ -106,7 +107,8 @@ class Segments:
         device: torch.device | None = None,
         prefixes: Sequence[tuple[int, int]] | None = None,
     ) -> Segments:
-        """Build from row lengths. `prefixes`: one range per row, `NO_PREFIX` for none."""
+        """Build segments from row lengths. `prefixes`: one range per row; `NO_PREFIX` for a row
+        without prefix."""
         bounds = (0, *accumulate(lengths))
         cumulative = torch.tensor(bounds, dtype=torch.int32, device=device)
         seen = None if prefixes is None else Prefixes.of(bounds, prefixes)
@@ -121,7 +123,7 @@ class Segments:
         return max((b - a for a, b in pairwise(self.bounds)), default=0)
 
     def rows(self) -> list[tuple[int, int]]:
-        """Return first token and index after the last of each row that has tokens."""
+        """Return the first token and the index after the last token of each row that has tokens."""
         return [(start, stop) for start, stop in pairwise(self.bounds) if stop > start]
 
     def segments(self) -> list[Segment]:
@@ -140,23 +142,19 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     scale: float
-    """Factor on q . k."""
+    """Factor that multiplies q . k."""
     window: int | None = None
-    """Number of keys that a query attends to, including its own; None: all before it."""
+    """Number of keys that a query attends to, including its own; None: its own and all earlier
+    keys."""
     softcap: float | None = None
     """Bound of the scores: softcap * tanh(s / softcap)."""
 
     @property
     def rotated(self) -> int:
-        """Number of heads that RoPE rotates: those of q and k."""
+        """Number of heads that RoPE rotates: all heads of q and k."""
         return self.heads + self.kv_heads
 
     @property
     def width(self) -> int:
-        """Number of columns of a packed q
-
-        k
-
-        v.
-        """
+        """Number of columns of q, k and v side by side."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim

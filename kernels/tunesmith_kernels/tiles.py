@@ -1,7 +1,7 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
-Element-wise work on a CPU is bound by page faults and caches. The fp32 temporaries of a tile are
-therefore allocated once per call, fit the cache and are written with `out=`.
+Page faults and cache misses limit element-wise work on a CPU. Therefore the fp32 temporaries fit
+the cache, are allocated once per call, and are reused for each tile with `out=`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import torch
 
 __all__ = ["block_shape", "num_warps", "row_tiles", "rows_per_tile", "wide"]
 
-# Elements of one temporary. Measured (docs/contributing/log): smaller tiles gain less in the cache
-# than the extra calls cost; larger tiles cause page faults.
+# Elements of one temporary. Measured (docs/contributing/log): smaller tiles cost more in extra
+# calls than they gain in the cache; larger tiles cause page faults.
 TILE_ELEMENTS = 1 << 18
 
 
 def row_tiles(num_rows: int, row_elements: int) -> Iterator[slice]:
-    """Yield slices that cover `num_rows` in order, each with at most TILE_ELEMENTS elements or one
-    row."""
+    """Yield slices that cover `num_rows` in order. Each has at most TILE_ELEMENTS elements, but at
+    least one row."""
     step = rows_per_tile(num_rows, row_elements)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
 
 
 def rows_per_tile(num_rows: int, row_elements: int) -> int:
-    """Return the number of rows of the longest slice of `row_tiles`, at least 1."""
+    """Return the number of rows in the longest slice of `row_tiles`, at least 1."""
     return max(1, min(num_rows, TILE_ELEMENTS // max(1, row_elements)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the arithmetic: float64 for float64, otherwise fp32."""
+    """Return the dtype to compute in: float64 for float64, otherwise fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def block_shape(row_elements: int) -> tuple[int, int]:
-    """Return the rows and columns of a Triton block: a whole row, padded to a power of two, and
-    several rows if they are short. Raises ValueError for rows of more than 65,536 elements."""
+    """Return the rows and columns of a Triton block. A block holds whole rows, padded to a power of
+    two; short rows share a block. Raises ValueError for rows of more than 65,536 elements."""
     if row_elements > 65_536:
         raise ValueError(f"rows may have at most 65536 elements, got {row_elements}")
     columns = 1 << max(0, row_elements - 1).bit_length()
@@ -45,6 +45,6 @@ def block_shape(row_elements: int) -> tuple[int, int]:
 
 
 def num_warps(block_elements: int) -> int:
-    """Return the number of warps for about 16 elements per thread: enough loads in flight without
-    register spills."""
+    """Return the number of warps that gives each thread about 16 elements. This keeps enough loads
+    in flight without register spills."""
     return min(32, max(4, block_elements // 512))

@@ -1,4 +1,4 @@
-"""Add the number of times that a worker started to read a file."""
+"""Add a column for the number of times that a worker started to read a file."""
 
 from __future__ import annotations
 

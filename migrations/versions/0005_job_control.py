@@ -39,7 +39,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_jobs_retry_of", "jobs")
     op.drop_column("workers", "not_ready")
-    # One column at a time: rebuilding the table on SQLite would break rows that refer to it.
+    # Add each column alone: rebuilding the table on SQLite would break references to its rows.
     for column in (
         "retry_of",
         "forked_step",

@@ -1,4 +1,4 @@
-"""Create the table of reinforcement jobs' samples."""
+"""Create the table of samples from reinforcement jobs."""
 
 from __future__ import annotations
 

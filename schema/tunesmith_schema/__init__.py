@@ -1,7 +1,7 @@
-"""Wire contract of Tunesmith: pydantic models that every part imports and that import no part.
+"""API contract of Tunesmith: pydantic models that every other package imports.
 
-Other modules of the package hold the queues, the names of settings and the checks for unsafe
-settings.
+The package also holds the queues, the names of settings and the checks for unsafe settings. It
+imports no other package of Tunesmith.
 """
 
 from .base import FROM_SERVER, Page, Request, Response

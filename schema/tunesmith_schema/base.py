@@ -1,5 +1,5 @@
-"""Base classes of the wire objects. A request with an unknown key is refused with the nearest valid
-key."""
+"""Base classes of requests and responses. A request with an unknown key is refused with an error
+that names the nearest valid key."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Key of the validation context that a client sets to read an answer: unknown keys of a newer
-server are then dropped."""
+"""Key in pydantic's validation context. A client sets it so that unknown keys from a newer server
+are dropped."""
 
 _ALIASES = {
     "rank": "r",
@@ -28,19 +28,19 @@ _ALIASES = {
     "bf16": "precision",
     "fp16": "precision",
 }
-"""Names that other programs use for our fields; used only in hints."""
+"""Names of our fields in other programs; used only in hints."""
 
 
 def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON
-    """Return a request's configuration with an example body for the OpenAPI document."""
+    """Return a pydantic configuration with an example request body for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"additionalProperties": False, "examples": [example]})
 
 
 class Request(BaseModel):
-    """Object that a caller sends. An unknown key is an error that names the nearest valid key."""
+    """Object that a caller sends. An unknown key raises an error with the nearest valid key."""
 
     model_config = ConfigDict(
-        extra="ignore",  # reached only with FROM_SERVER: the validator below refuses otherwise
+        extra="ignore",  # only with FROM_SERVER: otherwise the validator below refuses the key
         use_attribute_docstrings=True,
         json_schema_extra={"additionalProperties": False},
     )
@@ -83,13 +83,13 @@ T = TypeVar("T")
 
 
 class Page(Response, Generic[T]):
-    """One page of a list, in OpenAI's cursor envelope."""
+    """One page of a list, in OpenAI's format."""
 
     object: str = "list"
     data: list[T]
     """Items of the page, in the requested order."""
     has_more: bool = False
-    """True if there are more items: request them with `after=<last_id>`."""
+    """True if there are more items; `after=<last_id>` requests them."""
     first_id: str | None = None
     """Id of the first item of the page."""
     last_id: str | None = None

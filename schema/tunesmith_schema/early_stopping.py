@@ -1,4 +1,4 @@
-"""`recipe.early_stopping`, and the metric by which it and `recipe.keep` compare evaluations."""
+"""Early stopping settings, and the metric that compares evaluations."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class EarlyStoppingRecipe(Request):
 
     metric: Metric | Literal["auto"] = "auto"
     """Metric to watch: `valid_loss` (lower is better), `valid_mean_token_accuracy` (higher is
-    better) or, with reinforcement, `valid_reward` (higher is better). `"auto"`: `valid_loss`, with
-    reinforcement `valid_reward`."""
+    better) or, with reinforcement, `valid_reward` (higher is better). `"auto"` is `valid_loss`, or
+    `valid_reward` with reinforcement."""
     patience: int = Field(default=3, ge=1, le=1000)
-    """Number of consecutive evaluations without an improvement after which the training stops.
-    `eval_steps` sets the interval of the evaluations."""
+    """Stop the training after this many consecutive evaluations without an improvement.
+    `eval_steps` sets the interval between evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Least improvement: an evaluation counts if its metric is better than at the last improvement
-    by more than this value. The first evaluation always counts; NaN never counts."""
+    """Minimum improvement: an evaluation is an improvement if it beats the last improvement by more
+    than this value. The first evaluation is always an improvement, and NaN never is."""
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:
-    """Return the metric by which evaluations are compared."""
+    """Return the metric that compares evaluations."""
     if rule is not None and rule.metric != "auto":
         return rule.metric
     return "valid_reward" if method == "reinforcement" else "valid_loss"

@@ -1,4 +1,4 @@
-"""Wire form of every error: OpenAI's envelope plus a hint, `retryable` and a request id."""
+"""Format of every API error: OpenAI's envelope plus a hint, `retryable` and a request id."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class ErrorCategory(StrEnum):
     """Part of the system that must change to fix an error."""
 
     USER = "user"
-    """The request or the recipe. Change it and send it again."""
+    """The request or the recipe: change it and send it again."""
     DATA = "data"
-    """The data set. Fix the named rows."""
+    """The data set: fix the named rows."""
     GRADER = "grader"
     """The reward function."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The recipe, which does not fit the device's memory."""
+    """The recipe: it needs more memory than the device has."""
     INFRASTRUCTURE = "infrastructure"
     """The host: a lost worker, a full disk or a bug in Tunesmith."""
 
 
 class ErrorCode(StrEnum):
-    """Stable codes that programs may match on. A code is never renamed."""
+    """Stable error codes for programs; a code is never renamed."""
 
     INVALID_REQUEST = "invalid_request"
     INVALID_API_KEY = "invalid_api_key"
@@ -51,7 +51,7 @@ class ErrorCode(StrEnum):
     NO_REPORT = "no_report"
     INTERNAL = "internal_error"
     UNAVAILABLE = "unavailable"
-    # Reasons for which a job fails.
+    # Codes of failed jobs.
     DATASET_INVALID = "dataset_invalid"
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     TEMPLATE_MISSING = "template_missing"
@@ -79,7 +79,7 @@ class ErrorBody(Response):
     """An error, for people and for programs."""
 
     message: str
-    """What is wrong, the value, and the remedy."""
+    """The problem, the value that caused it, and the remedy."""
     type: str
     """OpenAI's coarse error type, for example `invalid_request_error`."""
     param: str | None = None
@@ -98,4 +98,4 @@ class ErrorEnvelope(Response):
     """Body of every answer that reports an error."""
 
     error: ErrorBody
-    """The error. OpenAI's clients read `message`, `type`, `param` and `code` from here."""
+    """The error; OpenAI's clients read its `message`, `type`, `param` and `code`."""

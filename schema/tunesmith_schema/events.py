@@ -11,8 +11,8 @@ from .base import Response
 
 
 class EventKind(StrEnum):
-    """Kind of an event, finer than OpenAI's `type`, which is `metrics` for METRICS and `message`
-    for all others."""
+    """Kind of an event. OpenAI's `type` is coarser: `metrics` for METRICS, `message` for all other
+    kinds."""
 
     MESSAGE = "message"
     STATE = "state"
@@ -39,53 +39,54 @@ class Event(Response):
     """One event of a job."""
 
     id: str
-    """`ftevent-<job>-<seq>`; a cursor for `after`."""
+    """Event id `ftevent-<job>-<seq>`, also a cursor for `after`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     created_at: int
     level: Literal["info", "warn", "error"] = "info"
     message: str
     type: Literal["message", "metrics"] = "message"
-    """OpenAI's coarse type; `kind` is finer."""
+    """OpenAI's coarse type; `kind` is more precise."""
     data: dict[str, JsonValue] = Field(default_factory=dict)
-    """Content that depends on `kind`."""
+    """Data of the event; `kind` determines its keys."""
     kind: EventKind | str = Field(default=EventKind.MESSAGE, union_mode="left_to_right")
-    """One of `EventKind`. A newer server may send a value that is not listed there."""
+    """Kind of the event; a newer server may send a value that `EventKind` lacks."""
     seq: int
-    """Number of the event within its job: 1, 2, 3, ... without gaps. Also the SSE id."""
+    """Number of the event within its job, from 1 without gaps; also the SSE id."""
 
 
 class MetricPoint(Response):
     """All metrics of one optimiser step."""
 
     id: str
-    """The step as text; a cursor for `after`."""
+    """Step number as text, also a cursor for `after`."""
     object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     step: int
     values: dict[str, float | None]
-    """Metrics by name. Every step: `train_loss` and `valid_loss` (nats per token),
-    `train_mean_token_accuracy`, `learning_rate`, `embedding_learning_rate` if different,
-    `grad_norm`, `epoch`, `tokens_per_second` (input tokens) and `trained_tokens`. About once a
-    second, as means since the last value: `step_seconds`, `data_wait_share` (share of the time
-    outside evaluations and checkpoints) and `padding_share` (share of the batch positions). Also
-    about once a second, the current memory in bytes: `memory_rss`, on a GPU also
-    `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16:
-    `updates_lost_fraction`, the share of weights whose update was rounded away. Null is NaN.
+    """Metrics by name; null means NaN. A step has `train_loss` and, after an evaluation,
+    `valid_loss` (nats per token), `train_mean_token_accuracy`, `learning_rate`,
+    `embedding_learning_rate` if different, `grad_norm`, `epoch`, `tokens_per_second` (input tokens)
+    and `trained_tokens`. About once a second, a step also has means since the last value:
+    `step_seconds`, `data_wait_share` (share of the time outside evaluations and checkpoints) and
+    `padding_share` (share of the batch positions). About once a second, a step also has the current
+    memory in bytes: `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and
+    `memory_pinned`. Full tuning in bf16 adds `updates_lost_fraction`, the share of weights whose
+    update was rounded away.
 
-    Reinforcement, every step: `reward` and `reward_std` of the step's completions, `score_<grader>`
-    if there are several graders, `frac_reward_zero_std` (share of groups in which all rewards are
-    equal, among groups with rewards), `ungraded_share` (share of completions without a reward),
-    `kl`, `entropy` (nats per token), `completion_length` (mean, tokens), `completion_length_max`,
-    `truncated_share` (share of completions cut at the length limit), `clip_ratio`, `rollout_gap`
-    (mean absolute difference of a token's log-probability between generation and training) and
-    `valid_reward`. About once a second, as shares of the time outside evaluations and checkpoints:
-    `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share`,
-    `backward_share` and `idle_share` (grading, and time in none of these phases or the optimiser).
-    Also about once a second: `generated_tokens_per_second` (generation only).
+    A reinforcement step also has `reward` and `reward_std` of its completions, `score_<grader>` if
+    there are several graders, `frac_reward_zero_std` (share of groups with equal rewards, among
+    groups with rewards), `ungraded_share` (share of completions without a reward), `kl`, `entropy`
+    (nats per token), `completion_length` (mean, tokens), `completion_length_max`, `truncated_share`
+    (share of completions cut at the length limit), `clip_ratio`, `rollout_gap` (mean absolute
+    difference of a token's log-prob between generation and training) and, after an evaluation,
+    `valid_reward`. About once a second, it has shares of the time outside evaluations and
+    checkpoints: `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share`,
+    `backward_share` and `idle_share` (grading, and time outside these phases and the optimiser).
+    About once a second, it also has `generated_tokens_per_second`, measured during generation only.
     """
 
 
 class CheckpointMetrics(Response):
-    """Metrics of a checkpoint under OpenAI's names; null if not measured."""
+    """Metrics of a checkpoint, named as in OpenAI's API; null if not measured."""
 
     step: float | None = None
     train_loss: float | None = None

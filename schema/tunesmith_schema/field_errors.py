@@ -1,7 +1,8 @@
-"""Pydantic's validation errors as one plain sentence per field.
+"""Conversion of pydantic's validation errors to one plain sentence per field.
 
 Pydantic reports one error for each member of a union and puts the member's name into the path
-(`packing.bool`, `packing.literal['auto']`). Here they are one error that lists all allowed values.
+(`packing.bool`, `packing.literal['auto']`). This module joins such errors into one that lists all
+allowed values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .pydantic_texts import joined, plain_text
 _MEMBER = re.compile(r"(?:literal|list|dict|function-\w+)\[.*\]|constrained-\w+|bool|int|float|str")
 
 _TAG = re.compile(r"<\w+>")
-"""Path element of a union member that a discriminator selected."""
+"""Path element that pydantic adds for a union member selected by a discriminator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class FieldError:
     """Path of the field, without the names of union members."""
     message: str
     first: Mapping[str, Any]  # Any: pydantic's own
-    """Pydantic's first error of the field."""
+    """First pydantic error for the field."""
 
     @property
     def name(self) -> str:
@@ -35,14 +36,14 @@ class FieldError:
 
 
 def field_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:  # Any: pydantic's own
-    """Return one error per field. `errors`: result of `ValidationError.errors()`."""
+    """Return one error per field; `errors` is the result of `ValidationError.errors()`."""
     by_path: dict[tuple[str | int, ...], FieldError] = {}
     for error in errors:
         path, inner = _split(tuple(error["loc"]))
-        if error["type"] == DOES_NOT_FIT:  # reported at `recipe`, about one of its fields
+        if error["type"] == DOES_NOT_FIT:  # pydantic's path is only `recipe`
             path += tuple(error["ctx"]["field"].split("."))
         message = plain_text(error)
-        if inner:  # an item of a list that is a member of the union
+        if inner:  # the error is in an item of a list
             message = f"item {'.'.join(str(part) for part in inner)}: {message}"
         known = by_path.get(path)
         by_path[path] = FieldError(
@@ -54,7 +55,7 @@ def field_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:  # An
 
 
 def _split(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
-    """Split a location into the field and the place inside a member of its union."""
+    """Split an error's path into the field's path and the path inside the union member."""
     loc = tuple(part for part in loc if not (isinstance(part, str) and _TAG.fullmatch(part)))
     for index, part in enumerate(loc):
         if index and isinstance(part, str) and _MEMBER.fullmatch(part):

@@ -1,4 +1,4 @@
-"""Wire objects of OpenAI's `files` resource, and the result of validating a file."""
+"""Objects of OpenAI's `files` API, and the result of validating a file."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class RowFormat(StrEnum):
 
 
 class PromptFormat(StrEnum):
-    """Row formats of reinforcement. All other fields of a row are passed to the grader."""
+    """Row formats of reinforcement tuning; the grader receives all other fields of a row."""
 
     MESSAGES = "messages"
-    """`{"messages": [...]}`, OpenAI's format. The last message is not the assistant's."""
+    """`{"messages": [...]}`: OpenAI's format; the last message must not be the assistant's."""
     PROMPT = "prompt"
     """`{"prompt"}`, a string or a list of messages."""
     INSTRUCTION = "instruction"
@@ -57,7 +57,7 @@ class RowProblem(Response):
     """A row that cannot be used for training, with the reason."""
 
     row: int
-    """Row number, from 1: the line in JSONL, the record in other formats."""
+    """Row number, counted from 1: the line in JSONL, the record in other formats."""
     message: str
 
 
@@ -65,7 +65,7 @@ class BadRows(Response):
     """Rows that prevent a method from using a file."""
 
     problems: list[RowProblem] = Field(max_length=20)
-    """First bad rows, with the reasons."""
+    """First bad rows and their problems."""
     num_problems: int
     """Number of bad rows."""
 
@@ -80,14 +80,16 @@ class BadRows(Response):
 
 
 class FileValidation(Request):
-    """Result of validating a data set, for every method, because the method is not known yet."""
+    """Result of validating a data set. It covers every method, because the job's method is not
+    known yet."""
 
     ok: bool
     """True if at least one method can use the file."""
     usable_for: list[MethodName | str] = Field(default_factory=list)
-    """Methods that can use every row. A newer server may list a method that is unknown here."""
+    """Methods that can use every row; a newer server may list a method that this version does not
+    know."""
     refused: dict[MethodName | str, BadRows] = Field(default_factory=dict)
-    """Bad rows of each other method, with the reasons."""
+    """Bad rows for each method that cannot use the file."""
     format: RowFormat | None = None
     """Row format for supervised training; null if not recognised."""
     prompt_format: PromptFormat | None = None
@@ -95,8 +97,8 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use, with the reasons. They are those of
-    supervised training, unless every row is bad for supervised training only."""
+    """First bad rows of a file that no method can use. They are bad for supervised training, or for
+    reinforcement if only reinforcement can use some of the rows."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 
@@ -122,7 +124,7 @@ class FileObject(Response):
     created_at: int
     """Unix seconds."""
     expires_at: int | None = None
-    """Unix seconds; absent if the file does not expire."""
+    """Expiry time, Unix seconds; absent if the file does not expire."""
     filename: str
     purpose: str
     """Purpose given at the upload."""

@@ -1,4 +1,4 @@
-"""Fork of a job: a new job that starts at a resume point of another job with a changed recipe."""
+"""Fork of a job: a new job with a changed recipe that starts from a resume point of another job."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class JobFork(Request):
     )
 
     checkpoint: Text | None = None
-    """Id of one of the job's checkpoints (`ftckpt-...`), in place of `step`."""
+    """Id of a checkpoint of the job (`ftckpt-...`), as an alternative to `step`."""
     step: int | None = Field(default=None, ge=1)
     """Start from the newest resume point at or before this optimiser step. Without `step` and
-    `checkpoint`: from the newest resume point."""
+    `checkpoint`, the fork starts from the newest resume point."""
     recipe: dict[str, JsonValue] = Field(default_factory=dict)
-    """Recipe fields to change, in the format of a create request; all others are copied from the
-    job. Fields that determine the trained state cannot change: `tuning`, `from_scratch`, `lora`
-    except `lora_dropout`, `quantization`, `precision`, `add_tokens`."""
+    """Recipe fields to change, as in a create request; all other fields are copied from the job.
+    Fields that determine the trained state cannot change: `tuning`, `from_scratch`, `lora` except
+    `lora_dropout`, `quantization`, `precision`, `add_tokens`."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters | None = Field(
         default=None, union_mode="left_to_right"
     )
-    """Hyperparameters to change; all others are copied from the job."""
+    """Hyperparameters to change; all other hyperparameters are copied from the job."""
     grader: Grader | None = None
     """New grader of a reinforcement job. The best evaluation so far is discarded, because rewards
-    of different graders are not comparable."""
+    from different graders are not comparable."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
-    """Part of the tuned model's name. Default: the job's."""
+    """Part of the tuned model's name; the default is the original job's suffix."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Random seed. Default: the job's."""
+    """Random seed; the default is the original job's seed."""
     metadata: dict[Text, Text] | None = None
-    """Metadata, with the limits of a create request. Default: the job's."""
+    """Metadata, limited as in a create request; the default is the original job's metadata."""
 
     @model_validator(mode="after")
     def _one_place_to_start(self) -> Self:
@@ -55,7 +55,7 @@ LORA_FIXED = tuple(name for name in LoraRecipe.model_fields if name != "lora_dro
 
 
 def merged(recipe: Recipe, changes: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return `recipe` with `changes` applied, nested objects field by field. The result is not
+    """Return `recipe` with `changes` merged in, also inside nested objects; the result is not
     validated."""
     whole: dict[str, JsonValue] = recipe.model_dump(mode="json")
     for name, value in changes.items():
@@ -66,8 +66,8 @@ def merged(recipe: Recipe, changes: dict[str, JsonValue]) -> dict[str, JsonValue
 
 
 def first_fixed_change(old: Recipe, new: Recipe) -> tuple[str, JsonValue, JsonValue] | None:
-    """Return the first fixed field that differs, as its name, old value and new value; None if none
-    differs."""
+    """Return the name, old value and new value of the first changed field that a fork cannot
+    change, or None."""
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in FIXED]
     shapes = (old.lora or LoraRecipe(), new.lora or LoraRecipe())
     pairs += [(f"lora.{name}", *(getattr(shape, name) for shape in shapes)) for name in LORA_FIXED]

@@ -1,4 +1,5 @@
-"""Formulas of multi graders: the allowed expressions. The worker evaluates them."""
+"""Parser for the formulas of multi graders, with a fixed set of allowed expressions. The worker
+evaluates the formulas."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import math
 from collections.abc import Collection
 
 FUNCTIONS = ("min", "max", "abs", "floor", "ceil", "exp", "log", "sqrt")
-"""Functions of a formula. `min` and `max` take one or more arguments, the others exactly one."""
+"""Functions that a formula may call; `min` and `max` take one or more arguments, all others exactly
+one."""
 _MAX_DEPTH = 100
 _OPERATORS = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Mod, ast.UAdd, ast.USub, ast.Not, ast.And,
@@ -21,8 +23,8 @@ _SHAPES = (
 def parse_formula(formula: str, names: Collection[str]) -> ast.expr:
     """Parse a formula into a tree of allowed nodes; `^` means power, as in OpenAI's formulas.
 
-    `names`: graders that the formula may use. Raises ValueError that names the part that is not
-    allowed.
+    `names` lists the graders that the formula may use. Raises ValueError that quotes the first
+    forbidden part.
     """
     try:
         tree = ast.parse(formula.replace("^", "**").strip(), mode="eval").body

@@ -1,8 +1,8 @@
-"""Graders: the scoring of completions in reinforcement tuning, as data. OpenAI's types, and our own
-for answers that need no judge.
+"""Graders: settings for scoring completions in reinforcement tuning. They have OpenAI's types, and
+our own types for answers that need no judge model.
 
-Texts are templates: `{{item.x}}` is a field of the data row, `{{sample.output_text}}` the
-completion, `{{sample.output_json.x}}` a field of the completion parsed as JSON.
+Texts are templates: `{{item.x}}` is a field of the data row, `{{sample.output_text}}` is the
+completion, and `{{sample.output_json.x}}` is a field of the completion parsed as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _parses(template: str) -> str:
 
 def _compiles(pattern: str) -> str:
     try:
-        with warnings.catch_warnings():  # syntax that a later Python may read differently
+        with warnings.catch_warnings():  # ignores syntax that a later Python may read differently
             warnings.simplefilter("ignore")
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -76,7 +76,7 @@ def _one_or_named(value: Any) -> str:  # Any: whatever JSON the caller sent
 
 
 class StringCheckGrader(Request):
-    """Score 1 if the comparison of two texts holds, else 0."""
+    """Score 1 if two texts satisfy the comparison `operation`, else 0."""
 
     type: Literal["string_check"]
     """Kind of grader."""
@@ -92,7 +92,7 @@ class StringCheckGrader(Request):
 
 
 class TextSimilarityGrader(Request):
-    """Score from 0 to 1: the similarity of two texts."""
+    """Score the similarity of two texts from 0 to 1."""
 
     type: Literal["text_similarity"]
     """Kind of grader."""
@@ -107,8 +107,8 @@ class TextSimilarityGrader(Request):
 
 
 class MathAnswerGrader(Request):
-    """Score 1 if the number that `input` gives as its answer equals that of `reference`, else 0.
-    The answer is `#### N` or `\\boxed{N}`; without these, the last number."""
+    """Score 1 if the numeric answer in `input` equals the number in `reference`, else 0. The answer
+    is `#### N` or `\\boxed{N}`; if neither is present, it is the last number."""
 
     type: Literal["math_answer"]
     """Kind of grader."""
@@ -119,10 +119,10 @@ class MathAnswerGrader(Request):
     reference: Template
     """A number, or a text that ends in a number."""
     tolerance: float = Field(default=1e-6, ge=0.0, allow_inf_nan=False)
-    """Largest relative difference of two equal numbers."""
+    """Largest relative difference between numbers that count as equal."""
     format: Literal["any", "hashes", "boxed"] = "any"
-    """Required place of the answer: `any`: anywhere; `hashes`: after `####`; `boxed`: in
-    `\\boxed{}`."""
+    """Required place of the answer: anywhere (`any`), after `####` (`hashes`) or in `\\boxed{}`
+    (`boxed`)."""
 
 
 class RegexGrader(Request):
@@ -197,10 +197,10 @@ class MultiGrader(Request):
         | Annotated[dict[Name, SingleGrader], Field(min_length=1, max_length=32), Tag("<named>")],
         Discriminator(_one_or_named),
     ]
-    """Graders by the names that the formula uses; or a single grader, which has its own name."""
+    """Graders by the names used in the formula, or a single grader with its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Formula of the reward: + - * / ** % (`^` means `**`), comparisons, and, or, not, `a if b else
-    c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
+    """Reward formula. It may use + - * / ** % (`^` means `**`), comparisons, and, or, not, `a if b
+    else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
 
     @property
     def by_name(self) -> dict[str, SingleGrader]:

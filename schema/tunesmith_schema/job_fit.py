@@ -1,7 +1,7 @@
 """Checks of a recipe against the other fields of its job: validation file, method and
 hyperparameters.
 
-Both the creation of a job and the reader of a run directory use them, so both give the same errors.
+Job creation and the reader of a run directory share these checks, so both give the same errors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Misfit = tuple[str, str]
 
 
 def check_job_fit(recipe: Recipe, info: ValidationInfo) -> Recipe:
-    """Return the recipe, or raise an error for the first field that does not fit the fields before
-    `recipe`."""
+    """Return the recipe, or raise an error for the first recipe field that contradicts another job
+    field."""
     method = info.data.get("method")
     reinforced = method is not None and getattr(method, "type", method) == "reinforcement"
     misfits = [*_without_validation_file(recipe, info)]
@@ -87,7 +87,7 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
     if recipe.from_scratch:
         yield (
             "from_scratch",
-            "is only for supervised training: completions of random weights earn no rewards",
+            "is only for supervised training: completions from random weights earn no rewards",
         )
     if recipe.patches != "auto" and "loss" not in recipe.patches:
         yield (
@@ -133,7 +133,7 @@ def _not_the_step(recipe: Recipe, prompts: int, group: int) -> Iterator[Misfit]:
 
 
 def check_reinforcement(hyperparameters: ReinforcementHyperparameters, recipe: Recipe) -> None:
-    """Check hyperparameters against recipe fields of the same meaning. Raises ValueError."""
+    """Raise ValueError if a hyperparameter contradicts the recipe field with the same meaning."""
     grpo = recipe.grpo or GRPORecipe()
     pairs = (
         ("batch_size", hyperparameters.batch_size, "grpo.prompts_per_step", grpo.prompts_per_step),

@@ -17,7 +17,7 @@ from .recipe import Auto, Recipe
 
 
 class JobState(StrEnum):
-    """State of a job. `status` has OpenAI's closed set of values, see `wire_status`."""
+    """State of a job; `wire_status` maps it to OpenAI's smaller set of values."""
 
     VALIDATING_FILES = "validating_files"
     """A light worker validates the data set."""
@@ -50,8 +50,8 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
         JobState.CANCELLED: frozenset(),
     }
 )
-"""Every legal change of state. `running -> queued`: the worker was lost or released the job.
-`pausing -> running`: the pause was cancelled before the worker released the job."""
+"""Allowed state changes. `running -> queued` happens when the worker is lost or releases the job.
+`pausing -> running` happens when the pause is cancelled before the worker releases the job."""
 
 _WIRE = {JobState.PAUSING: JobState.RUNNING, JobState.PAUSED: JobState.QUEUED}
 
@@ -77,26 +77,27 @@ class JobCreate(Request):
     )
 
     model: Text = Field(min_length=1, max_length=512)
-    """Hugging Face id, folder name or path below an allowed directory, or a fully tuned `ft:`
-    model."""
+    """Base model: a Hugging Face id, a folder name or path in an allowed directory, or a fully
+    tuned `ft:` model."""
     training_file: Text
-    """Id of an uploaded file."""
+    """Id of the uploaded training file."""
     validation_file: Text | None = None
-    """Id of an uploaded file for `valid_loss`, with reinforcement `valid_reward`."""
+    """Id of the uploaded validation file, for `valid_loss` or, with reinforcement, `valid_reward`.
+    """
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Part of the tuned model's name. Characters that are not allowed in a name become hyphens."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Random seed of weights, shuffling and dropout. Default: a random number, shown in the job."""
     metadata: dict[Text, Text] | None = None
-    """At most 16 pairs; keys up to 64 characters, values up to 512."""
+    """Metadata: at most 16 pairs, with keys of at most 64 and values of at most 512 characters."""
     integrations: list[JsonValue] | None = None
-    """Not available: any value except an empty list is refused."""
+    """Not available; only null or an empty list is accepted."""
     hyperparameters: Hyperparameters | None = None
     """Deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
-    """Kind of training and its hyperparameters, OpenAI's current form."""
+    """Kind of training and its hyperparameters, in OpenAI's current format."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
-    """Training settings, with PEFT's and TRL's names. Every field has a default."""
+    """Training settings, named as in PEFT and TRL; every field has a default."""
 
     @model_validator(mode="after")
     def _within_bounds(self) -> Self:
@@ -141,7 +142,7 @@ class JobCreate(Request):
         return self
 
     def chosen_hyperparameters(self) -> Hyperparameters:
-        """Return the hyperparameters in force, from `method` or `hyperparameters`."""
+        """Return the effective hyperparameters, from `method` or `hyperparameters`."""
         of_method = self.method and self.method.hyperparameters()
         chosen = of_method or self.hyperparameters or Hyperparameters()
         if self.method and self.method.type == "reinforcement":
@@ -150,7 +151,7 @@ class JobCreate(Request):
 
 
 def _same(legacy: Hyperparameters, of_method: Hyperparameters) -> bool:
-    """Compare the fields that the older form has."""
+    """Compare the hyperparameters that both formats have."""
     return legacy.model_dump() == of_method.model_dump(include=set(Hyperparameters.model_fields))
 
 
@@ -168,7 +169,7 @@ def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
 
 
 class JobError(Response):
-    """Reason for the failure of a job; all fields are null for other jobs."""
+    """Reason why a job failed; all fields are null if it has not failed."""
 
     code: str | None = None
     """One of `ErrorCode`."""
@@ -182,7 +183,7 @@ class JobError(Response):
 
 
 class Job(Response):
-    """A fine-tuning job in OpenAI's form. The fields from `state` on are Tunesmith's."""
+    """A fine-tuning job in OpenAI's format; Tunesmith adds the fields from `state` on."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
@@ -198,21 +199,21 @@ class Job(Response):
     organization_id: str = "tunesmith"
     """OpenAI's field; always the same value."""
     status: Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
-    """OpenAI's closed set of states; `state` is more precise."""
+    """OpenAI's status; `state` is more precise."""
     training_file: str
     """Id of the training file."""
     validation_file: str | None = None
-    """Id of the file for `valid_loss`, with reinforcement `valid_reward`."""
+    """Id of the validation file, for `valid_loss` or, with reinforcement, `valid_reward`."""
     hyperparameters: Hyperparameters
-    """OpenAI's hyperparameters in force, from `method` or `hyperparameters`."""
+    """Effective OpenAI hyperparameters, from `method` or `hyperparameters`."""
     method: dict[str, Any] | None = None
-    """OpenAI's current form: the kind of training, its hyperparameters and the grader of
-    reinforcement."""
+    """Kind of training, its hyperparameters and the reinforcement grader, in OpenAI's current
+    format."""
     result_files: list[str] = Field(default_factory=list)
-    """OpenAI's field; always empty. `adapter_id` and `/v1/adapters` lead to the result."""
+    """OpenAI's field; always empty. `adapter_id` in `/v1/adapters` is the result."""
     trained_tokens: int | None = None
-    """Number of tokens with a loss over the whole run. Reinforcement: the tokens of all
-    completions, even if their gradient is zero, except those excluded by
+    """Number of tokens that contributed to the loss in the whole run. Reinforcement counts the
+    tokens of all completions, even with zero gradient, except completions excluded by
     `mask_truncated_completions`."""
     error: JobError | None = None
     """Reason for the failure; null unless the job failed."""
@@ -234,7 +235,7 @@ class Job(Response):
     attempt: int = 0
     """Number of times a worker has claimed the job."""
     step: int = 0
-    """Optimiser steps done in this attempt; for a succeeded job the step of the kept weights."""
+    """Optimiser steps done in this attempt; after success, the step of the kept weights."""
     total_steps: int | None = None
     """Optimiser steps of the whole run; null until known."""
     cancel_requested: bool = False
@@ -244,6 +245,6 @@ class Job(Response):
     forked_from: str | None = None
     """Id of the job whose resume point this job starts from."""
     forked_step: int | None = None
-    """Step of that resume point."""
+    """Step of the resume point that this job starts from."""
     retry_of: str | None = None
     """Id of the failed or cancelled job that this job retries."""

@@ -13,14 +13,14 @@ from .recipe import Auto
 
 
 class Hyperparameters(Request):
-    """OpenAI's three hyperparameters. `recipe` sets the same in absolute terms."""
+    """OpenAI's three hyperparameters; `recipe` has absolute settings for the same purpose."""
 
     n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
     """Number of passes over the data."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
     """Number of rows per optimiser step."""
     learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
-    """Factor that multiplies the automatic learning rate."""
+    """Factor applied to the automatic learning rate."""
 
 
 class SupervisedMethod(Request):
@@ -34,14 +34,14 @@ class ReinforcementHyperparameters(Hyperparameters):
     """OpenAI's hyperparameters of reinforcement tuning. `batch_size` counts prompts."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
-    """Factor that multiplies the automatic number of completions per prompt.
-    `recipe.grpo.num_generations` sets the number itself."""
+    """Factor applied to the automatic number of completions per prompt.
+    `recipe.grpo.num_generations` sets this number directly."""
     eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Number of steps between two evaluations, same as `recipe.eval_steps`."""
+    """Number of steps between two evaluations; the same as `recipe.eval_steps`."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
-    """Number of completions per prompt of the validation file. `"auto"`: 1."""
+    """Number of completions per prompt of the validation file; `"auto"` is 1."""
     reasoning_effort: Literal["default"] = "default"
-    """OpenAI's field. The chat template decides about reasoning."""
+    """OpenAI's field; it has no effect, because the chat template controls reasoning."""
 
 
 class ReinforcementMethod(Request):
@@ -67,7 +67,7 @@ class Method(Request):
     """Kind of training and its settings."""
 
     type: MethodName
-    """Kind of training; its settings are in the field of the same name."""
+    """Kind of training; the field of the same name has its settings."""
     supervised: SupervisedMethod | None = None
     """Settings of supervised fine-tuning. Default: all `"auto"`."""
     reinforcement: ReinforcementMethod | None = None

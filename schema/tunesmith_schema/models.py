@@ -17,11 +17,11 @@ class Model(Response):
     created: int
     """Unix seconds."""
     owned_by: str
-    """`base` for a base model of this server, `tunesmith` for a model that was trained here."""
+    """`base` for a base model on this server, `tunesmith` for a model that Tunesmith trained."""
     adapter_id: str | None = None
     """Tuned models only: id in `/v1/adapters/{id}`."""
     base_model: str | None = None
-    """Tuned models only: the model that it was trained from."""
+    """Tuned models only: name of the base model."""
 
 
 class ModelDeleted(Response):
@@ -33,7 +33,7 @@ class ModelDeleted(Response):
 
 
 class StoredFile(Request):
-    """One file of an artifact. Its content is stored under its hash."""
+    """One file of an adapter, checkpoint or resume point; storage names the file by its SHA-256."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")
     """Plain file name without folders."""
@@ -51,7 +51,7 @@ class Adapter(Response):
     model: str
     """Name of the tuned model."""
     base_model: str
-    """Model that it was trained from."""
+    """Name of the base model."""
     kind: Literal["lora", "full"]
     """`lora`: a PEFT adapter; `full`: all weights."""
     step: int

@@ -52,8 +52,8 @@ _TEXTS = {
 
 
 def plain_text(error: Mapping[str, Any]) -> str:  # Any: pydantic's own
-    """Return the message of one item of `ValidationError.errors()` in plain words. Messages of our
-    own validators are returned unchanged."""
+    """Return the message of one item of `ValidationError.errors()` in plain words. Messages from
+    our own validators stay unchanged."""
     text = _TEXTS.get(error["type"])
     if text is None:
         return str(error["msg"]).removeprefix("Value error, ")
@@ -67,7 +67,7 @@ def plain_text(error: Mapping[str, Any]) -> str:  # Any: pydantic's own
 
 
 def joined(first: str, second: str) -> str:
-    """Join the messages of two members of a union: "must be at most 1, or 'auto'"."""
+    """Join the messages of two union members, for example "must be at most 1, or 'auto'"."""
     if first.startswith("must be ") and second.startswith("must be "):
         return f"{first}, or {second.removeprefix('must be ')}"
     return f"{first}, or: {second}"

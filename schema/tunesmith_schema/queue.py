@@ -1,26 +1,26 @@
-"""Queues, tasks and the broker, shared by server and worker, which do not import each other."""
+"""Names of queues and tasks, and the broker's options, for server and worker."""
 
 from __future__ import annotations
 
 from typing import Any
 
 TRAIN_QUEUE = "train"
-"""Training jobs: one slot per device or device group."""
+"""Queue of training jobs; one slot per device or device group."""
 LIGHT_QUEUE = "light"
-"""Short CPU tasks of the API."""
+"""Queue of the API's short CPU tasks."""
 
 TRAIN_TASK = "tunesmith.train"
-"""Task that wakes a train worker, which then claims the best eligible job. Argument: id of the job
-that caused it."""
+"""Task that wakes a train worker; the worker then claims the best eligible job. Its argument is the
+id of the job that triggered it."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
-"""Task that validates an uploaded data set. Argument: the file id."""
+"""Task that validates an uploaded data set; its argument is the file id."""
 
 
 def broker_transport(url: str) -> tuple[str, dict[str, Any]]:  # Any: options are kombu's own
     """Return Celery's broker URL and transport options for `TUNESMITH_BROKER_URL`.
 
-    `filesystem:///folder` is polled ten times per second. Other brokers have a connection timeout
-    of 2 s, because job state is in the database and a lost wake-up is harmless.
+    A `filesystem:///folder` broker is polled ten times per second. Other brokers have a connection
+    timeout of 2 s. A lost wake-up is harmless, because the job state is in the database.
     """
     if not url.startswith("filesystem://"):
         return url, {"socket_connect_timeout": 2, "socket_timeout": 10}

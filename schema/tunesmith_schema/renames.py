@@ -1,8 +1,8 @@
-"""Former names on the wire, and the reader of stored documents that still hold them.
+"""Former names in the API, and the reader for stored documents that still contain them.
 
-Requests must use the current names: the API refuses a former name. Documents of an earlier version
-(recipes in the database, spec.json, plan.json, manifests of resume points, run reports) are read
-through `current_names` or `read_stored`. Decision 0021 has the rules.
+Requests must use the current names: the API refuses a former name. `current_names` and
+`read_stored` read documents of an earlier version: recipes in the database, spec.json, plan.json,
+manifests of resume points, run reports. Decision 0021 has the rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Json = Any  # Any: JSON
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "precision": {"bf16_error_word": "bf16_split_master"},  # 2026-11, decision 0021
 }
-"""Former value -> current value, by field name."""
+"""Current value of each former value, by field name."""
 
 _FORMER_VALUES = {
     field: {current: former for former, current in values.items()}
@@ -36,12 +36,12 @@ def check_current(field: str, value: object) -> None:
 
 
 def current_names(document: Json) -> Json:
-    """Return a copy of a stored JSON document in which every name is the current one."""
+    """Return a copy of a stored JSON document with current names only."""
     return _replaced(document, RENAMED_VALUES)
 
 
 def former_names(document: Json) -> Json:
-    """Return a copy of a JSON document in which every renamed value has its former name.
+    """Return a copy of a JSON document with the former name of each renamed value.
 
     Digests are computed from this copy, so that a rename does not change them.
     """

@@ -1,7 +1,7 @@
-"""Run report: the time, throughput and memory of one attempt, and the advice drawn from them.
+"""Run report: time, throughput and memory of one attempt, and advice based on them.
 
-The trainer writes it as report.json, the supervisor completes and sends it, the API returns it.
-Times are seconds of wall clock, memory is bytes, shares are between 0 and 1.
+The trainer writes the report to report.json, the supervisor completes and sends it, and the API
+returns it. Times are wall-clock seconds, memory is in bytes, and shares are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PhaseName(StrEnum):
     CLAIM = "claim"
     """Claiming the job from the server."""
     DOWNLOAD = "download"
-    """Downloading data files and, if it was trained here, the base model."""
+    """Downloading data files, and the base model if it was trained by this service."""
     SPAWN = "spawn"
     """Starting the trainer process, up to its first line of code."""
     IMPORT = "import"
@@ -48,14 +48,13 @@ class PhaseName(StrEnum):
     GRADE = "grade"
     """Reinforcement: waiting for graders after the last completion."""
     LOG_PROBS = "log_probs"
-    """Reinforcement: forward passes without gradient for the reference model's log-probabilities.
-    """
+    """Reinforcement: computing the reference model's log-probs, without gradients."""
     FORWARD = "forward"
     """Forward passes of training, including the loss."""
     BACKWARD = "backward"
     """Backward passes, including recomputation."""
     OPTIMIZER = "optimizer"
-    """Gradient clipping, optimiser step, schedule and zeroing of gradients."""
+    """Clipping gradients, stepping the optimiser and the schedule, and zeroing gradients."""
     EVALUATION = "evaluation"
     """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
@@ -63,15 +62,15 @@ class PhaseName(StrEnum):
     LOGGING = "logging"
     """Reading the loss from the device and writing metrics."""
     TRAIN = "train"
-    """Rest of the training time: the trainer's loop between the phases above."""
+    """Remaining training time, spent in the trainer's loop."""
     SAVE = "save"
     """Writing the final adapter or weights."""
     EXIT = "exit"
-    """Ending the trainer process, from its last line of code."""
+    """Ending the trainer process, after its last line of code."""
     UPLOAD = "upload"
     """Uploading the result and remaining checkpoints."""
     OTHER = "other"
-    """Time that no phase accounts for."""
+    """Time outside all other phases."""
 
 
 STARTUP = (
@@ -91,12 +90,13 @@ TRAINING = (
 
 
 class PeakMemory(Response):
-    """Peak memory, bytes. Null if there is no such memory."""
+    """Peak memory in bytes; null if the machine has no such memory."""
 
     allocated: int | None = None
-    """GPU memory in tensors (torch's `max_memory_allocated`)."""
+    """GPU memory occupied by tensors (torch's `max_memory_allocated`)."""
     reserved: int | None = None
-    """GPU memory held by torch's allocator, including its cache: close to what nvidia-smi shows."""
+    """GPU memory held by torch's allocator, including its cache; nvidia-smi shows about the same
+    value."""
     device_total: int | None = None
     """Total memory of the GPU."""
     pinned: int | None = None
@@ -109,25 +109,25 @@ class Throughput(Response):
     """Training throughput. Evaluations and checkpoints do not count as training time."""
 
     seconds: float
-    """Training time; the base of the rates below."""
+    """Training time in seconds; all rates use this time."""
     steps_per_second: float | None = None
     """Optimiser steps per second."""
     input_tokens: int = 0
     """Tokens in the training batches, without padding."""
     trained_tokens: int = 0
-    """Tokens with a loss."""
+    """Tokens that contribute to the loss."""
     tokens_per_second: float | None = None
     """Input tokens per second."""
     trained_tokens_per_second: float | None = None
-    """Tokens with a loss per second."""
+    """Trained tokens per second."""
     slots: int = 0
-    """Positions in the training batches, including padding."""
+    """Token positions in the training batches, including padding."""
     padding_share: float | None = None
-    """Share of the slots that hold padding; null if several rows share a prompt's tokens."""
+    """Share of slots that hold padding; null if several rows share the tokens of a prompt."""
     micro_batches: int = 0
-    """Forward passes of training."""
+    """Number of micro-batches, each with one forward pass."""
     generated_tokens: int = 0
-    """Reinforcement: generated tokens."""
+    """Number of generated tokens (reinforcement)."""
     generated_tokens_per_second: float | None = None
     """Generated tokens per second of training time; null if nothing was generated."""
 
@@ -136,62 +136,62 @@ class Rollouts(Response):
     """Completions that a reinforcement run generated for training."""
 
     rounds: int
-    """Rounds of generation."""
+    """Number of generation rounds."""
     num_iterations: int
     """Optimiser steps per round (`recipe.grpo.num_iterations`)."""
     completions: int
-    """Generated completions."""
+    """Number of generated completions."""
     generated_tokens: int
-    """Generated tokens, including end tokens."""
+    """Number of generated tokens, including end tokens."""
     tokens_per_second: float | None = None
-    """Generated tokens per second of the phase `generate`."""
+    """Generated tokens per second during the phase `generate`."""
     decode_steps: int
-    """Forward passes that sample one token for each unfinished completion."""
+    """Number of forward passes that sample one token for each unfinished completion."""
     graph_steps: int = 0
-    """Decode steps that replayed a CUDA graph; 0 on a CPU."""
+    """Number of decode steps that replayed a CUDA graph; 0 on a CPU."""
     mean_length: float | None = None
-    """Mean length of a completion, tokens."""
+    """Mean length of a completion in tokens."""
     longest: int
-    """Length of the longest completion, tokens."""
+    """Length of the longest completion in tokens."""
     truncated_share: float | None = None
     """Share of completions cut at `recipe.grpo.max_completion_length`."""
     idle_share: float | None = None
-    """Share of the time in steps spent neither on generation (including weight sync) nor on
-    training: waiting for graders and batches, logging, the trainer's loop."""
+    """Share of step time outside generation (including weight sync) and training: waiting for
+    graders and batches, logging, and the trainer's loop."""
     ungraded_share: float | None = None
-    """Share of completions that no grader could score. They are not trained."""
+    """Share of completions that no grader could score; training excludes these completions."""
     zero_std_share: float | None = None
-    """Share of groups in which all rewards are equal, among groups with rewards. They give no
-    learning signal."""
+    """Share of groups with equal rewards, among groups with rewards. Such groups give no learning
+    signal."""
     layout: Literal["shared", "plain"]
-    """Training layout. `shared`: the prompt of a group is computed once; `plain`: once per
-    completion."""
+    """Training layout: `shared` computes the prompt of a group once, `plain` once per completion.
+    """
     token_ratio: float | None = None
-    """Tokens of a training pass in layout `plain`, divided by the tokens computed."""
+    """Number of tokens that layout `plain` would compute, divided by the number computed."""
     weights: Literal["merged", "in_place"]
-    """Weights that generated completions. `merged`: a copy with the adapter merged; `in_place`: the
-    training weights with the adapter merged temporarily."""
+    """Weights that generated completions: `merged` is a copy with the adapter merged, `in_place` is
+    the training weights with the adapter merged temporarily."""
 
 
 class Utilization(Response):
-    """Model FLOPs utilisation (MFU): the arithmetic that the model requires, divided by the peak of
-    the device in the same time. Recomputation does not count."""
+    """Model FLOPs utilisation (MFU): the FLOPs per second that the model requires, divided by the
+    device's peak. Recomputation does not count."""
 
     mfu: float | None = None
-    """Null if the device's peak or the model's arithmetic is unknown."""
+    """MFU; null if the device's peak or the model's FLOPs are unknown."""
     reason: str
     """Formula with its figures, or the reason why `mfu` is null."""
     model_flops: float | None = None
     """Floating-point operations of the run so far."""
     peak_tflops: float | None = None
-    """Peak of the device, dense bf16 TFLOP/s."""
+    """Peak of the device in dense bf16 TFLOP/s."""
 
 
 class TrainingSettings(Response):
     """Settings of the attempt, with every `"auto"` replaced by the chosen value."""
 
     tuning: Literal["lora", "full"]
-    """`lora`: a LoRA adapter is trained; `full`: all weights."""
+    """Trained weights: `lora` means a LoRA adapter, `full` all weights."""
     precision: str
     """Number format of weights and computation, see `recipe.precision`."""
     per_device_train_batch_size: int
@@ -201,9 +201,9 @@ class TrainingSettings(Response):
     packing: bool
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
-    """Layout of a step's rows. `padded`: a padded batch; `padding_free`: rows one after another,
-    split by rows; `packed`: one after another, split by tokens. Null while the layouts are being
-    measured."""
+    """Layout of a step's rows; null while the layouts are being measured. `padded` pads rows to
+    equal length. `padding_free` concatenates rows and splits them by row count, `packed` by token
+    count."""
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int
@@ -211,14 +211,14 @@ class TrainingSettings(Response):
     eval_steps: int | None = None
     """Steps between two evaluations; null without a validation file."""
     save_steps: int | None = None
-    """Steps between two checkpoints; null if there is none before the end."""
+    """Steps between two checkpoints; null if only the final weights are saved."""
 
 
 class LayerMemory(Response):
-    """Handling of each layer's activations, from layer 0. Null if not counted."""
+    """Handling of each layer's activations, starting at layer 0; null if not counted."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
-    """Planned handling."""
+    """Planned handling per layer."""
     recomputes: list[int] | None = None
     """Number of recomputed forward passes per layer."""
     offloads: list[int] | None = None
@@ -239,7 +239,7 @@ class BoundBy(StrEnum):
     HOST = "host"
     """The GPU waits for the host program."""
     DEVICE_COMPUTE = "device_compute"
-    """Forward, backward and optimiser on the device, and the passes of the reference model."""
+    """Forward, backward, optimiser and reference model computation on the device."""
     MEMORY = "memory"
     """The device computes on small batches, or recomputes activations, because its memory is full.
     """
@@ -248,59 +248,61 @@ class BoundBy(StrEnum):
     CHECKPOINTING = "checkpointing"
     """Writing and storing checkpoints and the result."""
     UNKNOWN = "unknown"
-    """No step was done, or most of the time is unaccounted for."""
+    """No step was completed, or the cause of most of the time is unknown."""
 
 
 class Bound(Response):
     """Bottleneck of the run."""
 
     by: BoundBy
-    """Bottleneck, for programs."""
+    """Bottleneck as a stable code for programs."""
     text: str
-    """Rule that determined the bottleneck, with its figures."""
+    """Rule that identified the bottleneck, with its figures."""
 
 
 class Saturation(Response):
     """Effect of more rows per forward pass on throughput."""
 
     state: Literal["saturated", "not_saturated", "not_measured"]
-    """`saturated`: more rows would only use more memory."""
+    """`saturated` means that more rows would only use more memory."""
     text: str
-    """Figures behind the result, or the reason why it was not measured."""
+    """Figures behind `state`, or the reason why it was not measured."""
     doubling_gain: float | None = None
     """Relative gain in tokens per second with twice the rows: 0.1 means 10 % more."""
 
 
 class Advice(Response):
-    """Change with the largest expected gain."""
+    """Advice: the change with the largest expected gain."""
 
     rule: str
-    """Name of the rule that gave the advice. `none`: no change would gain more than 3 %."""
+    """Name of the rule that gave the advice; `none` means that no change would gain more than 3 %.
+    """
     text: str
-    """Change, expected gain, and the figures behind it."""
+    """Suggested change, its expected gain, and the figures behind it."""
     gain_share: float | None = None
-    """Predicted upper bound of the saved share of the attempt's wall time."""
+    """Largest share of the attempt's wall time that the change could save."""
 
 
 class RunReport(Response):
-    """Report of one attempt at a job, final or so far."""
+    """Report of one attempt at a job; it is complete once the attempt has ended."""
 
     attempt: int = Field(ge=1)
     outcome: Literal["succeeded", "failed", "cancelled", "released", "stopped"] | None = None
-    """Outcome of the attempt. Null: it is running, or its worker was lost. `released`: its worker
-    shut down or paused it; `stopped`: a run by hand was stopped."""
+    """Outcome of the attempt; null while it is running, or if its worker was lost. `released` means
+    that the worker shut down or paused the job; `stopped` means that a run started by hand was
+    stopped."""
     started_at: float = Field(ge=0)
-    """Unix seconds."""
+    """Start time, Unix seconds."""
     wall_seconds: float = Field(ge=0)
-    """Time from the claim to the end, or until now; of a run by hand from the start of its process.
-    """
+    """Time from the claim to the end, or until now. For a run started by hand, the time starts with
+    its process."""
     queued_seconds: float | None = None
     """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)
-    """Seconds by phase (see `PhaseName`), in the order of the run. Their sum is `wall_seconds`."""
+    """Seconds per phase (see `PhaseName`) in run order; the sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """Time during which the trainer was suspended because the server could not be reached. It is
-    part of the phase in which it occurred."""
+    """Time during which the trainer was suspended because the server was unreachable. The phase of
+    that moment includes this time."""
     steps: int = 0
     """Optimiser steps done."""
     total_steps: int | None = None
@@ -310,23 +312,23 @@ class RunReport(Response):
     device: str | None = None
     """`cpu`, or the GPU's name."""
     throughput: Throughput | None = None
-    """Null before the first step."""
+    """Training throughput; null before the first step."""
     rollouts: Rollouts | None = None
-    """Null before the first rollout and for supervised runs."""
+    """Generated completions; null before the first rollout and for supervised runs."""
     peak_memory: PeakMemory = Field(default_factory=PeakMemory)
     """Peak memory by kind."""
     utilization: Utilization | None = None
-    """Null before the first step."""
+    """Model FLOPs utilisation; null before the first step."""
     device_waits_share: float | None = None
-    """Share of steps that ended with an idle GPU: the GPU waits for the host. Null on a CPU."""
+    """Share of steps that ended with an idle GPU, which waits for the host; null on a CPU."""
     layers: LayerMemory = Field(default_factory=LayerMemory)
-    """Recomputation and offload, planned and done."""
+    """Planned and actual recomputation and offload of each layer."""
     choices: list[Choice] = Field(default_factory=list)
     """Settings that were `"auto"`, with the chosen value and the reason."""
     bound: Bound
     """Bottleneck of the run."""
     saturation: Saturation
-    """Effect of more rows per forward pass."""
+    """Effect of more rows per forward pass on throughput."""
     advice: Advice
     """Change with the largest expected gain."""
 
@@ -336,9 +338,9 @@ class AttemptSummary(Response):
 
     attempt: int
     outcome: str | None = None
-    """Same as in `RunReport`."""
+    """Outcome, as in `RunReport`."""
     wall_seconds: float
-    """Same as in `RunReport`."""
+    """Wall time, as in `RunReport`."""
     steps: int
     """Optimiser steps done."""
 
@@ -353,9 +355,9 @@ class JobReport(RunReport):
     object: Literal["fine_tuning.job.report"] = "fine_tuning.job.report"
     job_id: str
     live: bool
-    """True while the attempt is running: the next answer may say more."""
+    """True while the attempt is running and the report may still change."""
     updated_at: int
     """Time of the worker's last update, Unix seconds."""
     earlier_attempts: list[AttemptSummary] = Field(default_factory=list)
-    """Earlier attempts that have a report, oldest first. Do not add up their times: attempts may
-    repeat steps."""
+    """Earlier attempts that have a report, oldest first. Do not add up attempt times, because
+    attempts may repeat steps."""

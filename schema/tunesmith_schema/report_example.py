@@ -158,4 +158,4 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
     }
 )
-"""Fields that differ from `REPORT_EXAMPLE`, merged over it."""
+"""Example of a reinforcement report: `REPORT_EXAMPLE` with other values."""

@@ -1,4 +1,4 @@
-"""Retention rules for checkpoints and resume points, the same on a worker's disk and in storage."""
+"""Retention rules for checkpoints and resume points, on a worker's disk and in storage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from .recipe import Recipe
 
 NEWEST_RESUME_POINTS = 2
-"""The newest resume point, and the one before in case the newest is damaged."""
+"""Number of newest resume points to keep; the second serves if the newest is damaged."""
 
 
 def keeps_step(step: int, keep_every: int | None) -> bool:
@@ -23,8 +23,8 @@ def resume_points_to_keep(steps: Collection[int], keep_every: int | None) -> set
 
 
 def selection_loss(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the value by which checkpoints are ranked, lower is better: `valid_loss`, or
-    `valid_reward` with its sign reversed. None if neither was measured."""
+    """Return the value that ranks checkpoints, lower is better: `valid_loss` or the negative
+    `valid_reward`. Returns None if neither metric was measured."""
     reward = metrics.get("valid_reward")
     return metrics.get("valid_loss") if reward is None else -reward
 
@@ -32,7 +32,7 @@ def selection_loss(metrics: Mapping[str, float | None]) -> float | None:
 def checkpoints_to_drop(values: Mapping[int, float | None], recipe: Recipe) -> list[int]:
     """Return the steps whose checkpoints are deleted, ascending.
 
-    `values`: the `selection_loss` of every checkpoint, by step.
+    `values` maps the step of each checkpoint to its `selection_loss`.
     """
     limit = recipe.save_total_limit
     if limit is None:

@@ -27,7 +27,7 @@ from .recipe import Recipe
 from .renames import former_names
 
 EXIT_STOPPED = 75
-"""Exit status of a trainer that was asked to stop and saved its state (EX_TEMPFAIL)."""
+"""Exit status (EX_TEMPFAIL) of a trainer that saved its state after a stop request."""
 
 
 _WITHOUT_EFFECT = {
@@ -44,19 +44,21 @@ class RunSpec(Request):
     model: str
     """Name of the base model as the user gave it."""
     model_path: str
-    """Where to load the base model from: a local folder or a Hugging Face id."""
+    """Source of the base model: a local folder or a Hugging Face id."""
     training_file: str
-    """Path relative to the run directory."""
+    """Path of the training file, relative to the run directory."""
     validation_file: str | None = None
-    """Path relative to the run directory."""
+    """Path of the validation file, relative to the run directory."""
     training_file_name: str | None = None
-    """User's name of the training file, for messages. None: the name in `training_file`."""
+    """User's name for the training file, shown in messages. None means the name in `training_file`.
+    """
     validation_file_name: str | None = None
-    """User's name of the validation file, for messages."""
+    """User's name for the validation file, shown in messages."""
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
-    """Reinforcement: the grader. None: the run uses only reward functions of the command line."""
+    """Grader of a reinforcement run. None means that all reward functions come from the command
+    line."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
@@ -65,8 +67,8 @@ class RunSpec(Request):
     """Training settings."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
-    """True if the first resume point is another job's. The recipe may then differ from that job's
-    in fields that do not determine the trained state."""
+    """True if the run starts from a resume point of another job. Recipe fields that do not
+    determine the trained state may then differ from that job's recipe."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
@@ -77,27 +79,27 @@ class RunSpec(Request):
         return self
 
     def display_name(self, file: str) -> str:
-        """Return the name of a data file for messages. `file`: its path in this spec."""
+        """Return the name of a data file for messages; `file` is its path in this spec."""
         training = file == self.training_file
         name = self.training_file_name if training else self.validation_file_name
         return name or PurePath(file).name
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the fields that affect the training. All attempts at a
-        job have the same."""
+        """Return the SHA-256 of the fields that affect the training; it is the same for all
+        attempts at a job."""
         document = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
         return hashlib.sha256(to_json(former_names(document))).hexdigest()
 
 
 class Choice(Request):
-    """A setting that was `"auto"`."""
+    """Chosen value of a setting that was `"auto"`."""
 
     name: str
-    """Recipe field or engine setting."""
+    """Name of a recipe field or an engine setting."""
     value: JsonValue
     """Chosen value."""
     reason: str
-    """Reason, with the number that decided."""
+    """Reason for the value, with the deciding number."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """Measurements, and values that a repeated run needs to make the same choice."""
 
@@ -106,7 +108,7 @@ class Plan(Request):
     """plan.json: all choices of a run, reused when the run is resumed or repeated."""
 
     made_for: str
-    """SHA-256 of the spec and its data files. The choices are valid only for these."""
+    """SHA-256 of the spec and its data files; the choices are valid only for them."""
     choices: list[Choice]
     """Choices in the order in which they were made."""
 
@@ -115,7 +117,8 @@ class RunEvent(Request):
     """One line of events.jsonl."""
 
     source_seq: int = Field(ge=1)
-    """Number of the event within its attempt: 1, 2, 3, ... Makes repeated reports harmless."""
+    """Number of the event within its attempt, counted from 1. The server uses it to skip repeated
+    events."""
     created_at: float = Field(ge=0, allow_inf_nan=False)
     """Unix seconds."""
     kind: EventKind = EventKind.MESSAGE
@@ -123,17 +126,17 @@ class RunEvent(Request):
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
     data: dict[str, JsonValue] = Field(default_factory=dict)
-    """METRICS: `step`, `total_steps` and the values. CHECKPOINT: `step`, `directory` (relative to
-    the run directory), `metrics`. RESUME_POINT: `step`, `directory`. SAMPLES: `step`, `file`
-    (relative to the run directory), `count`. RESUMED: `step`. PHASE: `phase`, `seconds`. CHOICE:
-    `name`, `value`, `reason`."""
+    """Keys for each kind: METRICS has `step`, `total_steps` and the values; CHECKPOINT has `step`,
+    `directory` (relative to the run directory) and `metrics`; RESUME_POINT has `step` and
+    `directory`; SAMPLES has `step`, `file` (relative to the run directory) and `count`; RESUMED has
+    `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and `reason`."""
     files: list[StoredFile] | None = None
-    """Stored files of CHECKPOINT, RESUME_POINT and SAMPLES; the supervisor adds them after the
-    upload."""
+    """Stored files of a CHECKPOINT, RESUME_POINT or SAMPLES event; the supervisor adds them after
+    the upload."""
 
 
 class JobFailure(Request):
-    """Reason for the failure of a run, with a remedy."""
+    """Reason why a run failed, with a remedy."""
 
     category: ErrorCategory
     """Part of the system that must change to fix the error."""
@@ -147,22 +150,23 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: written last, by an atomic rename, exactly once."""
+    """result.json: outcome of a run, written last and exactly once, by an atomic rename."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
-    """`stopped`: the run saved its state at a step boundary on request; the job is not finished."""
+    """`stopped` means that the run saved its state at a step boundary on request; the job is not
+    finished."""
     kind: Literal["lora", "full"] | None = None
-    """With `succeeded`: the content of `directory`."""
+    """Kind of weights in `directory`, if the run succeeded."""
     directory: str | None = None
     """Folder with the adapter or weights, relative to the run directory."""
     step: int = 0
-    """Last optimiser step; with `succeeded` the step of the weights in `directory`."""
+    """Last optimiser step; after a success, the step of the weights in `directory`."""
     trained_tokens: int = 0
-    """Number of tokens with a loss."""
+    """Number of tokens that contributed to the loss."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Last value of each metric."""
     error: JobFailure | None = None
-    """Reason for the failure, with `failed`."""
+    """Reason for the failure, if the run failed."""
 
 
 class ControlAction(StrEnum):
@@ -171,11 +175,11 @@ class ControlAction(StrEnum):
     CANCEL = "cancel"
     """Exit at once and keep nothing."""
     STOP = "stop"
-    """End the training at this step and keep the result, as after the last step."""
+    """End the training at this step and keep the result."""
 
 
 class ControlFile(Request):
     """control.json: the supervisor's command to the trainer."""
 
     action: ControlAction
-    """Action at the next step boundary."""
+    """Action to take at the next step boundary."""

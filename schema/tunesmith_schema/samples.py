@@ -9,34 +9,34 @@ from pydantic import Field
 from .base import Response
 
 MAX_SAMPLES_PAGE = 100
-"""Largest page. Texts are not shortened, so larger pages would be unwieldy."""
+"""Maximum page size; texts are not shortened, so larger pages would be unwieldy."""
 
 
 class Sample(Response):
     """A completion of a training prompt. The completions of a prompt in a step form a group."""
 
     id: str
-    """`ftsample-<job>-<step>-<n>`, with `n` the completion's number in the step from 0; a cursor
-    for `after`."""
+    """Sample id `ftsample-<job>-<step>-<n>`, where `n` numbers the step's completions from 0; also
+    a cursor for `after`."""
     object: Literal["fine_tuning.job.sample"] = "fine_tuning.job.sample"
     created_at: int
     """Time at which the step's samples were written, Unix seconds."""
     step: int
     """First optimiser step that trained on the completion."""
     group: int
-    """Number of the prompt in the step, from 0."""
+    """Number of the prompt within the step, counted from 0."""
     row: int
     """Row of the training file, from 1."""
     prompt: str
-    """Prompt as the model read it, including the chat template's special tokens."""
+    """Prompt text given to the model, including the chat template's special tokens."""
     completion: str
-    """Completion as the graders read it."""
+    """Completion text given to the graders."""
     reward: float | None = None
     """Reward; null if the graders could not score the completion."""
     scores: dict[str, float | None] = Field(default_factory=dict)
-    """Score by grader; null if that grader failed."""
+    """Score of each grader; null if the grader failed."""
     advantage: float | None = None
-    """Advantage over the group, as used in training; 0 if all rewards of the group are equal."""
+    """Advantage used in training; 0 if all rewards of the group are equal."""
     prompt_tokens: int
     """Number of tokens of the prompt."""
     completion_tokens: int

@@ -24,8 +24,8 @@ class Reference:
 
 
 def parse_template(template: str) -> tuple[str | Reference, ...]:
-    """Split a template into texts and references, in order. Raises ValueError that names the wrong
-    part and the valid references."""
+    """Split a template into texts and references, in order. Raises ValueError that quotes the
+    invalid part and lists the valid references."""
     parts: list[str | Reference] = []
     end = 0
     for match in _REFERENCE.finditer(template):

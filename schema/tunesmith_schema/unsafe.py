@@ -1,6 +1,6 @@
 """Checks for unsafe settings: secrets that are easy to guess and files that every user can read.
-Server and worker refuse to start with them. Messages name the variable or file and the remedy,
-never the secret."""
+Server and worker refuse to start with unsafe settings. Messages name the variable or file and the
+remedy, never the secret."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def check_password(name: str, password: str, user: str = "") -> None:
 
 
 def check_url(variable: str, url: str, *, needs_password: bool) -> None:
-    """Raise ValueError if a URL contains a default password, or with `needs_password` none at all.
-    A URL of this machine, a socket or a folder needs no password."""
+    """Raise ValueError if a URL contains a default password, or if it lacks a password and
+    `needs_password` is set. URLs of this machine, a socket or a folder need no password."""
     for part in re.split(r";(?=[\w+.-]+://)", url):  # Celery accepts several brokers
         _check_single_url(variable, part, needs_password)
 
 
 def _check_single_url(variable: str, url: str, needs_password: bool) -> None:
     match = _URL.fullmatch(url)
-    if match is None:  # an invalid URL is reported by the code that uses it
+    if match is None:  # the code that uses the URL reports that it is invalid
         return
     query = parse_qs(match["query"] or "", keep_blank_values=True)
     user = unquote(match["user"] or "") or query.get("user", [""])[0]
@@ -112,7 +112,7 @@ def first_error(error: ValidationError) -> str:
     """Return the first error of a settings object in one line, with the variable's name."""
     first = error.errors(include_url=False)[0]
     text = plain_text(first)
-    if not first["loc"]:  # about several variables: the message names them
+    if not first["loc"]:  # the message names the variables itself
         return text
     variable = f"TUNESMITH_{'_'.join(str(part) for part in first['loc'])}".upper()
     return f"{variable}={first['input']!r}: {text}"

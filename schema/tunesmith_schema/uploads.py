@@ -1,4 +1,4 @@
-"""Uploads: large files sent in parts, OpenAI's `uploads` resource."""
+"""Uploads: large files sent in parts, as in OpenAI's `uploads` API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .base import Request, Response, Text, with_example
 from .files import FileObject, FilePurpose
 
 MAX_UPLOAD_BYTES = 8 * 1024**3
-"""Largest size of an upload."""
+"""Maximum size of an upload."""
 MAX_PART_BYTES = 64 * 1024**2
-"""Largest size of a part."""
+"""Maximum size of a part."""
 MAX_UPLOAD_PARTS = 10_000
-"""Largest number of parts of an upload."""
+"""Maximum number of parts of an upload."""
 UPLOAD_SECONDS = 3600
-"""Time after its creation during which an upload accepts parts and can be completed."""
+"""Lifetime of an upload; afterwards it accepts no parts and cannot be completed."""
 
 PartId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")]
@@ -40,13 +40,13 @@ class ExpiresAfter(Request):
     """Expiry of the file."""
 
     anchor: Literal["created_at"]
-    """Start of the time: the creation of the file."""
+    """Start of the lifetime: the creation of the file."""
     seconds: int = Field(ge=3600, le=2_592_000)
     """Lifetime in seconds: 1 hour to 30 days."""
 
 
 class UploadCreate(Request):
-    """Announcement of a file that is then sent in parts."""
+    """Request that starts an upload in parts."""
 
     model_config = with_example(
         {
@@ -60,22 +60,23 @@ class UploadCreate(Request):
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
     """Size of the whole file."""
     filename: Annotated[Text, StringConstraints(min_length=1, max_length=1024)]
-    """Name of the file; folders in it are removed."""
+    """Name of the file; folder names in it are removed."""
     mime_type: Annotated[Text, StringConstraints(max_length=255)]
     """Media type; stored, but not checked."""
     purpose: FilePurpose
     """Purpose of the file."""
     expires_after: ExpiresAfter | None = None
-    """Expiry of the file. Default: never."""
+    """Expiry of the file; by default, the file never expires."""
 
 
 class UploadComplete(Request):
     """Request to make a file of the uploaded parts."""
 
     part_ids: list[PartId] = Field(min_length=1, max_length=MAX_UPLOAD_PARTS)
-    """Ids of the parts in the order of the file. An id may occur more than once."""
+    """Ids of the parts in file order; an id may occur more than once."""
     md5: Md5 | None = None
-    """MD5 of the whole file, hexadecimal. The request is refused if it differs."""
+    """Hexadecimal MD5 of the whole file; the request is refused if the uploaded parts have another
+    MD5."""
 
 
 class UploadPart(Response):
@@ -86,7 +87,7 @@ class UploadPart(Response):
     created_at: int
     """Unix seconds."""
     upload_id: str
-    """Id of its upload."""
+    """Id of the upload that the part belongs to."""
     bytes: int
     """Size of the part."""
     sha256: str
@@ -103,7 +104,7 @@ class Upload(Response):
     created_at: int
     """Unix seconds."""
     expires_at: int
-    """Unix seconds; from then on it accepts no parts and cannot be completed."""
+    """Expiry time, Unix seconds; afterwards the upload accepts no parts and cannot be completed."""
     filename: str
     """Name of the file."""
     purpose: str
@@ -111,7 +112,7 @@ class Upload(Response):
     status: UploadStatus
     """State of the upload."""
     file: FileObject | None = None
-    """The file, once `completed`; null if it was deleted since."""
+    """The resulting file, once `status` is `completed`; null if the file has been deleted."""
     parts: list[UploadPart] | None = None
-    """Uploaded parts, oldest first. Only in answers to GET, and removed soon after the end of the
-    upload."""
+    """Uploaded parts, oldest first. Only GET returns them, and they are removed soon after the
+    upload ends."""

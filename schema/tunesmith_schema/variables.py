@@ -1,7 +1,7 @@
 """All TUNESMITH_* variables, and hints for misspelled ones.
 
 Server, worker and client share an environment but must not import each other's settings, so the
-names are listed here. A test compares them with the settings classes and
+names are listed here. A test compares the list with the settings classes and
 docs/reference/settings.md.
 """
 
@@ -52,7 +52,7 @@ def unknown_variable_warnings(names: Iterable[str]) -> list[str]:
     """Return a warning for each of `names` that has our prefix but is not a setting."""
     warnings = []
     for name in sorted(names):
-        upper = name.upper()  # settings ignore the case of their names
+        upper = name.upper()  # settings ignore upper and lower case
         if not upper.startswith(PREFIX) or upper.startswith(TESTS) or upper in VARIABLES:
             continue
         near = get_close_matches(upper.removeprefix(PREFIX), _NAMES, n=1)

@@ -20,13 +20,13 @@ MAX_EVENTS_PER_REPORT = 500
 
 
 class WorkerHello(Request):
-    """Heartbeat of an idle or busy worker process, every 10 s."""
+    """Heartbeat that every worker process sends every 10 s."""
 
     worker_id: str = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
     """Queue that the worker serves."""
     host: str = Field(max_length=255)
-    """Host name, for people."""
+    """Host name, for display."""
     device: str = Field(max_length=255)
     """`cpu`, or the GPU's name."""
     version: str = Field(max_length=32)
@@ -36,7 +36,7 @@ class WorkerHello(Request):
     )
     """Folder names of the base models on the worker's host."""
     not_ready: str | None = Field(default=None, max_length=500)
-    """Reason why the worker takes no jobs, for people: it is shutting down, or its device is
+    """Reason why the worker takes no jobs, for display: it is shutting down, or its device is
     unusable."""
 
 
@@ -44,7 +44,7 @@ class WorkerWelcome(Response):
     """Answer to a heartbeat."""
 
     jobs_waiting: bool
-    """True if a claim would get a job now."""
+    """True if a claim would return a job now."""
 
 
 class ClaimRequest(Request):
@@ -71,55 +71,57 @@ class ResumePoint(Response):
 
 
 class Claim(Response):
-    """A leased job. Every report contains the fence; after a lost lease the next claim has a higher
-    one."""
+    """A leased job. Every report contains the fence number, and each new claim of the job has a
+    higher fence."""
 
     job_id: str
     attempt: int
     fence: int
     lease_seconds: float
-    """Lifetime of the lease after the last report that the server answered."""
+    """Duration of the lease, counted from the last report that the server answered."""
     queued_seconds: float
-    """Time that the job had waited when it was claimed."""
+    """Time that the job waited in the queue before the claim."""
     model: str
     base_files: list[StoredFile] | None = None
-    """Files of the base model if it was trained here. None: the worker has it under its name."""
+    """Files of a base model that Tunesmith trained. None means that the worker finds the base model
+    by its name."""
     training_file: ClaimedFile
     """Training data."""
     validation_file: ClaimedFile | None = None
-    """Data for `valid_loss`, with reinforcement `valid_reward`."""
+    """Validation data, for `valid_loss` or, with reinforcement, `valid_reward`."""
     recipe: Recipe
     """Training settings, including defaults."""
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
-    """Grader of reinforcement."""
+    """Grader, for reinforcement only."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         union_mode="left_to_right"
     )
-    """OpenAI's hyperparameters in force."""
+    """Effective OpenAI hyperparameters."""
     seed: int
     step: int = 0
     """Last step whose metrics the server has."""
     resume_points: list[ResumePoint] = Field(default_factory=list)
-    """Resume points of the run, newest first. Content of the files:
-    `/internal/jobs/{id}/resume/{sha256}`."""
+    """Resume points of the run, newest first; `/internal/jobs/{id}/resume/{sha256}` returns the
+    files."""
     forked: bool = False
-    """True if the resume point was made by another job with other settings: a fork, not a retry."""
+    """True if another job with other settings saved the resume point (a fork, not a retry)."""
 
 
 class Outcome(Request):
     """Outcome of an attempt."""
 
     state: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released`: the worker shut down or paused the job; the attempt is not counted as failed."""
+    """`released` means that the worker shut down or paused the job; the attempt is not counted as
+    failed."""
     error: JobFailure | None = None
-    """Reason for the failure, with `failed`."""
+    """Reason for the failure, if the attempt failed."""
     kind: Literal["lora", "full"] | None = None
-    """With `succeeded`: the content of `files`."""
+    """Kind of weights in `files`, if the attempt succeeded."""
     step: int = Field(default=0, ge=0)
     trained_tokens: int = Field(default=0, ge=0)
-    """Number of tokens with a loss."""
+    """Number of tokens that contributed to the loss."""
     files: list[StoredFile] = Field(default_factory=list)
     """Files of the adapter or weights, already stored."""
 
@@ -139,15 +141,16 @@ class Report(Request):
     phase: str | None = Field(default=None, max_length=64)
     """Current phase, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
-    """New events, in order; those already stored are skipped."""
+    """New events in order; the server skips events that it already has."""
     run_report: RunReport | None = None
-    """Report of the attempt so far; replaces the previous one. None: unchanged."""
+    """Run report so far; it replaces the previous run report. None leaves the previous one
+    unchanged."""
     outcome: Outcome | None = None
-    """Outcome; only in the last report."""
+    """Outcome of the attempt; only in the last report."""
 
 
 class Control(StrEnum):
-    """The server's command to the holder of the lease."""
+    """The server's command to the worker that holds the lease."""
 
     CONTINUE = "continue"
     CANCEL = "cancel"
@@ -165,4 +168,4 @@ class ReportReply(Response):
     accepted_seq: int
     """Highest stored `source_seq` of this attempt."""
     lease_seconds: float
-    """New lifetime of the lease, from now."""
+    """New duration of the lease, counted from now."""

@@ -1,1 +1,1 @@
-"""HTTP API and job state. Never imports torch: training runs in the worker."""
+"""HTTP API and job state. The server never imports torch, because training runs in the worker."""

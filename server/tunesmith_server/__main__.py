@@ -93,7 +93,7 @@ def _data_dir(verb: argparse.ArgumentParser) -> None:
 
 
 def _api(settings: Settings, arguments: argparse.Namespace) -> None:
-    from .app import create_app  # the other verbs do not need the web framework
+    from .app import create_app  # the other commands do not need the web framework
     from .listener import make_listener
 
     settings.prepare()
@@ -116,8 +116,8 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     listener = make_listener(create_app(settings), settings)
     # Exclude imported objects from garbage collection: a full pass blocks requests for 80 ms.
     gc.freeze()
-    # A thread that returns from the database waits up to this long for the GIL, about ten times a
-    # request. Python's default of 5 ms turns a burst of requests into a queue.
+    # After each database call, a thread waits up to this long for the GIL, about ten times per
+    # request. With Python's default of 5 ms, requests queue up in a burst.
     sys.setswitchinterval(0.0005)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after shutdown
         listener.run()

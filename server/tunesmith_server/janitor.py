@@ -1,7 +1,8 @@
 """Janitor: a thread in each API process that repairs the effects of crashes.
 
-Takes jobs back from silent workers, sends lost wake-ups again, and deletes expired files, parts of
-closed uploads and unreferenced content. Every round is idempotent, so several janitors may run.
+The janitor takes jobs back from silent workers, resends lost wake-ups, and deletes expired files,
+parts of closed uploads and unreferenced content. Every round is idempotent, so several janitors may
+run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Janitor(threading.Thread):
         self._settings, self._database = settings, database
         self._storage, self._wake_ups = storage, wake_ups
         self._stop_asked = threading.Event()
-        # Workers could not report while the API was down: extend every lease by one term.
+        # Workers could not report while the API was down, so no lease expires at first.
         self._may_take_back = time.monotonic() + settings.lease_seconds
         self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
@@ -78,10 +79,11 @@ class Janitor(threading.Thread):
             self.sweep()
 
     def _may_expire_leases(self, session: Session) -> bool:
-        """Return False for one lease term after the start and after a jump of the database clock
-        (on SQLite the host's clock): reports that renew leases need that time to arrive."""
+        """Return False for one lease duration after the start and after a jump of the database
+        clock. Workers need this time to renew their leases. On SQLite, the host's clock is the
+        database clock."""
         now = session.execute(select(epoch_now())).scalar_one()
-        steady = time.monotonic()  # read after `now`, which may wait for other writers
+        steady = time.monotonic()  # read after `now`, because that query may wait for other writers
         ahead, lease = now - steady, self._settings.lease_seconds
         if self._clock_ahead is not None and ahead - self._clock_ahead > lease / 4:
             jump = ahead - self._clock_ahead
@@ -91,8 +93,8 @@ class Janitor(threading.Thread):
         return steady >= self._may_take_back
 
     def _delete_parts(self) -> None:
-        """Delete parts from storage outside a transaction, then their rows. After a crash the rows
-        remain and the next round repeats this."""
+        """Delete parts from storage outside a transaction, then delete their rows. If a crash
+        leaves the rows, the next round deletes the parts again."""
         with self._database.read() as session:
             part_ids = upload_completion.leftover_parts(session)
         for part_id in part_ids:
@@ -102,7 +104,7 @@ class Janitor(threading.Thread):
                 upload_completion.delete_part_rows(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no row refers to; return the number of blobs."""
+        """Delete content that no row refers to; return the number of deleted blobs."""
         with self._database.read() as session:
             in_use = set(session.scalars(select(FileRow.sha256)))
             in_use.update(session.scalars(select(SamplesRow.sha256)))
@@ -115,9 +117,9 @@ class Janitor(threading.Thread):
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()
         before, ahead = now - WAKE_AGAIN_SECONDS, now + WAKE_AGAIN_SECONDS
-        # One message for all waiting jobs: the worker that it wakes claims jobs until none waits,
-        # and idle workers poll. More messages would pile up while all workers are busy. A
-        # `woken_at` in the future was written before the clock was set back.
+        # One message serves all waiting jobs: the woken worker claims jobs until none waits,
+        # and idle workers poll. More messages would pile up while all workers are busy. If
+        # `woken_at` is in the future, the clock was set back.
         overdue = (
             workers.may_start(),
             or_(JobRow.woken_at < before, JobRow.woken_at > ahead),

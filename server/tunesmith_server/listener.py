@@ -1,4 +1,4 @@
-"""uvicorn server with TLS, trusted proxies, and an end for live event streams."""
+"""uvicorn server with TLS and trusted proxies; it ends live event streams at shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Listener(uvicorn.Server):
 
 
 def make_listener(app: FastAPI, settings: Settings) -> Listener:
-    """Build the server of `app`, which `create_app` made from the same settings."""
+    """Build the server for `app`; `create_app` must have used the same settings."""
     config = uvicorn.Config(
         app,
         host=settings.host,

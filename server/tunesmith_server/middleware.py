@@ -1,4 +1,4 @@
-"""Middleware of every request: request id, body limit, access log, response to unhandled errors."""
+"""Middleware for all requests: request id, body limit, access log, response to unhandled errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON_BYTES = 4 * 1024 * 1024
 
 
 class RequestEnvelope:
-    """ASGI middleware; the request id is the caller's `X-Request-ID` if that is valid."""
+    """ASGI middleware. The caller's `X-Request-ID`, if valid, becomes the request id."""
 
     def __init__(self, app: ASGIApp, *, max_upload_bytes: int) -> None:
         self._app = app

@@ -13,7 +13,8 @@ from sqlalchemy import func, select
 from tunesmith_server.core.database import Database
 
 _LOCK = 0x74756E65
-"""PostgreSQL advisory lock: one of several starting hosts migrates, the others wait."""
+"""Id of a PostgreSQL advisory lock. If several hosts start at once, one migrates and the others
+wait."""
 
 
 def _config() -> Config:

@@ -1,4 +1,4 @@
-"""Routes under /v1/adapters: trained weights, by file or as one tar."""
+"""Routes under /v1/adapters: trained weights, as single files or as one tar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
     responses={200: {"content": {"application/x-tar": {}}}},
 )
 def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: str) -> Response:
-    """Return all files as an uncompressed tar: `curl ... | tar x` makes a PEFT folder."""
+    """Return all files as an uncompressed tar; `curl ... | tar x` unpacks it into a PEFT folder."""
     row = adapters.retrieve(session, adapter_id)
     return StreamingResponse(
         adapters.tar_stream(row, state.storage),

@@ -52,12 +52,12 @@ StateDep = Annotated[State, Depends(get_state)]
 
 
 async def get_session(state: StateDep) -> Session:
-    """Session of the request's single transaction; `TransactionRoute` commits it."""
+    """Return the session of the request's only transaction; `TransactionRoute` commits it."""
     return state.database.write()
 
 
 async def get_reader(state: StateDep) -> Session:
-    """Read-only session that never waits for a writer."""
+    """Return a read-only session that never waits for a writer."""
     return state.database.read()
 
 
@@ -69,8 +69,8 @@ _ENDS_TRANSACTION = "_ends_transaction"
 
 
 def _in_one_transaction(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` so that its own thread commits, before the reply is sent. A commit in another
-    thread would keep the transaction open for longer."""
+    """Wrap `endpoint` so that its own thread commits before the reply is sent. A commit in another
+    thread would keep the transaction open longer."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
 

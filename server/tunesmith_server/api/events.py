@@ -1,4 +1,4 @@
-"""Routes of a job's output: events as pages or live (SSE), metrics, checkpoints, samples."""
+"""Routes for a job's output: events (paged or live by SSE), metrics, checkpoints, samples."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def list_events(
     stream: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """List events, newest first. `stream=true` sends them as SSE, oldest first, starting after
-    `Last-Event-ID` (or `after`) and ending with an event named `done`."""
+    """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
+    as SSE, oldest first; the last event is named `done`."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(
@@ -59,7 +59,7 @@ def metrics(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
 ) -> Page[MetricPoint]:
-    """List metric values by optimiser step, first step first."""
+    """List metric values by optimiser step, lowest step first."""
     jobs.retrieve(session, job_id)
     return events.list_metrics(session, job_id, after=after, limit=limit, order=order)
 
@@ -84,8 +84,8 @@ def samples(
     limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
     order: Order = "desc",
 ) -> Page[Sample]:
-    """List a reinforcement job's prompts, generated completions and rewards, newest step first or
-    only those of one `step`. Other jobs have none."""
+    """List the prompts, completions and rewards of a reinforcement job, newest step first. `step`
+    selects one step. Other jobs have no samples."""
     with state.database.read() as session:
         jobs.retrieve(session, job_id)
         slices, more = sample_files.find_page(

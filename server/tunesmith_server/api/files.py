@@ -68,7 +68,7 @@ def list_files(
     purpose: str | None = None,
     sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
 ) -> Page[FileObject]:
-    """List files, newest first; `purpose` and `sha256` (of the content) filter."""
+    """List files, newest first, optionally filtered by `purpose` and by the content's `sha256`."""
     return files.list_files(
         session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
     )
@@ -100,8 +100,8 @@ def delete(caller: CallerDep, session: SessionDep, file_id: str) -> FileDeleted:
 def send_or_redirect(
     state: State, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
-    """Return a redirect to the store if presigned URLs are enabled and supported, else the bytes.
-    Clients send Range again after a redirect, but drop the API key on another host."""
+    """Return a redirect to the store if presigned URLs are enabled and supported, or else the
+    bytes. Clients send Range again after a redirect, but drop the API key on another host."""
     seconds = state.settings.presigned_seconds
     link = state.storage.link(sha256, seconds) if seconds else None
     if link is None:

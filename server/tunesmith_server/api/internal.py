@@ -45,7 +45,7 @@ def goodbye(session: SessionDep, worker_id: str) -> dict[str, bool]:
 
 @router.post("/jobs/claim", response_model=None)
 def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | Response:
-    """Lease the oldest job that the worker can serve; 204 if there is none."""
+    """Lease the oldest job that the worker can serve; return 204 if there is none."""
     return leases.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 
 
@@ -63,7 +63,7 @@ async def put_blob(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> StoredFile:
-    """Store one file of a checkpoint or adapter while `fence` holds the job."""
+    """Store one file of a checkpoint or adapter, if `fence` is the job's current fence."""
 
     def check() -> None:
         with state.database.read() as session:
@@ -91,7 +91,8 @@ def is_stored(
     sha256: Sha256,
     fence: Annotated[int, Query(ge=1)],
 ) -> dict[str, bool]:
-    """Return true if the content is stored and will not be deleted soon: no need to send it."""
+    """Return true if the worker need not send the content: it is stored and will not be deleted
+    soon."""
     leases.check_fence(session, job_id, fence)
     return {"stored": state.storage.has_fresh(sha256, BLOB_GRACE / 2)}
 
@@ -154,7 +155,7 @@ def start_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObj
 def validation(
     state: StateDep, session: SessionDep, file_id: str, body: FileValidation
 ) -> FileObject:
-    """Store a light worker's validation; queue or fail the jobs that waited for it."""
+    """Store a light worker's validation result; queue or fail the jobs that waited for it."""
     row = files.record_validation(session, file_id, body)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)

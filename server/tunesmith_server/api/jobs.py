@@ -20,7 +20,7 @@ async def get_requester(
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
     x_stainless_retry_count: Annotated[int, Header()] = 0,
 ) -> job_create.Requester:
-    """Caller of a create request, with the headers that identify a repeated request."""
+    """Return the caller of a create request, with the headers that identify a repeated request."""
     return job_create.Requester(
         owner=caller,
         idempotency_key=idempotency_key,
@@ -82,21 +82,21 @@ def report(
     job_id: str,
     attempt: Annotated[int | None, Query(ge=1)] = None,
 ) -> JobReport:
-    """Return the report of the newest attempt, or of `attempt`: times, results, the bottleneck and
-    advice. While the job trains, the report is a few seconds old at most."""
+    """Return the run report of `attempt` (default: the newest): times, results, the bottleneck and
+    advice. During training, the report is at most a few seconds old."""
     return reports.retrieve(session, jobs.retrieve(session, job_id), attempt)
 
 
 @router.post("/{job_id}/cancel")
 def cancel(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
-    """Cancel a job. A training job stops within 5 s; until then its status is running."""
+    """Cancel a job. A training job stops within 5 s; until then, its `status` is `running`."""
     return job_control.cancel(session, job_id)
 
 
 @router.post("/{job_id}/pause")
 def pause(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
-    """Pause a job. A training job saves a resume point and frees its GPU; until then `state` is
-    `pausing` and `status` running. A `paused` job has the status queued."""
+    """Pause a job. A training job saves a resume point and frees its GPU; until then, `state` is
+    `pausing` and `status` is `running`. A paused job has the `status` `queued`."""
     return job_control.pause(session, job_id)
 
 
@@ -122,7 +122,7 @@ def fork(
     body: JobFork | None = None,
 ) -> Job:
     """Create a job that starts from a resume point of this job, with a changed recipe. This job may
-    be in any state and is not changed. `Idempotency-Key` works as in a create."""
+    be in any state and is not changed. `Idempotency-Key` works as for new jobs."""
     changes = body or JobFork()
     result = job_fork.fork(session, state.settings, state.wake_ups, job_id, changes, requester)
     return _mark_replay(result, response)
@@ -133,6 +133,7 @@ def retry(
     caller: CallerDep, state: StateDep, session: SessionDep, job_id: str, response: Response
 ) -> Job:
     """Retry a failed or cancelled job: create a job with the same body that continues from the
-    newest resume point. A job has at most one retry; repeating the request returns it."""
+    newest resume point. A job has at most one retry; repeating the request returns the same
+    retry."""
     result = job_fork.retry(session, state.settings, state.wake_ups, job_id, caller)
     return _mark_replay(result, response)

@@ -1,4 +1,4 @@
-"""Routes under /v1/models: base models and tuned models of this installation."""
+"""Routes under /v1/models: base models and tuned models on this server."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ TAIL_SECONDS = 0.25
 PING_SECONDS = 15.0
 _BATCH = 500
 _FEED_BYTES = 1024 * 1024
-"""Size of the newest events that a feed keeps for slow watchers, in bytes."""
+"""Bytes of recent events that a feed keeps for slow watchers."""
 
 
 class _Feed:
-    """Newest events of one job as SSE bytes: all numbers from `base` + 1 to `head`."""
+    """Newest events of one job as SSE bytes, from event number `base` + 1 to `head`."""
 
     def __init__(self) -> None:
         self.watchers = 0
@@ -92,7 +92,8 @@ class EventHub:
         self._closing = False
 
     async def run(self) -> None:
-        """Poll the database until cancelled: a query per round, and one per job with new events."""
+        """Poll the database until cancelled: one query per round, plus one query per job with new
+        events."""
         while True:
             await asyncio.sleep(TAIL_SECONDS)
             heads = {name: feed.head for name, feed in self._feeds.items() if not feed.done}
@@ -107,7 +108,7 @@ class EventHub:
             for update in news:
                 feed = self._feeds.get(update.job_id)
                 if feed is None or feed.head != known[update.job_id]:
-                    continue  # the feed ended during the query; there may be another one
+                    continue  # the feed ended during the query; a new feed may exist
                 for seq, line in update.lines:
                     feed.add(seq, line)
                 feed.done = update.done
@@ -120,7 +121,7 @@ class EventHub:
             feed.notify()
 
     async def sse(self, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
-        """Yield all events after `after_seq`, then live events, as SSE bytes; `done` at the end."""
+        """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`."""
         feed = self._feeds.setdefault(job_id, _Feed())
         feed.watchers += 1
         try:
@@ -164,7 +165,7 @@ class EventHub:
                 select(JobRow.id, JobRow.last_seq, JobRow.state).where(JobRow.id.in_(heads))
             ).all()
             for job_id, last_seq, state in rows:
-                # The state was read before the events: `ended` cannot hide the last event.
+                # The state was read first: if the job has ended, its last event is readable now.
                 ended = JobState(state) in TERMINAL
                 if last_seq == heads[job_id] and not ended:
                     continue
@@ -176,7 +177,7 @@ class EventHub:
         return news
 
     def _read(self, job_id: str, after_seq: int) -> tuple[list[Event], Job, int]:
-        # The job first: a state read after the events could end the stream before its last event.
+        # Read the job first: a later state could end the stream before its last event.
         with self._database.read() as session:
             row = jobs.retrieve(session, job_id)
             job, last_seq = jobs.to_wire(row), row.last_seq

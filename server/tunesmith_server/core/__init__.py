@@ -1,2 +1,2 @@
-"""Settings, database engine, storage, Celery producer, keys and errors. Imports no other folder of
-the server."""
+"""Settings, database engine, storage, Celery producer, keys and errors. This package imports no
+other folder of the server."""

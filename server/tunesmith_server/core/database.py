@@ -1,8 +1,8 @@
 """Database engine and sessions, for SQLite and PostgreSQL.
 
-On SQLite a write transaction starts with BEGIN IMMEDIATE: concurrent writers wait instead of
-failing at commit. A read transaction starts deferred and never waits for a writer (WAL). Writers of
-one process wait at a lock, because SQLite itself polls with pauses of up to 100 ms.
+On SQLite, a write transaction starts with BEGIN IMMEDIATE, so concurrent writers wait instead of
+failing at commit. A read transaction starts deferred and never waits for a writer (WAL). Writers in
+one process wait for a Python lock, because SQLite would poll with pauses of up to 100 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 READ_ONLY = "read_only"
-"""Key in the `info` of a session that must not write."""
+"""Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 
 
@@ -71,7 +71,7 @@ class Database:
 
 
 def _to_json(value: Any) -> str:  # Any: JSON column values
-    """Serialize to JSON with null for NaN, which PostgreSQL refuses."""
+    """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN."""
     return to_json(value, inf_nan_mode="null").decode()
 
 
@@ -82,7 +82,7 @@ class _SQLiteConnection(sqlite3.Connection):
     _holds_lock = False
 
     def acquire_writer_lock(self) -> None:
-        # After a timeout SQLite tries its own lock and raises its own error.
+        # After a timeout, SQLite tries its own lock and raises its own error.
         self._holds_lock = self.writer_lock.acquire(timeout=_BUSY_SECONDS)
 
     def commit(self) -> None:
@@ -126,7 +126,7 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
             connection.exec_driver_sql("BEGIN")
             return
         raw = cast(_SQLiteConnection, connection.connection.dbapi_connection)
-        raw.acquire_writer_lock()  # if the next line fails, the pool's rollback releases it
+        raw.acquire_writer_lock()  # if BEGIN fails, the pool's rollback releases the lock
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

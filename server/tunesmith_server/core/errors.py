@@ -91,7 +91,7 @@ class Unavailable(ServiceError):
 
 
 class DiskFull(ServiceError):
-    """Full disk; nothing of the request was stored."""
+    """The disk is full; the request stored nothing."""
 
     status = 507
     type = "service_unavailable"
@@ -109,8 +109,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _WRITE_REFUSED = tuple(f"os error {number}" for number in (errno.EROFS, errno.EACCES, errno.EPERM))
 _WRITE_REFUSED += ("AccessDenied", "403 Forbidden")
-"""Parts of obstore's messages for a read-only file system, missing permissions, and a bucket's
-policy."""
+"""Texts in obstore's messages that mean a refused write: a read-only file system, missing
+permissions, or a bucket's policy."""
 
 _BY_STATUS = {
     401: ErrorCode.INVALID_API_KEY,
@@ -174,14 +174,14 @@ def _disk_full_response(request: Request, error: BaseException) -> JSONResponse:
 
 
 def unhandled_error_response(request: Request, error: Exception) -> JSONResponse:
-    """Response to an error that no route handles."""
+    """Return the response to an error that no route handles."""
     if is_disk_full(error):
         return _disk_full_response(request, error)
     return _bug_response(request, error)
 
 
 def _bug_response(request: Request, error: Exception) -> JSONResponse:
-    """Response with the request id; the traceback goes to the log."""
+    """Return a response with the request id, and log the traceback."""
     body = ErrorBody(
         message=f"internal error: {type(error).__name__}",
         type="server_error",
@@ -198,7 +198,7 @@ def _bug_response(request: Request, error: Exception) -> JSONResponse:
 
 
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
-    """Return pydantic's first error in OpenAI's form."""
+    """Return pydantic's first error in OpenAI's format."""
     fields = field_errors(errors)
     first = fields[0].first
     code = ErrorCode.INVALID_REQUEST
@@ -276,9 +276,9 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, ServiceError):
-            # FastAPI converts every error while it reads the body into a plain 400.
+            # FastAPI turns every error during the reading of the body into a plain 400.
             return service_error_response(request, error.__cause__)
-        if is_disk_full(error.__cause__):  # the upload's spool
+        if is_disk_full(error.__cause__):  # while spooling an upload
             return _disk_full_response(request, error.__cause__ or error)
         path = f"{request.method} {request.url.path}"
         message = {
@@ -306,7 +306,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, path: str) -> str:
-    """Return all methods of the path. Starlette lists only those of the first matching route."""
+    """Return all HTTP methods of a path. Starlette lists only the methods of the first matching
+    route."""
     methods: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):

@@ -29,13 +29,13 @@ _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
 class WakeUps:
-    """Celery producer."""
+    """Sender of wake-up messages, through Celery."""
 
     def __init__(self, broker_url: str) -> None:
         url, options = broker_transport(broker_url)
         self._celery = Celery("tunesmith", broker=url)
         self._celery.conf.update(
-            # Retry once, at once: kombu's default would block the caller for 6 s.
+            # Retry once without delay: kombu's default would block the caller for 6 s.
             broker_transport_options={**options, "max_retries": 1, "interval_start": 0},
             task_ignore_result=True,
             task_serializer="json",
@@ -43,7 +43,7 @@ class WakeUps:
         )
 
     def send(self, task: str, subject_id: str) -> None:
-        """Send a message now. An unreachable broker is logged, not raised."""
+        """Send a message now. If the broker is unreachable, only log the error."""
         try:
             self._celery.send_task(
                 task,

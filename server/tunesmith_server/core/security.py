@@ -1,4 +1,4 @@
-"""API keys: 256 random bits, stored as sha256. High entropy needs no slow hash."""
+"""API keys: 256 random bits, stored as sha256. Random keys of this length need no slow hash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Server settings, read once at start from the environment, nowhere else.
-
-Unsafe values are refused when they are read, unsafe files by `prepare`.
-"""
+"""Server settings. Only this module reads them, once at start, from the environment. Unsafe values
+are refused when they are read; `prepare` refuses unsafe files."""
 
 from __future__ import annotations
 
@@ -37,55 +35,58 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Directory for all data without a separate setting. Other users have no access."""
+    """Directory for all data that has no setting of its own. Other users must have no access to
+    it."""
     host: str = "127.0.0.1"
-    """Address or name to listen on. An address open to other machines needs TLS or a proxy."""
+    """Address or name to listen on. An address that other machines can reach needs TLS or a
+    proxy."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 chooses a free port."""
     tls_cert: Path | None = None
     """PEM file with the API's TLS certificate and its chain."""
     tls_key: Path | None = None
-    """PEM file with the certificate's key, without a passphrase. Other users must not read it."""
+    """PEM file with the certificate's private key, without a passphrase. Other users must not be
+    able to read the file."""
     trusted_proxies: str = ""
-    """Addresses and networks, separated by commas, of the proxies that terminate TLS, or `*` if
-    nothing else can reach the port. X-Forwarded-* headers are accepted only from these proxies."""
+    """Comma-separated addresses and networks of the proxies that terminate TLS, or `*` if only
+    proxies can reach the port. X-Forwarded-* headers are accepted only from these proxies."""
     database_url: str = Field(default="", repr=False)
-    """SQLAlchemy URL of the database; not set: SQLite in the data directory."""
+    """SQLAlchemy URL of the database. Default: SQLite in the data directory."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL; not set: the embedded broker of `tunesmith serve`."""
+    """Celery broker URL. Default: the embedded broker of `tunesmith serve`."""
     storage_url: str = Field(default="", repr=False)
-    """obstore URL for file contents and adapters; not set: `blobs/` in the data directory."""
+    """obstore URL for file contents and adapters. Default: `blobs/` in the data directory."""
     aws_secret_access_key: SecretStr = Field(
         default=SecretStr(""), validation_alias="AWS_SECRET_ACCESS_KEY"
     )
     """Secret key of an `s3://` store. The store's client reads this and the other `AWS_*`
-    variables; the server only refuses well-known defaults."""
+    variables. The server only checks that the key is not a well-known default."""
     presigned_seconds: int = Field(default=0, ge=0, le=604_800)
-    """Lifetime of the presigned store URLs to which downloads are redirected; 0: the API sends the
-    bytes. Content in a local directory is always sent by the API."""
+    """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With 0, and for
+    content in a local directory, the API sends the bytes itself."""
     worker_token: SecretStr = SecretStr("")
-    """Workers' token for `/internal`, at least 16 characters; not set: the content of
-    `worker-token` in the data directory, which the first start creates."""
+    """Token of the workers for `/internal`, at least 16 characters. Default: the content of
+    `worker-token` in the data directory; the first start creates this file."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons. A missing folder is logged
-    as a warning at start."""
+    """Colon-separated folders; each of their subfolders is a base model. The server logs a warning
+    at start if a folder is missing."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
     """Second part of a tuned model's name."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
     lease_seconds: float = Field(default=180.0, ge=1.0)
-    """Time without a report from a worker before its job is taken back."""
+    """Time after which a job is taken back from a worker that sends no reports."""
     janitor_seconds: float = Field(default=5.0, gt=0.0)
     """Time between two rounds of the janitor."""
     max_losses: int = Field(default=3, ge=1)
-    """Failed attempts (worker lost, or an error that another attempt may avoid) after which a job
-    fails instead of being queued again."""
+    """Number of failed attempts after which a job fails instead of being queued again. An attempt
+    counts if its worker was lost or if another attempt may avoid the error."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Time that `serve` gives its train worker to store a resume point when it stops, plus 15 s.
-    The worker reads the same variable."""
+    """Time in which the train worker must store a resume point when it stops; `serve` waits 15 s
+    longer. The worker reads the same variable."""
     retry_seconds: float = Field(default=10.0, ge=0.0)
-    """Wait after the first failed attempt; each further wait is three times as long, up to ten
-    minutes."""
+    """Delay before the retry of the first failed attempt; each further delay is three times as
+    long, up to ten minutes."""
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -159,7 +160,8 @@ def variable_warnings() -> list[str]:
 
 
 def read_or_write_secret(path: Path, value: str) -> str:
-    """Return the content of `path`; if there is no such file, write `value` to it (mode 0600)."""
+    """Return the content of the file `path`. If the file is missing, create it with `value` (mode
+    0600)."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

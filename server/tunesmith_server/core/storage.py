@@ -1,7 +1,7 @@
 """Storage of file contents and adapters by sha256, on disk or S3 (obstore).
 
-Parts of open uploads are stored under `parts/`. A store's credentials and endpoint come from the
-variables of its own tools (AWS_*).
+Parts of open uploads are stored under `parts/`. The store's usual environment variables (AWS_*) set
+its credentials and endpoint.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
     "read_timeout": timedelta(seconds=60),
     # The default ends every transfer after 30 s.
     "timeout": timedelta(days=1),
-    # An endpoint with http:// needs no second variable that allows it.
+    # An http:// endpoint then needs no extra variable.
     "allow_http": True,
 }
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _PROBE = "0" * 64
 BLOB_GRACE = timedelta(days=1)
-"""Minimum age of swept content: a row that refers to newer content may follow."""
+"""Minimum age of content that a sweep deletes; newer content may still wait for its database
+row."""
 
 
 class StorageUnavailable(Exception):
-    """Error of a store that refused or did not answer."""
+    """The store refused a request or did not answer."""
 
 
 _PIECE = 1024 * 1024
 _CHUNK = 5 * _PIECE
-"""Bytes in one request to the store; S3's minimum."""
+"""Bytes per request to the store; S3 allows no less."""
 _CHUNKS = 4
 """Number of parallel requests in one upload."""
 
 
 class Storage:
-    """Content-addressed blobs at `ab/abcd...`. Writing the same content twice is harmless."""
+    """Blobs that are named by their sha256 (`ab/abcd...`). Writing the same content twice is
+    harmless."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -59,20 +61,21 @@ class Storage:
         self._folder = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
 
     def check(self) -> None:
-        """Raise StorageUnavailable if the store cannot be written."""
+        """Raise StorageUnavailable if a test write to the store fails."""
         self.put(BytesIO(), _PROBE)
         self._store.delete(_path(_PROBE))
 
     def put(self, content: IO[bytes], sha256: str) -> None:
-        """Store `content`, read from its start. Always writes, to reset the blob's age."""
+        """Store `content`, read from its start. An existing blob is written again, which resets its
+        age."""
         content.seek(0)
         with self._translated_errors():
             self._store.put(_path(sha256), content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
 
     def put_pieces(self, pieces: Iterable[bytes], sha256: str) -> None:
         """Store content that arrives in pieces."""
-        # Not `put`: obstore would pull pieces inside its own runtime, where they cannot be fetched.
-        # Not `with writer`: leaving it after an error would store the truncated content.
+        # Not `put`: obstore would request pieces inside its own runtime, where fetching them fails.
+        # Not `with writer`: after an error, it would store the truncated content.
         with self._translated_errors(missing_is_no_bucket=False):
             writer = open_writer(
                 self._store, _path(sha256), buffer_size=_CHUNK, max_concurrency=_CHUNKS
@@ -107,7 +110,7 @@ class Storage:
         return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
 
     def size(self, sha256: str) -> int | None:
-        """Size of a blob in bytes; None if it is missing."""
+        """Return the size of a blob in bytes, or None if the blob is missing."""
         try:
             with self._translated_errors(missing_is_no_bucket=False):
                 size: int = self._store.head(_path(sha256))["size"]
@@ -133,8 +136,8 @@ class Storage:
 
     @contextmanager
     def _translated_errors(self, missing_is_no_bucket: bool = True) -> Iterator[None]:
-        """Raise the store's errors as StorageUnavailable, including FileNotFoundError of a write,
-        which means that the bucket is missing."""
+        """Convert the store's errors to StorageUnavailable. A FileNotFoundError from a write means
+        that the bucket is missing."""
         try:
             yield
         except FileNotFoundError as error:
@@ -147,7 +150,7 @@ class Storage:
     def sweep(self, in_use: set[str], older_than: timedelta) -> int:
         """Delete unreferenced blobs and parts older than `older_than`; return their number.
 
-        `in_use` holds the last part of each path in use: a blob's sha256 or a part's id.
+        `in_use` has the sha256 of each blob in use and the id of each part in use.
         """
         limit = datetime.now(UTC) - older_than
         expired = [
@@ -159,7 +162,7 @@ class Storage:
         if expired:
             self._store.delete(expired)
         for path in self._folder.glob("*/*#*") if self._folder else ():
-            # obstore's staging files of a killed process; `list` leaves them out.
+            # `list` omits the staging files that obstore leaves in a killed process.
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit.timestamp():
                     path.unlink()

@@ -1,4 +1,4 @@
-"""SQLAlchemy tables, one or two per file. Importing this package registers all of them."""
+"""SQLAlchemy tables, one or two per file. Importing this package registers all tables."""
 
 from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow

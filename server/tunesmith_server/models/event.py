@@ -1,4 +1,4 @@
-"""Tables of job events, in order, and of metrics, by step."""
+"""Tables of job events and of metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class EventRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """1, 2, 3, ... assigned in the transaction that stores the event: readers skip none."""
+    """Event number from 1, assigned in the transaction that stores the event, so readers skip no
+    event."""
     created_at: Mapped[float] = mapped_column(Double)
     attempt: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str] = mapped_column(String(16))

@@ -24,6 +24,6 @@ class FileRow(Base):
     status_details: Mapped[str | None] = mapped_column(Text)
     validation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last validation message; the janitor sends another after a while."""
+    """Time of the last validation message; the janitor sends another message after 30 s."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
     """Number of times that a light worker started to read the file."""

@@ -1,4 +1,5 @@
-"""Table of idempotency keys: the job of each create request, to recognise repeats."""
+"""Table of idempotency keys: maps each create request to its job, to recognise repeated
+requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of fine-tuning jobs; the only authority on their state."""
+"""Table of fine-tuning jobs; only this table defines the state of a job."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ class JobRow(Base):
     owner: Mapped[str] = mapped_column(String(40))
     """Id of the API key that created the job."""
     body_sha256: Mapped[str] = mapped_column(String(64))
-    """sha256 of the create body; identifies a client's retry without an idempotency key."""
+    """sha256 of the create request; identifies a client's retry without an idempotency key."""
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
-    """Weights to start from, if the base model was trained here."""
+    """Id of the base model's weights, if Tunesmith trained the base model."""
     training_file: Mapped[str] = mapped_column(String(40), index=True)
     validation_file: Mapped[str | None] = mapped_column(String(40), index=True)
     suffix: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int] = mapped_column(BigInteger)
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
-    """`metadata` on the wire; SQLAlchemy reserves that name."""
+    """`metadata` in the API; SQLAlchemy reserves the name `metadata`."""
     recipe: Mapped[dict[str, Any]] = mapped_column(JSON)
     hyperparameters: Mapped[dict[str, Any]] = mapped_column(JSON)
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
-    """End at the next step and keep the result. A requested pause is the state `pausing`."""
+    """True if the job must end at the next step and keep the result. A requested pause is the state
+    `pausing` instead."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
     """Number of failed attempts; a release does not count."""
     failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
-    """Reason of each failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
+    """One object per failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
     not_before: Mapped[float | None] = mapped_column(Double)
     """Earliest time of the next claim, by the database clock."""
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -58,9 +59,9 @@ class JobRow(Base):
     """Time of the last wake-up message."""
 
     last_seq: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Highest event number."""
+    """Highest event number of the job."""
     source_seq: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Highest event number of this attempt's events.jsonl that is stored."""
+    """Highest stored event number from the current attempt's events.jsonl."""
     step: Mapped[int] = mapped_column(Integer, default=0)
     total_steps: Mapped[int | None] = mapped_column(Integer)
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)

@@ -17,4 +17,4 @@ class ReportRow(Base):
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
     updated_at: Mapped[float] = mapped_column(Double)
     content: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """RunReport; a later report of the same attempt replaces it."""
+    """RunReport as JSON; a later report of the same attempt replaces it."""

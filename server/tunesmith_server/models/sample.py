@@ -1,4 +1,4 @@
-"""Table of reinforcement jobs' samples: one stored file per step, which holds the texts."""
+"""Table of samples from reinforcement jobs; one stored file per step holds the texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SamplesRow(Base):
     """A later attempt that repeats the step replaces the row."""
     created_at: Mapped[float] = mapped_column(Double)
     count: Mapped[int] = mapped_column(Integer)
-    """Number of samples in the file, at least one; paging does not need to read the file."""
+    """Number of samples in the file, at least one; paging uses it instead of reading the file."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     """Size of the stored file."""
     sha256: Mapped[str] = mapped_column(String(64))
-    """Hash of the stored file: JSON lines, gzip."""
+    """sha256 of the stored file, which has gzipped JSON lines."""

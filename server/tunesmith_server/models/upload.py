@@ -15,15 +15,16 @@ class UploadRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float] = mapped_column(Double, index=True)
     status: Mapped[str] = mapped_column(String(16))
-    """A `pending` upload past `expires_at` is expired, even before the janitor writes so."""
+    """State of the upload. After `expires_at`, a `pending` upload counts as expired even before the
+    janitor updates this column."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     filename: Mapped[str] = mapped_column(String(255))
     mime_type: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))
     file_seconds: Mapped[int | None] = mapped_column(Integer)
-    """Lifetime of the completed file."""
+    """Lifetime of the completed file in seconds; null means no expiry."""
     part_ids: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Parts in the completing request; repeating that request returns the same result."""
+    """Parts named in the completion request; repeating the request returns the same result."""
     file_id: Mapped[str | None] = mapped_column(String(40))
 
 

@@ -1,4 +1,5 @@
-"""Table of workers that have reported. Used for readiness and matching, never for job state."""
+"""Table of workers that have reported. It serves readiness checks and job matching, never job
+state."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(255))
     version: Mapped[str] = mapped_column(String(32))
     models: Mapped[list[str]] = mapped_column(JSON)
-    """Base models on its host."""
+    """Base models on the worker's host."""
     not_ready: Mapped[str | None] = mapped_column(String(500))
-    """Reason why it accepts no job; null if it accepts jobs."""
+    """Reason why the worker accepts no job; null if it accepts jobs."""
     last_seen: Mapped[float] = mapped_column(Double)
-    """Time of its last report, by the database clock."""
+    """Time of the worker's last report, by the database clock."""

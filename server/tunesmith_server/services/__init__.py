@@ -1,1 +1,1 @@
-"""Business rules, as functions on a session. They never commit: the route does."""
+"""Business rules, as functions that take a session. They never commit; the route commits."""

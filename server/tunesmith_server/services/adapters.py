@@ -1,4 +1,4 @@
-"""Adapters and full weights: recorded from workers' reports, read by file or as a tar."""
+"""Adapters and full weights: stored from worker reports, downloaded as single files or as a tar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 512
 def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
-    """Insert a job's weights; a row of an earlier attempt with the same name is replaced."""
+    """Insert a job's weights; they replace a row with the same name from an earlier attempt."""
     row = session.scalar(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
     )
@@ -79,7 +79,7 @@ def find_file(row: AdapterRow, name: str) -> StoredFile:
 
 
 def delete_model(session: Session, name: str) -> None:
-    """Delete a tuned model. The janitor's next sweep deletes its content."""
+    """Delete a tuned model; the janitor's next sweep deletes the stored files."""
     row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
     if row is None:
         raise NotFound(
@@ -123,13 +123,13 @@ def to_wire(row: AdapterRow) -> Adapter:
 
 
 def tar_bytes(row: AdapterRow) -> int:
-    """Size of the archive of `tar_stream`, in bytes."""
+    """Return the size of the archive from `tar_stream`, in bytes."""
     blocks: int = sum(1 + -(-file["bytes"] // _BLOCK) for file in row.files)
     return (blocks + 2) * _BLOCK
 
 
 def tar_stream(row: AdapterRow, storage: Storage) -> Iterator[bytes]:
-    """Yield an uncompressed tar of all files, the same bytes in every call."""
+    """Yield an uncompressed tar of all files; every call yields the same bytes."""
     for file in row.files:
         info = tarfile.TarInfo(file["name"])
         info.size, info.mtime, info.mode = file["bytes"], int(row.created_at), 0o644

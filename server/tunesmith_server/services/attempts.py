@@ -1,7 +1,7 @@
-"""Failed attempts: which are retried, when, and how often.
+"""Retries of failed attempts: which failures are retried, when, and how often.
 
-A release (drain, pause, SIGTERM) is not a failed attempt. A failure after progress counts like any
-other: a job that loses a worker at every resume point must end.
+A release (drain, pause, SIGTERM) is not a failed attempt. A failed attempt counts even if it made
+progress, so that a job which loses a worker at every resume point still ends.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ RETRIED_CATEGORIES: Mapping[ErrorCategory, bool] = MappingProxyType(
         ErrorCategory.INFRASTRUCTURE: True,
     }
 )
-"""Only failures of the infrastructure are retried: others would repeat."""
+"""Only infrastructure failures are retried, because other failures would repeat."""
 RETRIED_ONCE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
-"""Codes that are retried once: another process may have used the memory."""
+"""Error codes that are retried once, because another process may have used the memory."""
 BACK_OFF_FACTOR = 3.0
 MAX_BACK_OFF_SECONDS = 600.0
 _MAX_LISTED = 10
@@ -47,12 +47,10 @@ def fail_attempt(
     failure: JobFailure,
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
-    """Count a failed attempt of a held job: queue the job again with a delay, or fail it and store
-    the failures of all attempts. A cancel by the user has precedence; a pause or stop has
-    precedence unless the job fails.
-
-    Conditional on the job's fence. Returns None if nothing was changed.
-    """
+    """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
+    store the failures of all attempts. A user's cancel has precedence; a pause or stop has
+    precedence unless the job fails. The change is conditional on the job's fence. Returns None if
+    nothing was changed."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*job.failures, record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}
@@ -93,14 +91,14 @@ def fail_attempt(
         values={
             **columns,
             "queued_at": time.time(),
-            "woken_at": 0.0,  # the janitor wakes a worker once the wait is over
+            "woken_at": 0.0,  # the janitor wakes a worker after the wait
             "not_before": epoch_now() + wait,
         },
     )
 
 
 def back_off(settings: Settings, losses: int) -> float:
-    """Seconds to wait after `losses` failed attempts."""
+    """Return the seconds to wait after `losses` failed attempts."""
     wait = settings.retry_seconds * BACK_OFF_FACTOR ** min(losses - 1, 20)
     return min(MAX_BACK_OFF_SECONDS, wait)
 

@@ -1,7 +1,7 @@
 """Base models that a job may use, and names of tuned models.
 
-A base model is a folder in an allowed directory (on this host or on a worker's), a Hugging Face id,
-or the full weights of an earlier job.
+A base model is a folder in an allowed directory (on this host or on a worker's host), a Hugging
+Face id, or the full weights of an earlier job.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 @dataclass(frozen=True, kw_only=True)
 class BaseChoice:
     name: str
-    """Name in the job: never a host path outside the allowed directories."""
+    """Name shown in the job; never a path outside the allowed directories."""
     adapter_id: str | None = None
-    """Full weights of an earlier job."""
+    """Id of an earlier job's full weights, if they are the base model."""
     missing_on_workers: bool = False
-    """True for a folder that no live train worker has."""
+    """True if no live train worker has the model's folder."""
 
 
 def local_folders(settings: Settings) -> dict[str, Path]:
-    """Model folders on this host by name; the first directory wins."""
+    """Return the model folders on this host by name. If a name occurs twice, the first directory
+    wins."""
     folders: dict[str, Path] = {}
     for directory in settings.base_model_folders():
         if directory.is_dir():
@@ -50,12 +51,12 @@ def local_folders(settings: Settings) -> dict[str, Path]:
 
 
 def names(session: Session, settings: Settings) -> list[str]:
-    """Names of base models on this host and on workers."""
+    """Return the names of base models on this host and on workers."""
     return sorted({*local_folders(settings), *on_workers(session)})
 
 
 def on_workers(session: Session) -> dict[str, list[str]]:
-    """Ids of live train workers by the base models on their hosts."""
+    """Return the ids of the live train workers that have each base model."""
     live = select(WorkerRow.worker_id, WorkerRow.models).where(
         WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > epoch_now() - READY_SECONDS
     )
@@ -126,7 +127,8 @@ def _folder_below_allowed(settings: Settings, name: str) -> str:
 
 
 def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) -> str:
-    """Name of a tuned model: `ft:BASE:PROJECT:SUFFIX:ID`, BASE without slashes or host paths."""
+    """Return the name of a tuned model, `ft:BASE:PROJECT:SUFFIX:ID`; BASE has no slashes or host
+    paths."""
     base = model.split(":")[1] if model.startswith("ft:") else model.rstrip("/").rsplit("/", 1)[-1]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", base)[:100]
     suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "")

@@ -1,4 +1,4 @@
-"""Retention of checkpoints: rows beyond `recipe.save_total_limit` are deleted."""
+"""Retention of checkpoints: deletes rows beyond `recipe.save_total_limit`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
-    """Delete checkpoints beyond the limit, except those that an unfinished job starts from. The
-    next sweep deletes their content."""
+    """Delete checkpoints beyond the limit, but keep base models of unfinished jobs. The janitor's
+    next sweep deletes the stored files."""
     rows = {
         row.step: row
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))

@@ -1,4 +1,4 @@
-"""Events, metrics and checkpoints of a job: stored in order, read by cursor."""
+"""Events, metrics and checkpoints of a job, stored in order and read by cursor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def add(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Append one event. `job` must be locked by this transaction (a fenced or state UPDATE)."""
+    """Append one event. This transaction must already hold a lock on `job`, from a fenced or state
+    UPDATE."""
     job.last_seq += 1
     row = EventRow(
         job_id=job.id,
@@ -53,7 +54,7 @@ def add(
 
 
 def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Upsert the numbers of a METRICS event under its step, and advance the job."""
+    """Insert or update the values of a METRICS event, and advance the job's step."""
     step = event.data.get("step")
     if not isinstance(step, int):
         return
@@ -87,7 +88,7 @@ def event_id(job_id: str, seq: int) -> str:
 
 
 def seq_of(job_id: str, after: str) -> int:
-    """Return the number in an event id of this job."""
+    """Return the event number in an event id of this job."""
     head, _, text = after.rpartition("-")
     seq = number_in(text)
     if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or seq is None:
@@ -123,7 +124,7 @@ def list_events(
 
 
 def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
-    """Events after number `seq`, oldest first."""
+    """Return the events after number `seq`, oldest first."""
     rows = session.scalars(
         select(EventRow)
         .where(EventRow.job_id == job_id, EventRow.seq > seq)
@@ -149,7 +150,7 @@ def list_metrics(
     )
     values: dict[int, dict[str, float | None]] = {step: {} for step in steps}
     if steps:
-        # A page of steps is a contiguous range of the steps that exist.
+        # A page covers all existing steps between its smallest and largest step.
         rows = session.scalars(
             select(MetricRow).where(
                 MetricRow.job_id == job_id, MetricRow.step.between(min(steps), max(steps))
@@ -194,7 +195,7 @@ def list_checkpoints(
 
 
 def delete_metrics_after(session: Session, job_id: str, step: int) -> None:
-    """Delete the metrics of steps that a new attempt repeats."""
+    """Delete the metrics of steps after `step`, because a new attempt repeats these steps."""
     session.execute(delete(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step > step))
 
 

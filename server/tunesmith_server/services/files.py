@@ -32,9 +32,10 @@ USE: dict[MethodName, str] = {
     "supervised": "trained on",
     "reinforcement": "used for reinforcement",
 }
-"""Use of a file by a job of each method; follows "cannot be" in messages."""
+"""Words for the use of a file by each method; messages put them after "cannot be"."""
 MAX_READINGS = 3
-"""Number of reads that may start and crash. A message that no worker received does not count."""
+"""Number of crashed reads after which a file is skipped. A message that no worker received does not
+count."""
 
 
 def create(
@@ -47,7 +48,8 @@ def create(
     content: IO[bytes],
     expires_in: int | None = None,
 ) -> FileObject:
-    """Store the content, then the row. A light worker validates a data set after the commit."""
+    """Store the content first, then the row. After the commit, a light worker validates a data
+    set."""
     sha256, size = hash_of(content)
     if size == 0:
         raise BadRequest(
@@ -72,7 +74,7 @@ def record(
     size: int,
     expires_in: int | None,
 ) -> FileRow:
-    """Insert the row of content that is already stored; see `create`."""
+    """Insert the row for content that is already stored; see `create`."""
     now = time.time()
     row = FileRow(
         id=new_id("file"),
@@ -94,7 +96,7 @@ def record(
 
 
 def plain_name(filename: str) -> str:
-    """Return the last part of a client's path, without control characters."""
+    """Return the file name at the end of a client's path, without control characters."""
     last = filename.replace("\\", "/").rsplit("/", 1)[-1]
     plain = "".join(letter for letter in last if letter.isprintable()).strip()[:255]
     return plain if plain.strip(".") else "file"
@@ -107,8 +109,9 @@ def retrieve(
     param: str | None = None,
     lock: bool | dict[str, bool] = False,
 ) -> FileRow:
-    """Return the file's row. `lock` (shared: {"read": True}) blocks concurrent changes on
-    PostgreSQL, so that creating a job and validating or deleting its file happen in sequence."""
+    """Return the file's row. On PostgreSQL, `lock` blocks concurrent changes (`{"read": True}`
+    takes a shared lock). Creating a job and validating or deleting its file then happen in
+    sequence."""
     row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:
         error = BadRequest if param else NotFound
@@ -157,7 +160,7 @@ def list_files(
 
 
 def delete(session: Session, file_id: str) -> None:
-    """Delete the row; the janitor sweeps content that no row refers to."""
+    """Delete the row; the janitor deletes content that no row refers to."""
     row = retrieve(session, file_id, lock=True)
     if user := job_using(session, file_id):
         raise Conflict(
@@ -169,7 +172,7 @@ def delete(session: Session, file_id: str) -> None:
 
 
 def job_using(session: Session, file_id: str) -> JobRow | None:
-    """An unfinished job that needs this file."""
+    """Return an unfinished job that needs this file, or None."""
     return session.scalar(
         select(JobRow)
         .where(
@@ -181,8 +184,8 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
 
 
 def start_reading(session: Session, file_id: str) -> FileRow:
-    """Record that a light worker starts to read the file. After MAX_READINGS crashed workers set
-    `status` to `error` instead, so that the worker skips the file."""
+    """Record that a light worker starts to read the file. After MAX_READINGS crashes, set `status`
+    to `error` instead; the worker then skips the file."""
     row = retrieve(session, file_id, lock=True)
     if row.status != "uploaded":
         return row
@@ -210,7 +213,8 @@ def record_validation(session: Session, file_id: str, result: FileValidation) ->
 
 
 def refusal(row: FileRow, method: MethodName) -> str | None:
-    """Reason why a job of this method cannot use the file; None if it can, or before validation."""
+    """Return the reason why a job of this method cannot use the file. None means that the file is
+    usable or not yet validated."""
     if row.status == "error":
         return row.status_details or "no usable rows"
     if row.validation is None:

@@ -1,7 +1,7 @@
-"""User commands on a job (pause, resume, cancel, stop), and the command sent to its worker.
+"""User commands for a job (pause, resume, cancel, stop), and the command sent to the job's worker.
 
-Each command locks the job's row first, so that commands and workers' reports take effect one after
-the other. Repeating a command is safe. docs/contributing/decisions/0015 has the table.
+Each command first locks the job's row, so commands and worker reports take effect in sequence.
+Repeating a command is safe. docs/contributing/decisions/0015 lists the effect of each command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DONE = "GET /v1/fine_tuning/jobs/{id} has its result; POST /v1/fine_tuning/jobs
 
 
 def cancel(session: Session, job_id: str) -> Job:
-    """Cancel at once if no worker holds the job; else ask its worker, which stops within 5 s."""
+    """Cancel a job at once if no worker holds it; otherwise ask the worker to stop within 5 s."""
     job = jobs.lock(session, job_id)
     if job.state in HELD:
         if not job.cancel_requested:
@@ -42,7 +42,7 @@ def cancel(session: Session, job_id: str) -> Job:
 
 
 def pause(session: Session, job_id: str) -> Job:
-    """Pause a queued job; ask a running one to save a resume point and free its GPU."""
+    """Pause a queued job, or ask a running job's worker to save a resume point and free its GPU."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_PAUSABLE, "paused")
     if job.state == JobState.VALIDATING_FILES:
@@ -77,7 +77,7 @@ def resume(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
 
 def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
     """End the training at its next step and keep the result. If no worker holds the job, a worker
-    claims it once more and saves its newest resume point."""
+    claims the job once more to save the newest resume point as the result."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_STOPPABLE, "stopped")
     if job.stop_requested:
@@ -98,7 +98,7 @@ def stop(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
 
 
 def command_for(job: JobRow) -> Control:
-    """Command for the job's worker, sent in the reply to a report."""
+    """Return the command for the job's worker, sent in the reply to a report."""
     if job.cancel_requested:
         return Control.CANCEL
     if job.state == JobState.PAUSING:
@@ -115,8 +115,8 @@ def release(
     level: str = "info",
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """Move a job that its worker has released to the state that its user requested, else back to
-    the queue. `reason` starts the event's message. Returns None if the fence is outdated."""
+    """Move a released job to the state requested by its user, or else back to the queue. `reason`
+    starts the event's message. Returns None if the fence is outdated."""
     end = requested_end(session, job)
     if end is None:
         return jobs.enqueue(
@@ -130,8 +130,8 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """State that the user's command leads to once no worker holds the job, and words for the event;
-    None if the job is to train further."""
+    """Return the state that the user requested for the time after release, and a text for the
+    event; None if training should continue."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:
@@ -166,7 +166,7 @@ def _move(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
 
 
 def _withdraw_pause(session: Session, job: JobRow) -> None:
-    # If the worker already has the command, it releases the job, and the job is queued.
+    # If the worker already has the pause command, it releases the job, which is then queued.
     _move(session, job, JobState.RUNNING, "pause withdrawn")
 
 

@@ -1,4 +1,4 @@
-"""Creation of jobs, and the insert that forks and retries also use."""
+"""Creation of jobs; forks and retries also use `insert`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
 from . import base_models, events, files, jobs, waiting
 
 REPLAY_SECONDS = 300.0
-"""Time in which a client's automatic retry (no key, same body) returns the same job."""
+"""Period in which a client's automatic retry (no key, same body) returns the same job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,10 @@ class Origin:
     """Source of a fork or retry."""
 
     description: str
-    """End of the message of the event "created: ..."."""
+    """Text at the end of the event message "created: ..."."""
     job_id: str | None = None
-    """Job whose resume point the new job starts from; None: the new job starts at step 0."""
+    """Job whose resume point the new job starts from. None means that the new job starts at step
+    0."""
     step: int | None = None
     retry_of: str | None = None
 
@@ -54,7 +55,7 @@ def create(
     body: JobCreate,
     requester: Requester,
 ) -> tuple[Job, bool]:
-    """Create a job, or return the job that this request already created and True."""
+    """Create a job. If this request already created a job, return that job and True."""
     digest = hashlib.sha256(body.model_dump_json().encode()).hexdigest()
     if earlier := find_earlier(session, requester, digest):
         return jobs.to_wire(earlier), True
@@ -70,8 +71,8 @@ def insert(
     digest: str,
     origin: Origin | None = None,
 ) -> JobRow:
-    """Check and insert a job; queue it if its files are validated. `digest` is the request's
-    sha256."""
+    """Check and insert a job, and queue the job if its files are validated. `digest` is the
+    request's sha256."""
     base = base_models.choose(session, settings, body.model)
     method: MethodName = body.method.type if body.method else "supervised"
     file_rows = [_usable_file(session, body.training_file, "training_file", method)]
@@ -117,7 +118,7 @@ def insert(
         waiting.warn(session, job)
     try:
         session.flush()
-    except IntegrityError as error:  # the same key in another transaction (PostgreSQL only)
+    except IntegrityError as error:  # another transaction used the same key (PostgreSQL only)
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
             f"another request with Idempotency-Key {requester.idempotency_key!r} is in progress",
@@ -128,7 +129,7 @@ def insert(
 
 
 def _effective_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
-    """Return `method` with all hyperparameters filled in, as shown and as used by a retry."""
+    """Return `method` with all hyperparameters filled in, for display and for retries."""
     if body.method is None or body.method.reinforcement is None:
         return body.method.model_dump(mode="json") if body.method else None
     member = {

@@ -1,6 +1,6 @@
-"""Forks (with a changed recipe) and retries: jobs that start from another job's resume point.
+"""Forks and retries: jobs that start from another job's resume point. A fork changes the recipe.
 
-Both are created like any other job. This module only reads the rows of resume points;
+Forks and retries are created like any other job. This module only reads resume point rows;
 resume_points.py writes them.
 """
 
@@ -33,12 +33,12 @@ def fork(
     body: JobFork,
     requester: Requester,
 ) -> tuple[Job, bool]:
-    """Create a job from a resume point of `job_id`, or return the job that this request already
-    created and True."""
+    """Create a job from a resume point of `job_id`. If this request already created a job, return
+    that job and True."""
     digest = _digest("fork", job_id, body.model_dump_json())
     if earlier := job_create.find_earlier(session, requester, digest):
         return jobs.to_wire(earlier), True
-    parent = jobs.lock(session, job_id)  # keeps its resume points until the fork is inserted
+    parent = jobs.lock(session, job_id)  # protects the resume points until the fork is inserted
     requested = _requested_step(session, parent, body)
     step = _resume_step(session, parent, requested)
     origin = Origin(description=f"forked from {job_id} at step {step}", job_id=job_id, step=step)
@@ -54,8 +54,8 @@ def fork(
 def retry(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, owner: str
 ) -> tuple[Job, bool]:
-    """Create a job with the same body that continues from the newest resume point, or return the
-    existing retry and True."""
+    """Create a job with the same body that continues from the newest resume point. If a retry
+    exists, return the existing retry and True."""
     old = jobs.lock(session, job_id)
     if existing := session.scalar(select(JobRow).where(JobRow.retry_of == job_id)):
         return jobs.to_wire(existing), True
@@ -86,7 +86,7 @@ def has_changed(session: Session, job: JobRow) -> bool:
 
 
 def _reinforcement(job: JobRow) -> dict[str, Any] | None:  # Any: JSON
-    """Grader and hyperparameters of a reinforcement job; None for other jobs."""
+    """Return the grader and hyperparameters of a reinforcement job; None for other jobs."""
     return (job.method or {}).get("reinforcement")
 
 
@@ -95,7 +95,7 @@ def _digest(*parts: str) -> str:
 
 
 def _resume_steps(session: Session, job_id: str) -> list[int]:
-    """Steps of a job's resume points, newest first."""
+    """Return the steps of a job's resume points, newest first."""
     points = select(ResumePointRow.step).where(ResumePointRow.job_id == job_id)
     return list(session.scalars(points.order_by(ResumePointRow.step.desc())))
 
@@ -115,14 +115,14 @@ def _requested_step(session: Session, parent: JobRow, body: JobFork) -> int | No
 
 
 def _resume_step(session: Session, parent: JobRow, requested: int | None) -> int:
-    """Step of the newest resume point at or before the requested step."""
+    """Return the step of the newest resume point at or before the requested step."""
     steps = _resume_steps(session, parent.id)
     if not steps:
         raise BadRequest(
             ErrorCode.NOT_FORKABLE,
             f"job {parent.id!r} has no resume point to fork from",
-            hint="a job stores resume points while it trains; a succeeded job has only those of "
-            "its recipe.keep_every",
+            hint="a job stores resume points while it trains; after success, it keeps only the "
+            "resume points set by recipe.keep_every",
         )
     step_list = ", ".join(str(step) for step in reversed(steps))
     reached = max(steps[0], parent.step or 0)
@@ -138,7 +138,7 @@ def _resume_step(session: Session, parent: JobRow, requested: int | None) -> int
 
 
 def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
-    """Create body of a fork."""
+    """Return the create request of a fork."""
     old = Recipe.model_validate(current_names(parent.recipe))
     changes: dict[str, Any] = {
         name: value
@@ -169,7 +169,7 @@ def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
 
 
 def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JSON
-    """Fields of the create body that set the method and its hyperparameters."""
+    """Return the fields of the create request that set the method and its hyperparameters."""
     changes = body.hyperparameters
     changed = changes.model_dump(mode="json", exclude_unset=True) if changes else {}
     if (old := _reinforcement(parent)) is not None:
@@ -193,7 +193,7 @@ def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JS
 
 
 def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
-    """Create body that makes the job again, including its seed."""
+    """Return a create request for the same job, with the same seed."""
     return {
         "model": job.model,
         "training_file": job.training_file,
@@ -217,14 +217,15 @@ def _validated(body: dict[str, Any]) -> JobCreate:  # Any: JSON
 
 
 def _origin_of_retry(session: Session, old: JobRow) -> Origin:
-    """Origin of a retry: the job's newest resume point, else the one that the job started from."""
+    """Return the origin of a retry: the job's newest resume point, or else the resume point that
+    the job started from."""
     prefix = f"retry of {old.id}"
     if steps := _resume_steps(session, old.id):
         text = f"{prefix}, from step {steps[0]}"
         return Origin(description=text, job_id=old.id, step=steps[0], retry_of=old.id)
     if old.forked_from is None or old.forked_step is None:
         return Origin(description=f"{prefix}, from step 0", retry_of=old.id)
-    jobs.lock(session, old.forked_from)  # keeps its resume points until the retry is inserted
+    jobs.lock(session, old.forked_from)  # protects the resume points until the retry is inserted
     if old.forked_step not in _resume_steps(session, old.forked_from):
         raise BadRequest(
             ErrorCode.NOT_RETRYABLE,

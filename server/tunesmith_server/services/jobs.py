@@ -1,9 +1,7 @@
-"""Job state, written only here.
-
-Only `move` changes a job's state: a conditional UPDATE along the table of legal transitions, with
-an event in the same transaction. Its callers are leases.py (workers' reports), job_control.py (user
-commands), job_create.py and job_fork.py (new jobs).
-"""
+"""Job state; no other module writes it. Only `move` changes a job's state: a conditional UPDATE
+that allows only legal transitions, with an event in the same transaction. The callers of `move` are
+leases.py (workers' reports), job_control.py (user commands), job_create.py and job_fork.py (new
+jobs)."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def move(
 ) -> JobRow | None:
     """Change a job's state if the transition is legal. Returns None if nothing was changed.
 
-    `fence` makes the change conditional on the fencing token; `values` are other columns to set.
+    `fence` makes the change conditional on the fencing token; `values` sets other columns.
     """
     sources = [old for old, new in TRANSITIONS.items() if to in new]
     if only_from is not None:
@@ -113,7 +111,8 @@ def invalid_file_code(param: str) -> ErrorCode:
 def queue_if_validated(
     session: Session, wake_ups: WakeUps, job: JobRow, file_rows: list[FileRow]
 ) -> None:
-    """Queue a job if all its files are valid, fail it if one is not, else leave it unchanged."""
+    """Queue a job if all its files are valid, fail the job if a file is invalid, or else leave it
+    unchanged."""
     method = method_of(job)
     for param, file in zip(("training_file", "validation_file"), file_rows, strict=False):
         if reason := files.refusal(file, method):
@@ -133,7 +132,7 @@ def queue_if_validated(
 
 
 def method_of(job: JobRow) -> MethodName:
-    """Name of a job's training method."""
+    """Return the name of a job's training method."""
     return "reinforcement" if (job.method or {}).get("type") == "reinforcement" else "supervised"
 
 
@@ -147,8 +146,8 @@ def enqueue(
     level: str = "info",
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
-    """Move a job to `queued` and wake a worker after the commit. For a job that a worker holds
-    call `job_control.release`."""
+    """Move a job to `queued` and wake a worker after the commit. If a worker holds the job, call
+    `job_control.release` instead."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
     columns |= {"not_before": None}
@@ -162,7 +161,7 @@ def enqueue(
 
 
 def file_validated(session: Session, wake_ups: WakeUps, file: FileRow) -> None:
-    """Queue or fail the jobs that wait for this file."""
+    """Queue or fail all jobs that wait for this file."""
     waiting = session.scalars(
         select(JobRow).where(
             JobRow.state == JobState.VALIDATING_FILES,
@@ -226,7 +225,8 @@ def list_jobs(
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """SQL condition: `metadata` has this pair. JSON paths on SQLite cannot express every key."""
+    """Return an SQL condition: `metadata` contains this pair. JSON paths are not used, because
+    SQLite's cannot express every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
     pair = pairs_of(JobRow.labels).table_valued("key", "value")

@@ -26,7 +26,7 @@ def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyR
 
 
 def ensure(session: Session, name: str, key: str) -> ApiKeyRow:
-    """Register an existing key, unless it is registered already."""
+    """Register an existing key if it is not registered yet."""
     row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key)))
     return row or create(session, name, key)[0]
 
@@ -55,7 +55,7 @@ def authenticate(session: Session, authorization: str | None) -> str:
             hint="the first start wrote a key to api-key in the server's data directory; "
             "`tunesmith keys create NAME` creates another",
         )
-    # Two columns instead of the row, because every request runs this query.
+    # Every request runs this query, so it reads only two columns.
     row = session.execute(
         select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == key_hash(key.strip()))
     ).one_or_none()

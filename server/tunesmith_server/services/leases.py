@@ -1,7 +1,8 @@
-"""Leases: a worker claims a job, renews the lease with each report, and loses it without reports.
+"""Leases: a worker claims a job, renews the lease with each report, and loses the lease if it stops
+reporting.
 
-Every write is conditional on the fencing token, which grows with each claim: a worker that lost the
-lease cannot write. Expiry uses only the database clock.
+Every write is conditional on the fencing token. The token grows with each claim, so a worker that
+has lost the lease cannot write. Lease expiry uses only the database clock.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _claimed(row: FileRow) -> ClaimedFile:
 
 
 def check_fence(session: Session, job_id: str, fence: int) -> JobRow:
-    """Return the job if `fence` holds it, else raise Conflict."""
+    """Return the job if `fence` is its current fence, else raise Conflict."""
     job = jobs.retrieve(session, job_id)
     if job.fence != fence or job.state not in HELD:
         raise _fenced_out(job, fence)
@@ -149,7 +150,7 @@ def check_stored(storage: Storage, report: Report) -> None:
 def report(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: Report
 ) -> ReportReply:
-    """Store new events, renew the lease, and return the command for the worker."""
+    """Store new events, renew the lease, and return a command for the worker."""
     job = session.scalar(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.fence == report.fence, JobRow.state.in_(HELD))
@@ -161,7 +162,7 @@ def report(
         job = jobs.retrieve(session, job_id)
         if job.fence != report.fence or report.outcome is None:
             raise _fenced_out(job, report.fence)
-        # The reply to the final report was lost, and the worker repeats the report.
+        # The worker repeats its final report, because the reply was lost.
         return _reply(settings, job)
     for event in report.events:
         if event.source_seq > job.source_seq:
@@ -267,7 +268,8 @@ def _finish(
 
 
 def take_back_expired(session: Session, settings: Settings) -> int:
-    """Take jobs back from silent workers; return their number. Safe in several processes."""
+    """Take jobs back from silent workers; return the number of jobs. Several processes may run
+    this."""
     expired = session.scalars(
         select(JobRow)
         .where(JobRow.state.in_(HELD), JobRow.lease_until < epoch_now())
@@ -281,7 +283,7 @@ def take_back_expired(session: Session, settings: Settings) -> int:
             message=f"worker {job.lease_owner} stopped reporting in attempt {job.attempt}",
             hint="check the worker's log; its host may have run out of memory",
         )
-        # A new fence, so that a late final report is refused and not treated as a repeat.
+        # The new fence makes a late final report fail instead of counting as a repeat.
         fenced: dict[str, Any] = {"fence": job.fence + 1}
         taken += attempts.fail_attempt(session, settings, job, failure, fenced) is not None
     return taken

@@ -24,7 +24,8 @@ def fetch_page(
     limit: int,
     order: Order,
 ) -> tuple[list[Row], bool]:
-    """Return the rows after the row whose `keys` equal `after`, and True if more rows follow."""
+    """Return a page of rows that starts after the row with `keys` equal to `after`, and True if
+    more rows follow."""
     newest_first = order == "desc"
     if after is not None:
         position = tuple_(*keys)
@@ -35,7 +36,7 @@ def fetch_page(
 
 
 def number_in(text: str) -> int | None:
-    """Return `text` as a number; None if it is not a number that the database can hold."""
+    """Return `text` as an integer, or None if it is no integer that the database can hold."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 

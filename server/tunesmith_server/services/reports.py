@@ -1,4 +1,4 @@
-"""Run reports, one per attempt, stored with a worker's heartbeat."""
+"""Run reports: one per attempt, received with a worker's heartbeat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
 
 
 def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
-    """Return the report of `attempt`; None: of the newest attempt with a report."""
+    """Return the report of `attempt`; if `attempt` is None, return the newest report."""
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt)
     ).all()

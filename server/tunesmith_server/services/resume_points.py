@@ -1,7 +1,7 @@
 """Resume points: full-state checkpoints from which a job can continue on any host.
 
-A job keeps the points of `recipe.keep_every` and, until it has succeeded, its newest two. A point
-that an unfinished fork starts from is kept until the fork ends.
+A job keeps the resume points set by `recipe.keep_every` and, until it succeeds, its newest two. The
+resume point that an unfinished fork starts from is kept until the fork ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from . import events, job_fork, samples
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Store a RESUME_POINT event with its files; a point of an earlier attempt at the same step is
-    replaced."""
+    """Store the resume point of a RESUME_POINT event. It replaces an earlier attempt's resume point
+    for the same step."""
     step, files = event.data.get("step"), event.files
     if not isinstance(step, int) or not files:
-        return  # replaced by a newer point before the upload, or not stored
+        return  # not stored, or replaced by a newer resume point before the upload
     row = session.get(ResumePointRow, (job.id, step))
     if row is None:
         row = ResumePointRow(job_id=job.id, step=step)
@@ -41,7 +41,8 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Reset the job to the step from which the run continues; later steps are reported again."""
+    """Reset the job to the step from which the run continues; the run repeats and reports all later
+    steps."""
     step = event.data.get("step")
     if not isinstance(step, int):
         return
@@ -49,13 +50,13 @@ def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
     samples.delete_after(session, job.id, step)
     job.step = step
     session.flush()
-    # The run rejected newer points: they are not offered again.
+    # The run rejected newer resume points, so they are not offered again.
     _delete(session, ResumePointRow.job_id == job.id, ResumePointRow.step > step)
 
 
 def for_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """Return the resume points for a claim, newest first, and True if a job with other settings
-    stored them."""
+    """Return the resume points for a claim, newest first, and True if another job with other
+    settings stored them."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)
@@ -74,21 +75,21 @@ def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
         for file in point.files:
             if file.sha256 == sha256:
                 return file
-    # Not 404, which tells a worker that it has lost the job.
+    # A 404 would tell the worker that it has lost the job.
     raise BadRequest(
         ErrorCode.NOT_FOUND, f"no resume point of job {job.id} has a file with sha256 {sha256}"
     )
 
 
 def drop_unneeded(session: Session) -> None:
-    """Delete the points of succeeded jobs, except those that the recipe keeps. The next sweep
-    deletes their content."""
+    """Delete the resume points of succeeded jobs, unless the recipe keeps them. The next sweep
+    deletes the stored files."""
     succeeded = select(JobRow.id).where(JobRow.state == JobState.SUCCEEDED)
     _delete(session, ResumePointRow.job_id.in_(succeeded), ResumePointRow.stays.is_(False))
 
 
 def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:
-    """Delete the matching points, except those that an unfinished fork starts from."""
+    """Delete the matching resume points, unless an unfinished fork starts from them."""
     fork = aliased(JobRow)
     needed = exists().where(
         and_(

@@ -1,4 +1,5 @@
-"""Samples of reinforcement jobs: one row per step's file; texts are read from storage by page."""
+"""Samples of reinforcement jobs: one row and one stored file per step. A page reads its texts from
+storage."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from .paging import Order, fetch_page, number_in, unknown_cursor
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Samples of one step on a page, in the requested order."""
+    """Part of a page: samples of one step, in the requested order."""
 
     row: SamplesRow
     indices: range
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Store a SAMPLES event with its file; a file of an earlier attempt at the same step is
-    replaced."""
+    """Store the file of a SAMPLES event. It replaces an earlier attempt's file for the same
+    step."""
     step, count = event.data.get("step"), event.data.get("count")
     if not isinstance(step, int) or not isinstance(count, int) or count < 1 or not event.files:
         return
@@ -45,22 +46,24 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def delete_after(session: Session, job_id: str, step: int) -> None:
-    """Delete the samples of steps that a new attempt repeats. The sweep deletes their content."""
+    """Delete the samples of steps after `step`, because a new attempt repeats these steps. The
+    sweep deletes the stored files."""
     session.execute(delete(SamplesRow).where(SamplesRow.job_id == job_id, SamplesRow.step > step))
 
 
 def find_page(
     session: Session, job_id: str, *, step: int | None, after: str | None, limit: int, order: Order
 ) -> tuple[list[Slice], bool]:
-    """Return the slices of a page, and True if more samples follow. Reads no content."""
+    """Return the slices of a page, and True if more samples follow. This reads only the
+    database."""
     cursor = _parse_cursor(job_id, after) if after else None
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
         query = query.where(SamplesRow.step == step)
-    if cursor is not None:  # includes the rest of the cursor's step
+    if cursor is not None:  # the cursor's step may have more samples
         in_range = SamplesRow.step <= cursor[0] if order == "desc" else SamplesRow.step >= cursor[0]
         query = query.where(in_range)
-    # Each step has at least one sample, but the cursor's step may have none left.
+    # Each step has at least one sample, but the cursor's step may have no more samples.
     rows, _ = fetch_page(
         session, query, (SamplesRow.step.expression,), after=None, limit=limit + 2, order=order
     )
@@ -91,7 +94,7 @@ def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) ->
 
 
 def _parse_cursor(job_id: str, after: str) -> tuple[int, int]:
-    """Return step and index in a sample id of this job."""
+    """Return the step and the index in a sample id of this job."""
     head, _, index_text = after.rpartition("-")
     head, _, step_text = head.rpartition("-")
     step, index = number_in(step_text), number_in(index_text)
@@ -105,7 +108,7 @@ def _prefix(job_id: str) -> str:
 
 
 def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
-    """Indices of a step's samples after the cursor."""
+    """Return the indices of a step's samples after the cursor."""
     last = cursor[1] if cursor is not None and cursor[0] == row.step else None
     if order == "asc":
         return range(0 if last is None else last + 1, row.count)

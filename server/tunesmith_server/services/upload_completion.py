@@ -1,4 +1,4 @@
-"""Completion of uploads: the parts become one file. The janitor deletes the parts.
+"""Completion of uploads: joins the parts into one file. The janitor later deletes the parts.
 
 `plan` and `finish` are short and use the database; `assemble` is slow and uses only storage.
 """
@@ -22,7 +22,7 @@ from tunesmith_server.models import UploadPartRow, UploadRow
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Extra time for a completion that started before the expiry."""
+"""Extra time for a completion that started before the upload expired."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""
@@ -47,7 +47,7 @@ class Assembled:
 
 
 def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | Upload:
-    """Return the work to do, or the result if the upload is already completed."""
+    """Return the assembly work to do, or the result if the upload is already completed."""
     row = uploads.retrieve(session, upload_id)
     if result := _earlier_result(session, row, body):
         return result
@@ -76,8 +76,8 @@ def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | U
 
 
 def assemble(storage: Storage, work: Assembly) -> Assembled:
-    """Read the stored parts twice: for the sha256, and to store the content under it. Holds only a
-    few pieces in memory."""
+    """Read the stored parts twice: first to compute the sha256, then to store the content under it.
+    Only a few pieces are in memory at a time."""
     sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     try:
         for piece in _pieces(storage, work):
@@ -96,7 +96,7 @@ def assemble(storage: Storage, work: Assembly) -> Assembled:
             )  # fmt: skip
         storage.put_pieces(_pieces(storage, work), sha256.hexdigest())
     except FileNotFoundError as error:
-        # Another request may have completed the upload, and the janitor deleted the parts.
+        # Another request may have completed the upload; the janitor then deletes the parts.
         raise Unavailable(
             ErrorCode.UNAVAILABLE, f"parts of upload {work.upload_id!r} have been deleted",
             hint="repeat the request: another request may have completed the upload",
@@ -112,7 +112,7 @@ def _pieces(storage: Storage, work: Assembly) -> Iterator[bytes]:
 def finish(
     session: Session, wake_ups: WakeUps, upload_id: str, body: UploadComplete, content: Assembled
 ) -> Upload:
-    """Insert the file's row once, even if other requests complete or cancel the upload."""
+    """Insert the file's row exactly once, even if other requests complete or cancel the upload."""
     row = uploads.retrieve(session, upload_id, lock=True)
     if result := _earlier_result(session, row, body):
         return result
@@ -138,7 +138,7 @@ def _earlier_result(session: Session, row: UploadRow, body: UploadComplete) -> U
 
 
 def expire(session: Session) -> None:
-    """Mark overdue uploads as expired, and delete rows of uploads closed long ago."""
+    """Mark overdue uploads as expired, and delete the rows of uploads that closed long ago."""
     now = time.time()
     session.execute(
         update(UploadRow)
@@ -158,7 +158,7 @@ def expire(session: Session) -> None:
 
 
 def leftover_parts(session: Session) -> list[str]:
-    """Ids of parts of closed uploads, at most MAX_DELETED."""
+    """Return part ids of closed uploads, at most MAX_DELETED."""
     return list(
         session.scalars(
             select(UploadPartRow.id)
@@ -170,5 +170,5 @@ def leftover_parts(session: Session) -> list[str]:
 
 
 def delete_part_rows(session: Session, part_ids: list[str]) -> None:
-    """Delete the rows of parts that storage no longer has."""
+    """Delete the rows of parts that were deleted from storage."""
     session.execute(delete(UploadPartRow).where(UploadPartRow.id.in_(part_ids)))

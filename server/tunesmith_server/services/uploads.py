@@ -1,7 +1,7 @@
-"""Uploads in parts: create, add parts, cancel. upload_completion.py assembles the file.
+"""Uploads in parts: create an upload, add parts, cancel. upload_completion.py assembles the file.
 
-Hashing and storing run outside a transaction, so that a large upload blocks no other request. The
-upload's state is therefore checked again, under a lock, afterwards.
+Hashing and storing run outside a transaction, so that a large upload does not block other requests.
+Afterwards, the upload's state is checked again under a lock.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def show(session: Session, upload_id: str) -> Upload:
 
 
 def cancel(session: Session, upload_id: str) -> Upload:
-    """Cancel an upload; repeating this is safe. The janitor deletes its parts."""
+    """Cancel an upload; repeating the request is safe. The janitor deletes the upload's parts."""
     row = retrieve(session, upload_id, lock=True)
     if row.status != UploadStatus.CANCELLED:
         check_open(row)
@@ -81,8 +81,8 @@ def cancel(session: Session, upload_id: str) -> Upload:
 
 
 def find_part(session: Session, upload_id: str, sha256: str, size: int) -> UploadPartRow | None:
-    """Return the received part with this content, if any. Raises BadRequest if the upload is closed
-    or `size` does not fit."""
+    """Return the received part with this content, or None. Raises BadRequest if the upload is
+    closed or `size` is out of range."""
     row = retrieve(session, upload_id)
     check_open(row)
     if not 0 < size <= min(MAX_PART_BYTES, row.bytes):
@@ -107,8 +107,8 @@ def add_part(
     sha256: str,
     size: int,
 ) -> UploadPart:
-    """Store the part, then its row. Repeated content returns the same part, so that repeating a
-    request after a lost reply is safe."""
+    """Store the part, then insert its row. Content that was sent before returns the known part, so
+    a client may repeat a request after a lost reply."""
     part_id, part = new_id("part"), None
     storage.put_part(content, part_id)
     try:

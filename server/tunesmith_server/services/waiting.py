@@ -1,7 +1,9 @@
-"""Warnings of queued jobs whose base model no live train worker has, and their withdrawal.
+"""Warnings for queued jobs whose base model is on no live train worker, and the withdrawal of these
+warnings.
 
-A warning in force is an event of level `warn` with `data.reason`. The event that withdraws it has
-`data.withdraws`; the warning then gets the level `info` and `data.withdrawn_by` (event ids).
+An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
+warning: its `data.withdraws` has the warning's event id. The withdrawn warning has the level `info`
+and, in `data.withdrawn_by`, the id of that event.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from tunesmith_server.models import EventRow, JobRow
 from . import base_models, events, workers
 
 PATIENCE_SECONDS = 60.0
-"""Time for a restarted worker to report its base models again."""
+"""Time in which a restarted worker should report its base models again."""
 REASON = "base_model_not_on_workers"
 """`data.reason` of the warning."""
 
 
 def warn(session: Session, job: JobRow) -> None:
-    """Add the warning to a job that this transaction has locked or inserted."""
+    """Add the warning to a job that this transaction has locked or inserted before."""
     message = (
         f"no train worker has the base model {job.model!r}: the job waits. Start a worker whose "
         "TUNESMITH_MODEL_DIRS contains that folder"
@@ -33,8 +35,8 @@ def warn(session: Session, job: JobRow) -> None:
 
 
 def update_warnings(session: Session) -> None:
-    """Warn jobs that wait for a base model which no worker has; withdraw the warnings of jobs whose
-    base model a worker has now."""
+    """Add a warning to each job whose base model is on no worker, and withdraw warnings of jobs
+    whose base model is now on a worker."""
     holders = base_models.on_workers(session)
     is_warned = exists().where(EventRow.job_id == JobRow.id, *_in_force())
     is_stuck = (
@@ -53,7 +55,7 @@ def update_warnings(session: Session) -> None:
 
 
 def withdraw_at_claim(session: Session, job: JobRow) -> None:
-    """Let the newest event of `job`, its claim, withdraw a warning in force."""
+    """Withdraw an active warning of `job`; the newest event, the claim, refers to it."""
     _withdraw(session, job, session.get_one(EventRow, (job.id, job.last_seq)))
 
 

@@ -10,7 +10,7 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import JobRow, WorkerRow
 
 READY_SECONDS = 35.0
-"""A worker reports every 10 s; after three missed reports it counts as gone."""
+"""Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
@@ -22,14 +22,15 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
 
 
 def may_start() -> ColumnElement[bool]:
-    """SQL condition: the job is queued and its back-off is over."""
+    """Return an SQL condition: the job is queued and its retry delay is over."""
     in_time = or_(JobRow.not_before.is_(None), JobRow.not_before <= epoch_now())
     return and_(JobRow.state == JobState.QUEUED, in_time)
 
 
 def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
-    """SQL condition: the worker can load the job's base model, either a folder on its host or a
-    model that any worker can fetch (a Hugging Face id, weights trained here)."""
+    """Return an SQL condition: the worker can load the job's base model. The model is a folder on
+    the worker's host, or any worker can fetch it (a Hugging Face id, or weights that Tunesmith
+    trained)."""
     worker = session.get(WorkerRow, worker_id)
     return or_(
         JobRow.base_adapter_id.is_not(None),
@@ -43,7 +44,7 @@ def goodbye(session: Session, worker_id: str) -> None:
 
 
 def ready(session: Session) -> dict[str, int]:
-    """Number of live workers that accept jobs, by queue."""
+    """Return the number of live workers that accept jobs, by queue."""
     rows = session.execute(
         select(WorkerRow.queue, func.count())
         .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_(None))
@@ -53,7 +54,7 @@ def ready(session: Session) -> dict[str, int]:
 
 
 def not_ready(session: Session) -> dict[str, str]:
-    """Reasons why live workers accept no job, by worker id."""
+    """Return the reason why each live, unready worker accepts no job, by worker id."""
     rows = session.execute(
         select(WorkerRow.worker_id, WorkerRow.not_ready).where(
             WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)

@@ -1,1 +1,1 @@
-"""Code that computes on a model and does not depend on jobs."""
+"""Model computations that do not depend on jobs."""

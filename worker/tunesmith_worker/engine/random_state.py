@@ -1,15 +1,15 @@
-"""The state of torch's random number generators, to run a step again with the same numbers."""
+"""Save and restore the state of torch's random number generators, to repeat a step exactly."""
 
 from __future__ import annotations
 
 import torch
 
 RandomState = tuple[torch.Tensor, torch.Tensor | None]
-"""States of the CPU and, if there is one, the GPU generator."""
+"""States of the CPU's generator and, if the host has a GPU, the GPU's."""
 
 
 def random_state() -> RandomState:
-    """Return the current state, without waiting for the GPU."""
+    """Return the current state without waiting for the GPU."""
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return torch.get_rng_state(), on_gpu
 

@@ -1,1 +1,1 @@
-"""Memory of a training step: prediction, measurement, planning, retries."""
+"""Predict, measure and plan the memory of a training step."""

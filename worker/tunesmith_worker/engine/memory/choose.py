@@ -1,7 +1,7 @@
-"""Choice of the memory policy: activation modes of layers, and parts of a micro-batch.
+"""Choose the memory policy: each layer's activation mode, and the split of micro-batches.
 
-The cheapest policy that fits into free memory wins. Pure arithmetic over estimate.py, without
-torch; free memory is an argument.
+The planner picks the cheapest policy that fits into free memory. It only calculates: free memory is
+an argument, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 """Value of recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Share of free memory that a step may use; key: True on a GPU. On a host it is lower: predictions
-with glibc's share fell short by up to 23 % (docs/reference/performance.md), other programs grow,
-and the kernel kills a process that uses too much."""
+"""Fraction of free memory that a step may use; key: True on a GPU. The CPU's fraction is lower for
+three reasons: predictions were up to 23 % too low (docs/reference/performance.md), other programs
+allocate memory too, and the kernel kills a process that uses too much."""
 MIN_OFFLOADED_TOKENS = 512
-"""Inputs with fewer tokens are not offloaded: the GPU waits for its host anyway, and a copy costs
-more than it saves."""
+"""Minimum number of tokens of an offloaded input. For shorter inputs the copy takes longer than it
+saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Fixed cost of a forward and backward pass, in tokens; key: True on a GPU. An assumption: it is
-measured only during a run."""
+"""Assumed fixed cost of a forward and backward pass, in tokens; key: True on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +32,19 @@ class Speed:
     """Measured speed of the device."""
 
     flops: float
-    """FLOP per second of matrix products."""
+    """Matrix-multiplication throughput in FLOP per second."""
     host_bandwidth: float
-    """Bytes per second between pinned host memory and the device."""
+    """Copy bandwidth between pinned host memory and the device, in bytes per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeMemory:
-    """Free bytes, and the budget of a training step."""
+    """Free memory, and the memory budget of a training step."""
 
     free: int
-    """Free bytes on the device, including those that this process already holds."""
+    """Free bytes on the device, including the memory that this process already holds."""
     host_free: int
-    """Free bytes on the host, for pinned memory."""
+    """Free bytes of host memory, for pinned buffers."""
     on_gpu: bool
 
     @property
@@ -62,7 +61,7 @@ class Option:
     policy: Policy
     prediction: Prediction
     cost: float
-    """Predicted time of a step, as a multiple of keeping everything in one part."""
+    """Predicted step time relative to an unsplit micro-batch that keeps all activations."""
     fits: bool
 
 
@@ -73,17 +72,17 @@ class Planner:
     shape: ModelShape
     tuning: Tuning
     batch: MicroBatch
-    """The largest micro-batch, before it is split."""
+    """Largest micro-batch, before splitting."""
     engine: Engine
     memory: FreeMemory
     checkpointing: GradientCheckpointing = "auto"
     may_split: bool = True
-    """Whether to split micro-batches when that is cheaper than recomputation; if False, split only
-    when nothing else fits."""
+    """True to split micro-batches when splitting is cheaper than recomputation. If False,
+    micro-batches are split only when no other policy fits."""
     speed: Speed | None = None
     correction: Correction = field(default_factory=Correction)
     can_recompute: bool = True
-    """Whether all layers of `shape` support recomputation."""
+    """True if all layers of `shape` support recomputation."""
 
     def option(self, policy: Policy, name: str = "chosen") -> Option:
         prediction = predict(
@@ -118,9 +117,10 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """Return the next policy to try, or None if there is none.
 
-        Each call saves more memory: half of the kept layers recompute, until none is kept; then
-        inputs are offloaded; then micro-batches get smaller. If the user has set
-        recipe.gradient_checkpointing, only the micro-batches change.
+        Each call reduces memory use. The first calls halve the number of layers that keep their
+        activations, down to 0. The next call offloads layer inputs. Later calls split the
+        micro-batch into more parts. If the user has set recipe.gradient_checkpointing, calls only
+        split the micro-batch.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
@@ -132,7 +132,7 @@ class Planner:
         return replace(failed, parts=larger[0]) if larger else None
 
     def cost(self, policy: Policy) -> float:
-        """Predicted time of a step, as a multiple of keeping everything in one part."""
+        """Predicted step time relative to an unsplit micro-batch that keeps all activations."""
         whole = self._step_flops(self.batch)
         part = self.batch.part(policy.parts)
         modes = [policy.mode_of(layer, self.shape.layers) for layer in range(self.shape.layers)]
@@ -184,7 +184,7 @@ class Planner:
     def _max_offloaded(self, parts: int) -> int:
         """Maximum number of offloaded layers, limited by the host's memory.
 
-        The last layer's input is never offloaded: backward needs it first."""
+        The last layer's input is never offloaded because backward needs it first."""
         size = self.batch.part(parts).tokens * self.shape.hidden * self.tuning.stream_bytes
         return min(self.shape.layers - 1, int(self.memory.host_free * SAFETY[False]) // size)
 
@@ -201,11 +201,11 @@ class Planner:
         return [*counts, self.batch.rows]
 
     def _layer_flops(self, batch: MicroBatch) -> float:
-        """FLOP of one layer's forward: 2 per weight and token, plus causal attention."""
+        """FLOP of one layer's forward pass: 2 per weight and token, plus causal attention."""
         return batch.tokens * (2 * self.shape.layer_parameters + 2 * self.shape.q * batch.longest)
 
     def _step_flops(self, batch: MicroBatch) -> float:
-        """FLOP of forward and backward; frozen weights have no gradient."""
+        """FLOP of a forward and backward pass. Frozen weights have no gradient."""
         head = 2 * self.shape.embedding_parameters * batch.labelled
         forward = self.shape.layers * self._layer_flops(batch) + head
         return (3 if self.tuning.full else 2) * forward
@@ -217,9 +217,9 @@ class Planner:
 
 
 def _smallest(maximum: int, fits: Callable[[int], bool]) -> int:
-    """Return the smallest number in 0..maximum that fits, by bisection; `maximum` if none fits.
+    """Find the smallest number in 0..maximum that fits, by bisection; `maximum` if none fits.
 
-    `fits` must be monotonic: numbers above one that fits also fit."""
+    `fits` must be monotonic: if n fits, n + 1 fits too."""
     low, high = 0, maximum
     while low < high:
         middle = (low + high) // 2
@@ -231,9 +231,9 @@ def _smallest(maximum: int, fits: Callable[[int], bool]) -> int:
 
 
 def max_tokens(planner: Planner, policy: Policy) -> int:
-    """Return the maximum number of tokens of a micro-batch under `policy`; 0 if none fits.
+    """Return the largest micro-batch in tokens that fits under `policy`; 0 if none fits.
 
-    Rows have the length of the planner's longest row."""
+    All rows are assumed to be as long as the planner's longest row."""
     longest = planner.batch.longest
 
     def too_many(tokens: int) -> bool:
@@ -258,8 +258,8 @@ def rows_and_passes(
 ) -> tuple[int, int]:
     """Split a step of `rows` x `passes` rows into micro-batches of at most `max_tokens` tokens.
 
-    Returns the largest possible number of rows (at least one) and the number of micro-batches.
-    `tokens_of(n)`: computed tokens of the n longest rows."""
+    Returns the number of rows per micro-batch (as many as fit, at least one) and the number of
+    micro-batches. `tokens_of(n)` returns the computed tokens of the n longest rows."""
     batch = rows * passes
     fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= max_tokens]
     return max(fitting), batch // max(fitting)

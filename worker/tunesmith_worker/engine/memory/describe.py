@@ -1,4 +1,4 @@
-"""The memory plan as text, and as a choice in plan.json."""
+"""Describe the memory plan as text and as a choice in plan.json."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from .choose import Option, Planner
 from .estimate import Policy
 
 NAME = "memory_plan"
-"""Key of this choice in plan.json. Its value is the policy; everything else is in its figures."""
+"""Key of this choice in plan.json. The choice's value is the policy; its figures hold the
+predictions."""
 
 
 def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
-    """Return the choice with the prediction item by item, and the alternatives."""
+    """Return the policy as a choice with its predicted memory items and the alternatives."""
     policy = option.policy
     part = planner.batch.part(policy.parts)
     figures = {
@@ -45,7 +46,7 @@ def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
 
 
 def summary(planner: Planner, option: Option) -> str:
-    """One line: the chosen modes, the reason, and the alternatives."""
+    """Format the chosen modes, the reason and the alternatives as one line."""
     layers, policy = planner.shape.layers, option.policy
     modes = [policy.mode_of(layer, layers) for layer in range(layers)]
     parts = [f"{modes.count(mode)} layers {mode}" for mode in dict.fromkeys(reversed(modes))]
@@ -66,7 +67,8 @@ def summary(planner: Planner, option: Option) -> str:
 
 
 def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
-    """Describe the change from the failed policy; `rows`: rows of an unsplit micro-batch."""
+    """Describe the new policy's difference to the failed one; `rows`: rows of an unsplit
+    micro-batch."""
     if policy.parts != failed.parts:
         return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
     if policy.offload != failed.offload:

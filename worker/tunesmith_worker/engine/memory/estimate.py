@@ -1,15 +1,19 @@
-"""Prediction of a training step's peak memory, in closed form and item by item.
+"""Predict a training step's peak memory with a formula for each item.
 
-Bytes that our half blocks keep for backward, per token and layer, with elements of e bytes and a
-residual stream of s bytes (kernels/tunesmith_kernels/lora.py and attention.py list the tensors):
+For backward, our half blocks keep this many bytes per token and layer (`e`: bytes per element, `s`:
+bytes per element of the residual stream; kernels/tunesmith_kernels/lora.py and attention.py list
+the tensors):
 
     s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
 
-A recomputed layer keeps its input, s H; an offloaded layer keeps it in host memory. 8-bit layers
-also keep their projections' inputs, which bitsandbytes does not free on recomputation. The peak is
-the largest of four kinds of moments: the head, the backward of each layer (the layers below still
-keep their activations), the embedding's gradient and the optimiser's step. The file uses neither
-torch nor a device: `Correction` carries the probe's measurements.
+A recomputed layer keeps only its input (`s H`). An offloaded layer keeps its input in host memory.
+8-bit layers also keep the inputs of their projections: bitsandbytes does not free them on
+recomputation.
+
+Memory can peak at four kinds of moments: in the head, in the backward pass of a layer (while the
+layers below still keep their activations), at the embedding's gradient and in the optimiser step.
+The prediction is the largest of these. It needs neither torch nor a device; `Correction` holds the
+measurements of the probe run.
 """
 
 from __future__ import annotations
@@ -32,18 +36,19 @@ Mode = Literal["keep", "recompute", "offload"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Placement of each layer's activations between forward and backward. The first `offload`
-    layers move their input to the host, the last `keep` layers keep everything, the layers between
-    keep their input.
+    """Placement of each layer's activations between forward and backward.
 
-    The last layers keep everything because their memory is free again when the others recompute.
-    The first layers offload because their copies have the most time to return.
+    The first `offload` layers move their input to the host. The last `keep` layers keep all
+    activations. The layers in the middle keep only their input.
+
+    The last layers keep all activations because backward frees them before other layers recompute.
+    The first layers offload because their inputs have the most time to be copied back.
     """
 
     keep: int
     offload: int = 0
     parts: int = 1
-    """Number of parts that a batch's rows are split into."""
+    """Number of parts that the rows of a micro-batch are split into."""
 
     def mode_of(self, layer: int, layers: int) -> Mode:
         if layer >= layers - self.keep:
@@ -53,26 +58,26 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Ratios of measured to predicted bytes, from the probe."""
+    """Ratios of measured to predicted bytes, from the probe run."""
 
     kept: float = 1.0
-    """Ratio for the bytes of a kept layer."""
+    """Ratio for the bytes that a layer keeps for backward."""
     workspace: float = 1.0
-    """Ratio for workspace and logits: bytes neither resident nor kept by layers."""
+    """Ratio for temporary memory: workspace and logits."""
     allocator: int = 0
     """Freed bytes that the host's allocator has not returned to the kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Bytes at the peak."""
+    """Predicted bytes at the peak."""
 
     moment: str
-    """`head`, `layer N`, `embedding` or `optimizer`."""
+    """Moment of the peak: `head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
     """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
-    layer_inputs, workspace, attention_workspace, logits; allocator: freed bytes that are still
-    resident, if measured."""
+    layer_inputs, workspace, attention_workspace, logits. `allocator` holds freed bytes that are
+    still resident, if measured."""
     by_layer: tuple[int, ...] = ()
     """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
@@ -88,7 +93,7 @@ class Prediction:
 
     @property
     def resident(self) -> int:
-        """Bytes resident before a step."""
+        """Bytes that stay allocated between steps."""
         return sum(self.items.get(name, 0) for name in ("weights", "adapter", "optimizer"))
 
 
@@ -100,7 +105,7 @@ def predict(
     policy: Policy,
     correction: Correction | None = None,
 ) -> Prediction:
-    """Predict the peak of a step; the optimiser's state is already allocated."""
+    """Predict the memory peak of a step whose optimiser state is already allocated."""
     correction = correction or Correction()
     batch = batch.part(policy.parts)
     full_layer = round(layer_kept(shape, tuning, batch, engine) * correction.kept)
@@ -165,7 +170,7 @@ def _corrected(items: dict[str, int], correction: Correction) -> dict[str, int]:
 
 
 def layer_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine) -> int:
-    """Bytes that a kept layer keeps between forward and backward, its input included."""
+    """Bytes that a layer in mode `keep` stores for backward, including its input."""
     return round(
         _attention_kept(shape, tuning, batch, engine) + _mlp_kept(shape, tuning, batch, engine)
     )
@@ -209,9 +214,11 @@ def _mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engi
 def _stock_attention_kept(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> float:
-    """Bytes kept by transformers' and PEFT's attention: the norm's input and output, rotated q and
-    k, v, the output and the softmax's sums. Under a mask, k and v are repeated for each query head,
-    and the mask is kept in the compute dtype."""
+    """Bytes that the attention of transformers and PEFT keeps for backward.
+
+    It keeps the norm's input and output, rotated q and k, v, the attention output and the sums of
+    the softmax. With a mask, k and v are repeated for each query head, and the mask is kept in the
+    compute dtype."""
     e, h, q = tuning.compute_bytes, shape.hidden, shape.q
     inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     noise = 1 if engine.on_gpu else 4
@@ -221,7 +228,7 @@ def _stock_attention_kept(
     else:
         per_token += e * (2 * q + 2 * (q if batch.padded else shape.kv)) + 4 * shape.heads
     if not tuning.dropout and (tuning.full or e == 4):
-        per_token += 4 * tuning.rank_of("o_proj")  # reads the output without a copy
+        per_token += 4 * tuning.rank_of("o_proj")  # reads the attention output itself
     else:
         per_token += _stock_input_kept(tuning, q, ("o_proj",), noise)
     mask = e * batch.rows * batch.longest**2 if batch.padded else 0
@@ -241,16 +248,20 @@ def _stock_mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine
 
 
 def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
-    """Bytes per token of a norm: its input (plus an fp32 copy if the stream is narrower), its
-    statistics and, if its weight is trained, its output before the weight."""
+    """Bytes per token that a norm keeps for backward.
+
+    It keeps its input, its statistics and, if the residual stream is not fp32, an fp32 copy of the
+    input. If its weight is trained, it also keeps the normalised input."""
     copies = 4 * shape.hidden if tuning.stream_bytes != 4 else 0
     trained = tuning.stream_bytes * shape.hidden if tuning.full else 0
     return tuning.stream_bytes * shape.hidden + copies + 4 + trained
 
 
 def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], noise: int) -> int:
-    """Bytes per token that linear modules keep of a shared input, and h A' of their adapters. Each
-    module has a copy if it is cast or has dropout (`noise`: bytes of a dropout mask's element)."""
+    """Bytes per token that linear modules with a shared input keep for backward.
+
+    Adapters also keep their low-rank product `h A'`. Each module keeps its own copy of the input if
+    the input is cast or has dropout. `noise`: bytes per element of a dropout mask."""
     cast = tuning.compute_bytes != 4
     if tuning.full:
         separate = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
@@ -262,7 +273,7 @@ def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], nois
 
 
 def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -> float:
-    """Bytes of weights (under autocast) and adapters that our kernels keep in the compute dtype."""
+    """Bytes of the copies of weights or adapters that our kernels keep in the compute dtype."""
     if tuning.compute_bytes == 4 or (tuning.full and tuning.stream_bytes == tuning.compute_bytes):
         return 0
     if tuning.full:
@@ -274,7 +285,7 @@ def _cast_weights(shape: ModelShape, tuning: Tuning, modules: tuple[str, ...]) -
 
 
 def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
-    """Bytes per token that a layer's 8-bit projections keep of their inputs."""
+    """Bytes per token of the inputs that a layer's 8-bit projections keep."""
     if not tuning.eight_bits:
         return 0
     return tuning.compute_bytes * (2 * shape.hidden + shape.q + shape.intermediate)
@@ -283,15 +294,17 @@ def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
 def _layer_workspaces(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[int, int]:
-    """Transient bytes of a layer's backward: in its MLP, with all activations still kept, and in
-    its attention, after the MLP's activations are freed."""
+    """Temporary bytes in a layer's backward pass, as (MLP, attention).
+
+    During the MLP's backward, the layer still keeps all activations. During the attention's
+    backward, the MLP's activations are already freed."""
     e, s, h, i = (*_sizes(tuning), shape.hidden, shape.intermediate)
     rank = max((rank for _, rank in tuning.ranks), default=0)
     cast = e * h if e != s else 0
     weight = e * h * i if tuning.full else 0
     masked = e * i if tuning.dropout and tuning.adapts("down_proj") else 0
     ours = "mlp_block" in engine.ours
-    wide = 4 * i if not ours and e != 4 and not tuning.full else 0  # adapters' gradients in fp32
+    wide = 4 * i if not ours and e != 4 and not tuning.full else 0  # fp32 gradients of the adapters
     mlp = batch.tokens * (s * h + cast + (3 if ours else 2) * e * i + wide + masked + e * rank)
     mlp += weight
     q, kv = shape.q, shape.kv
@@ -305,8 +318,10 @@ def _layer_workspaces(
 
 
 def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
-    """Bytes of dequantised 4-bit weights for a product: in a layer's MLP (gate and up together) and
-    its attention (q, k and v). Stock layers dequantise one weight at a time."""
+    """Bytes of the 4-bit weights that are dequantised at the same time, as (MLP, attention).
+
+    Our MLP dequantises gate and up together, our attention q, k and v. Stock layers dequantise one
+    weight at a time."""
     if not tuning.packed:
         return 0, 0
     e, h = tuning.compute_bytes, shape.hidden
@@ -319,7 +334,9 @@ def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, in
 def _head(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes (logits, workspace) of the head's forward, and of its backward with the last norm's."""
+    """Bytes (logits, workspace) of the head's forward pass and of its backward pass.
+
+    The backward pass includes the last norm."""
     e, s, h, v = (*_sizes(tuning), shape.hidden, shape.vocabulary)
     stream = batch.tokens * h * s
     norm = 2 * stream + (batch.tokens * h * 4 if s != 4 else 0) + (stream if tuning.full else 0)
@@ -347,7 +364,7 @@ def _head(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes of allocated gradients; with accumulation, all of them at every moment."""
+    """Bytes of allocated gradients; with gradient accumulation, all gradients stay allocated."""
 
     shape: ModelShape
     tuning: Tuning
@@ -362,7 +379,7 @@ class _Gradients:
         return self.all if self.accumulated else 0
 
     def above(self, layer: int) -> int:
-        """Bytes when backward reaches `layer`: gradients of head and later layers."""
+        """Bytes of the gradients of the head and the layers above `layer`."""
         if self.accumulated:
             return self.all
         table = self.shape.embedding_parameters

@@ -1,4 +1,4 @@
-"""Free memory of the GPU or the host, the container's limit included, and the device's speed."""
+"""Read free memory within the container's limits, and measure the device's speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_free_memory(device: torch.device, held: int) -> FreeMemory:
-    """Read free memory. `held`: bytes of this process's tensors, used only on a CPU."""
+    """Read free memory. `held`: bytes of this process's tensors, counted as free on a CPU."""
     host = host_free()
     if device.type != "cuda":
         return FreeMemory(free=host + held, host_free=host, on_gpu=False)
@@ -33,8 +33,9 @@ def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> in
 
 
 def _limits(root: Path, own: Path) -> list[int]:
-    """Bytes left below the limits of this process's control group and its parents (version 2, and
-    version 1 as containers see it)."""
+    """Bytes left below the limit of this process's control group and of each parent.
+
+    Reads cgroup version 2, and version 1 at the paths inside a container."""
     left = []
     group = "/"
     if own.exists():
@@ -63,7 +64,7 @@ def _left(limit: Path, used: Path) -> list[int]:
 
 
 def measure_speed(device: torch.device) -> Speed:
-    """Measure a GPU: a large bf16 product and a large copy from pinned memory; about 50 ms."""
+    """Measure a GPU's bf16 throughput and its copy bandwidth from pinned memory, in about 50 ms."""
     size, megabytes = 4096, 64
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     pinned = torch.empty(megabytes << 20, dtype=torch.uint8, pin_memory=True)
@@ -86,10 +87,10 @@ def measure_speed(device: torch.device) -> Speed:
 
 
 class HostPeak:
-    """Growth of this process's resident memory, if the kernel reports it."""
+    """Measures the growth of this process's resident memory, if the kernel reports it."""
 
     def __init__(self) -> None:
-        """Start measuring, after the allocator has returned its free memory to the kernel."""
+        """Make the allocator return free memory to the kernel, then start measuring."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)

@@ -1,9 +1,9 @@
-"""Offload of recomputed layers' inputs to pinned host memory between forward and backward.
+"""Offload the inputs of recomputed layers to pinned host memory between forward and backward.
 
-On CUDA both copies run on a separate stream. Forward does not wait for the copy: the allocator
-reuses the input's memory only after it. In backward, a layer's input is fetched while the layer
-after it recomputes, so at most two inputs are on the device. On a CPU, plain copies run the same
-logic, for tests.
+On CUDA, copies to and from the host run on a separate stream. Forward does not wait for a copy: the
+allocator reuses the input's memory only after the copy ends. In backward, the next input is fetched
+while the current layer recomputes, so at most two inputs are on the device. On a CPU, plain copies
+run the same logic for tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OffloadCounter(Protocol):
 
 
 class InputOffload:
-    """The inputs of one model's offloaded layers; the last stored is fetched first."""
+    """Stores the inputs of one model's offloaded layers and fetches them in reverse order."""
 
     def __init__(self, min_tokens: int) -> None:
         self._min_tokens = min_tokens
@@ -29,7 +29,7 @@ class InputOffload:
 
     @contextmanager
     def inputs(self, counts: OffloadCounter) -> Iterator[None]:
-        """Move the hidden states that checkpoints save in this block to the host."""
+        """Within this block, move hidden states that activation checkpoints save to the host."""
 
         def pack(x: torch.Tensor) -> torch.Tensor | _OnHost:
             if not x.is_floating_point() or x.dim() < 2 or x.shape[:-1].numel() < self._min_tokens:
@@ -54,27 +54,27 @@ class InputOffload:
 
 
 class _OnHost:
-    """One tensor on the host, copied back to the device on request."""
+    """A tensor on the host that can be copied back to the device."""
 
     def __init__(
         self, x: torch.Tensor, stream: torch.cuda.Stream | None, previous: _OnHost | None
     ) -> None:
-        """`previous`: the tensor offloaded before this one, needed after it in backward."""
+        """`previous`: the tensor offloaded before this one; backward needs it next."""
         self._device, self._stream, self._previous = x.device, stream, previous
         self._back: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
         self.fetched_once = False
         x = x.detach()
-        # torch's pinned allocator rounds up to powers of two, caches freed blocks, and reuses a
-        # block only after the copies that use it.
+        # torch's pinned allocator rounds sizes up to powers of two and caches freed blocks. It
+        # reuses a block only after all copies from or to the block end.
         self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=stream is not None)
         if stream is None:
             self._host.copy_(x)
             return
-        stream.wait_stream(torch.cuda.current_stream(x.device))  # x is computed on it
+        stream.wait_stream(torch.cuda.current_stream(x.device))  # which computes x
         with torch.cuda.stream(stream):
             self._host.copy_(x, non_blocking=True)
-        x.record_stream(stream)  # x's memory is not reused before the copy ends
+        x.record_stream(stream)  # keeps x's memory until the copy ends
 
     def fetch(self) -> None:
         """Start the copy back to the device."""
@@ -85,7 +85,7 @@ class _OnHost:
             self._back = self._host.clone()
             return
         main = torch.cuda.current_stream(self._device)
-        # Allocated on the main stream, whose queued work may still use this memory.
+        # Allocate on the main stream: its queued work may still use this memory.
         self._back = torch.empty(self._host.shape, dtype=self._host.dtype, device=self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
@@ -94,7 +94,8 @@ class _OnHost:
         self._event = self._stream.record_event()
 
     def take(self) -> torch.Tensor:
-        """Return the tensor on the device, and start the copy of the one needed next."""
+        """Return the tensor on the device, and start copying the tensor that backward needs
+        next."""
         self.fetch()
         back, self._back = self._back, None
         assert back is not None

@@ -1,4 +1,4 @@
-"""The inputs of the memory prediction that are read from a loaded model."""
+"""Read the sizes for the memory prediction from a loaded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
-    """Read the tuning of a model; sizes are those of its tensors."""
+    """Read a model's tuning from its tensors."""
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     held = storage_bytes([*model.parameters(), *model.buffers(), *scales(model)])
@@ -45,7 +45,7 @@ def optimizer_bytes(
 ) -> float:
     """Average bytes of optimiser state per trained parameter.
 
-    The run's optimiser allocates its state for parameters of these shapes on the meta device."""
+    The run's optimiser allocates its state for copies of the parameters on the meta device."""
     twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
     kind, arguments = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
         torch.optim.AdamW,
@@ -65,7 +65,7 @@ def _head_weight(model: Untyped) -> torch.Tensor | None:
 
 
 def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
-    """Bytes of an element in the most frequent floating-point dtype."""
+    """Bytes per element of the most frequent floating-point dtype."""
     counts: dict[int, int] = {}
     for p in parameters:
         if p.is_floating_point():
@@ -74,13 +74,13 @@ def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Total bytes of the tensors' storages, each counted once."""
+    """Total bytes of the tensors' storages; a shared storage counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 def _ranks(model: Untyped) -> tuple[tuple[str, int], ...]:
-    """Names of adapted projections, with the largest rank of any layer."""
+    """Names of the adapted projections, each with its largest rank over all layers."""
     ranks: dict[str, int] = {}
     for path, module in model.named_modules():
         if not hasattr(module, "lora_A"):

@@ -1,11 +1,12 @@
-"""Measurement of one forward and backward: peak tensor bytes, and bytes that each layer saves.
+"""Measure the peak memory of one forward and backward pass, and the bytes each layer saves.
 
-The probe restores the state: no gradient, no random number and no optimiser step remains.
+The probe leaves no trace: it removes gradients, restores the random state and runs no optimiser
+step.
 
-On a GPU the allocator's statistics are used. On a CPU torch's profiler records every tensor
-allocation, also inside operations, at about a tenth of the pass's time. A second pass on a CPU,
-without the profiler, measures how far resident memory exceeds the tensors: glibc keeps freed
-blocks, and tensors of other sizes fragment them.
+On a GPU, the probe reads the allocator's statistics. On a CPU, torch's profiler records every
+tensor allocation, also inside operations; this takes about a tenth of the pass's time. A second CPU
+pass without the profiler measures the resident memory beyond the tensors: glibc keeps freed blocks,
+and tensors of different sizes fragment them.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass
 class Peak:
-    """Peak bytes above those at the start; set when the measurement ends."""
+    """Growth of tensor memory up to the peak, in bytes; set when the measurement ends."""
 
     peak: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Bytes of one pass, above those resident before."""
+    """Memory growth in one forward and backward pass, in bytes."""
 
     peak: int
     kept: tuple[int, ...] = field(default_factory=tuple)
-    """Bytes that each layer saves for backward, its input included. A recomputed layer saves only
-    its input, an offloaded layer nothing."""
+    """Bytes that each layer saves for backward, including its input. A recomputed layer saves only
+    its input; an offloaded layer saves nothing on the device."""
     allocator: int = 0
-    """Resident bytes beyond the tensors at the peak; 0 on a GPU, or if not available."""
+    """Resident bytes beyond the tensors' bytes at the peak; 0 on a GPU or if not available."""
 
 
 @contextmanager
 def measure_peak(device: torch.device) -> Iterator[Peak]:
     """Measure the peak of tensor bytes in this block."""
-    gc.collect()  # freeing older tensors within the block would lower the peak
+    gc.collect()  # garbage freed within the block would lower the peak
     held = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -56,7 +57,7 @@ def measure_peak(device: torch.device) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         held.peak = torch.cuda.max_memory_allocated(device) - before
         return
-    # `with` closes the profiler also when the block raises.
+    # `with` closes the profiler even if the block raises.
     with profile(use_kineto=True, profile_memory=True) as profiler:
         yield held
     results: Untyped = profiler.kineto_results
@@ -69,9 +70,9 @@ def measure_peak(device: torch.device) -> Iterator[Peak]:
 
 @contextmanager
 def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iterator[list[int]]:
-    """Count the bytes that each layer saves for backward; a storage counts where it is first saved.
+    """Count the bytes each layer saves for backward; a shared storage counts for its first layer.
 
-    `resident`: addresses of storages that are not counted (weights)."""
+    `resident`: addresses of the weights' storages, which are not counted."""
     kept = [0] * len(layers)
     seen = set(resident)
     current: list[int] = []
@@ -81,7 +82,7 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
         if current and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             kept[current[-1]] += storage.nbytes()
-        return x.detach()  # x may be an output, which would keep its own graph alive
+        return x.detach()  # if x is an output, its graph would stay alive
 
     def entering(number: int) -> Callable[..., None]:
         return lambda *_: current.append(number)
@@ -106,8 +107,8 @@ def run_probe(
 ) -> Probe:
     """Run forward and backward once and measure them.
 
-    `loss_of` computes the loss of the batch on `model`, whose gradients are None before and after.
-    Errors of the pass, such as out of memory, propagate; the state is restored then as well."""
+    `loss_of` computes the loss of a batch on `model`. The gradients must be None before, and are
+    None afterwards. Errors such as out of memory propagate after the state is restored."""
     device = next(model.parameters()).device
     tensors = (*model.parameters(), *model.buffers())
     resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}

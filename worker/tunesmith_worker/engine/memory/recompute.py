@@ -1,7 +1,7 @@
-"""Activation modes of decoder layers: keep, recompute, or recompute with the input on the host.
+"""Set the activation mode of decoder layers: keep, recompute, or recompute with offloaded input.
 
-transformers enables recomputation for a whole model. Each of its layers reads a flag and calls a
-function of its own; this file sets both per layer, and counts recomputations and offloads.
+transformers enables recomputation for a whole model. Its layers each read a flag and call a
+checkpoint function. This module sets both for each layer, and counts recomputations and offloads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class LayerCounts:
 
     mode: Mode
     forwards: int = 0
-    """Forward passes in training; not counted for layers that keep their activations."""
+    """Forward passes with gradients; stays 0 for layers that keep their activations."""
     recomputes: int = 0
     offloads: int = 0
     """Inputs copied to the host; short inputs stay on the device."""
 
 
 class LayerModes:
-    """Sets and counts the modes of one model's layers."""
+    """Sets the mode of each layer of a model, and counts its recomputations and offloads."""
 
     def __init__(self, model: Untyped, *, min_offloaded_tokens: int = MIN_OFFLOADED_TOKENS) -> None:
         """`min_offloaded_tokens`: inputs with fewer tokens stay on the device."""
@@ -47,7 +47,7 @@ class LayerModes:
         self.set(["keep"] * len(self.layers))
 
     def set(self, modes: Sequence[Mode]) -> None:
-        """Set the mode of each layer, in the order of the forward pass, and reset the counts."""
+        """Set the mode of each layer, first layer first, and reset the counts."""
         self.counts = [LayerCounts(mode) for mode in modes]
         layer: Untyped
         for layer, counts in zip(self.layers, self.counts, strict=True):
@@ -88,7 +88,7 @@ Counter = Callable[[], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCounters:
-    """The planned mode of each layer, and functions that return its counts."""
+    """Planned mode of each layer, and functions that return the counts."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
     recomputes: Counter | None = None
@@ -104,10 +104,10 @@ class LayerCounters:
 
 @contextmanager
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
-    """Turn recomputation off in the block and restore each layer's flag after it.
+    """Turn recomputation off within this block, then restore each layer's flag.
 
-    TRL's code without gradients would otherwise turn recomputation off for the whole model and then
-    on for every layer, with a hook on the embedding."""
+    Without this, TRL's no-gradient code turns recomputation off for the whole model, then turns it
+    on for every layer and adds a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]
@@ -121,7 +121,7 @@ def no_layer_recomputes(model: Untyped) -> Iterator[None]:
 
 
 class _Recompute:
-    """Replacement for the function that a layer calls to run its forward."""
+    """Replaces the function that a layer calls to run its forward pass."""
 
     def __init__(self, counts: LayerCounts, offload: InputOffload | None) -> None:
         self._counts = counts
@@ -140,7 +140,7 @@ class _Recompute:
             return run(*args, **kwargs)
 
         offload = nullcontext() if self._offload is None else self._offload.inputs(self._counts)
-        # Not reentrant: a frozen embedding's output needs no gradient, and the recomputation uses
-        # the random numbers of the forward pass.
+        # Non-reentrant checkpoints also work for inputs without gradients, such as a frozen
+        # embedding's output. The recomputation uses the same random numbers as the forward pass.
         with offload:
             return checkpoint(counted, *args, use_reentrant=False, **kwargs)

@@ -1,12 +1,13 @@
-"""Retries of training steps and evaluations that run out of memory.
+"""Retry training steps and evaluations that run out of memory.
 
-When forward or backward runs out of memory, the gradients of the step are dropped, the memory plan
-is reduced and the step runs again with the same random numbers. No step is lost or repeated. The
-same happens when a layer cannot be compiled, or a layout under trial runs out of memory: the step
-then uses another layout. The loss is normalised over the whole step, so smaller micro-batches do
-not change it.
+When forward or backward runs out of memory, the retry deletes the step's gradients, applies a
+smaller memory plan and repeats the step with the same random numbers. Each step still updates the
+weights exactly once. The loss is normalised over the whole step, so smaller micro-batches do not
+change it.
 
-The optimiser's state is allocated before the first step, so that no update fails halfway.
+A layout that runs out of memory is first replaced by one that needs less.
+
+The optimiser state is allocated before the first step, so that no update fails midway.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ T = TypeVar("T")
 
 
 class StepRetry:
-    """Runs the steps of a trainer and reduces the memory plan after a failure."""
+    """Runs a trainer's steps, and applies a smaller memory plan after a failure."""
 
     def __init__(
         self, trainer: Untyped, modes: LayerModes, policy: Policy, replan: Callable[[str], Policy]
     ) -> None:
-        """`replan`: takes the failure's message and returns the next policy; raises RunError if
-        there is none."""
+        """`replan` takes the failure's message and returns the next policy. It raises RunError if
+        no policy is left."""
         self._trainer, self.modes = trainer, modes
         self._replan = replan
         self.planned: list[Mode] = []
         """Mode of each layer; the list object stays the same when the plan changes."""
         self.largest: MicroBatch | None = None
-        """The largest micro-batch so far."""
+        """Largest micro-batch so far."""
         self._has_state = False
         self.apply(policy)
 
@@ -56,7 +57,8 @@ class StepRetry:
         self.modes.set(self.planned)
 
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Run forward and backward of an optimiser step, with retries, and return the loss."""
+        """Run the forward and backward passes of an optimiser step, with retries, and return the
+        loss."""
         if not self._has_state:
             self._make_optimizer_state()
         state = random_state()
@@ -71,13 +73,13 @@ class StepRetry:
             self._trainer.restore_counters(counters)
 
     def recover(self, failure: str) -> None:
-        """Drop the gradients of a failed pass and apply the next policy."""
+        """Delete the gradients of a failed pass and apply the next policy."""
         self._trainer.model.zero_grad(set_to_none=True)
         release_cached_memory()
         self.apply(self._replan(failure))
 
     def _make_optimizer_state(self) -> None:
-        """Allocate the optimiser's state; on failure release cached memory and try once more.
+        """Allocate the optimiser state; on failure, release cached memory and try once more.
 
         Raises RunError if the second attempt fails."""
 
@@ -91,7 +93,7 @@ class StepRetry:
         if failure is not None:
             raise RunError(
                 ErrorCode.OUT_OF_MEMORY,
-                f"Out of memory for the optimiser's state, before the first update: {failure.text}",
+                f"Out of memory for the optimiser state, before the first update: {failure.text}",
                 category=ErrorCategory.OUT_OF_MEMORY,
                 hint="A smaller batch does not help. Use a smaller model, LoRA instead of full "
                 "tuning, or for full tuning recipe.precision='bf16_sr8'.",
@@ -108,7 +110,7 @@ class StepRetry:
 class EvaluationRetry:
     """Splits evaluation batches into smaller parts after an out-of-memory failure.
 
-    The loss is a sum over tokens, so parts change only its rounding."""
+    The loss is a sum over tokens, so splitting changes only its rounding."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -118,8 +120,8 @@ class EvaluationRetry:
     def run(self, evaluate: Callable[[int], T], *, rows: int, restore: Callable[[], None]) -> T:
         """Call `evaluate(parts)` until it succeeds, with twice as many parts after each failure.
 
-        `rows`: rows of the batch. `restore` resets the counters that a failed call changed. Raises
-        RunError if one row at a time does not fit."""
+        `rows`: number of rows in the batch. `restore` resets the counters that a failed call
+        changed. Raises RunError if a single row does not fit."""
         while True:
             result = _attempt(lambda: evaluate(self.parts))
             if not isinstance(result, _Failure):
@@ -137,7 +139,7 @@ class EvaluationRetry:
                 )
             self.parts = min(rows, 2 * self.parts)
             self._warn(
-                f"Out of memory in an evaluation ({result.text}): its batches are split into "
+                f"Out of memory in an evaluation ({result.text}): each batch is split into "
                 f"{self.parts} parts. The loss is still over the whole file."
             )
 
@@ -164,14 +166,14 @@ def release_cached_memory() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, and the second if the first ends in a colon."""
+    """Return an error's first line; if it ends in a colon, append the second line."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def micro_batch_of(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
-    """Return the size of a batch. `count_labels` waits for the device; without it, every position
-    counts as labelled."""
+    """Return the size of a batch. `count_labels=True` counts the labelled positions and waits for
+    the device; otherwise every position counts as labelled."""
     rows, longest = (int(size) for size in batch["input_ids"].shape)
     tokens, padded = rows * longest, True
     if "cu_seq_lens_q" in batch:

@@ -1,6 +1,6 @@
-"""Sizes of a model, its tuning and a micro-batch: the inputs of the memory prediction.
+"""Sizes of the model, the tuning and the micro-batch, as inputs of the memory prediction.
 
-Numbers only, read from a configuration, without torch: planning needs no loaded model.
+They are plain numbers from a configuration, so planning needs neither torch nor a loaded model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Phi-3's fused module for several projections."""
+"""Names of Phi-3's fused projections by the name of a single projection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     rotary: int
-    """Dimensions of a head that RoPE rotates."""
+    """Number of dimensions of a head that RoPE rotates."""
     vocabulary: int
     tied: bool
     before_norms: bool
     after_norms: bool
     qk_norm: bool
     softcap: bool
-    """Soft-capped attention scores, which torch's varlen kernels do not support."""
+    """True for soft-capped attention scores. torch's varlen kernels do not support them."""
 
     @property
     def q(self) -> int:
@@ -50,7 +50,8 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of a layer's linear modules; biases and norms are ignored (below 0.1 %)."""
+        """Number of weights in a layer's linear modules. Biases and norms (below 0.1 %) are
+        ignored."""
         attention = self.hidden * (2 * self.q + 2 * self.kv)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -85,8 +86,9 @@ Untyped = Any  # Any: a configuration of transformers, which is not typed
 def shape_of(config: Untyped) -> ModelShape:
     """Read the shape from a configuration of transformers.
 
-    Exact for models like Llama (engine/patches/families.py); approximate for others, and corrected
-    by the probe. Raises AttributeError if the configuration lacks a size."""
+    The shape is exact for Llama-like models (engine/patches/families.py). For other models it is
+    approximate, and the probe run corrects the prediction. Raises AttributeError if the
+    configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -115,30 +117,30 @@ class Tuning:
 
     full: bool
     compute_bytes: int
-    """Bytes of an element in matrix products: 4 in fp32, 2 in bf16 or under autocast."""
+    """Bytes per element in matrix multiplications: 4 in fp32, 2 in bf16 or under autocast."""
     stream_bytes: int
-    """Bytes of an element of the residual stream."""
+    """Bytes per element of the residual stream."""
     weights: int
-    """Bytes of all weights during training, without the adapter."""
+    """Bytes of all weights except the adapter."""
     trained: int
     """Number of trained parameters."""
     adapter: int = 0
     """Bytes of the adapter."""
     ranks: tuple[tuple[str, int], ...] = ()
-    """Adapted projections of a layer with their ranks."""
+    """Pairs of an adapted projection's name and its rank."""
     dropout: bool = False
     gradient_bytes: int = 4
-    """Bytes of gradient per trained parameter."""
+    """Gradient bytes per trained parameter."""
     optimizer_bytes: float = 8.0
-    """Bytes of optimiser state per trained parameter: 8 for AdamW's two moments in fp32."""
+    """Bytes of optimiser state per trained parameter. AdamW's two fp32 moments take 8."""
     tables: int = 0
-    """Number of fully trained matrices among embedding and head; tied matrices count once."""
+    """Number of fully trained vocabulary matrices: embedding and head. Tied matrices count once."""
     whole_head: bool = False
     """True if the head's matrix is fully trained."""
     packed: bool = False
-    """True for 4-bit linear weights: our kernels dequantise one group of them at a time."""
+    """True for 4-bit linear weights. Our kernels dequantise one group of weights at a time."""
     eight_bits: bool = False
-    """True for 8-bit linear weights: bitsandbytes' layers keep their inputs."""
+    """True for 8-bit linear weights. bitsandbytes' layers keep their inputs for backward."""
 
     def rank_of(self, *modules: str) -> int:
         """Sum of the ranks of `modules`."""
@@ -149,7 +151,7 @@ class Tuning:
 
 
 def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: bool) -> Tuning:
-    """Tuning of fp32 adapters on a frozen base. `targets`: names of projections."""
+    """Return the sizes for fp32 adapters on a frozen base. `targets`: names of projections."""
     fused = tuple(dict.fromkeys(targets))
     ranks = tuple((name, recipe.r) for name in fused)
     per_layer = sum(recipe.r * sum(shape.widths(name)) for name in fused)
@@ -168,7 +170,7 @@ def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: boo
 
 
 def full(shape: ModelShape, *, bf16: bool) -> Tuning:
-    """Tuning of all weights in fp32; with `bf16`, products run in bf16 (autocast)."""
+    """Return the sizes for training all weights in fp32; with `bf16`, under bf16 autocast."""
     return Tuning(
         full=True,
         compute_bytes=2 if bf16 else 4,
@@ -188,7 +190,7 @@ class MicroBatch:
     longest: int
     """Tokens of the longest row."""
     tokens: int
-    """Computed positions: rows x longest if padded, else the sum of the rows' lengths."""
+    """Computed positions: `rows x longest` if padded, else the sum of the row lengths."""
     labelled: int
     """Positions with a label; at most `tokens`."""
     padded: bool
@@ -209,7 +211,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The kernels, the device and the micro-batches of a step."""
+    """Patches in use, the device, and the number of micro-batches per step."""
 
     ours: frozenset[str]
     """Names of our patches that every layer uses (engine/patches/patch.py)."""

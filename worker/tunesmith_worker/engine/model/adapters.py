@@ -1,6 +1,6 @@
-"""LoRA adapters: attaching, size prediction, and saving as a stock PEFT adapter or full weights.
+"""Attach LoRA adapters, predict their size, and save them for stock PEFT.
 
-Files are safetensors and JSON only.
+With full tuning, the module saves the whole model. Files are safetensors and JSON only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 PROBE_TOKENS = 64
 PROBE_LOGITS = 8
-"""Number of tokens and of positions with logits in probe.safetensors."""
+"""Positions in probe.safetensors that have logits. PROBE_TOKENS is the number of its tokens."""
 
 
 def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
-    """Attach a new adapter; B = 0, so the model equals the base model at first."""
+    """Attach a new adapter. Its B matrices start at 0, so the model first equals the base model."""
     lora = recipe.lora or LoraRecipe()
     targets = _targets(model, lora, choices)
     whole = whole_matrices(
@@ -75,7 +75,7 @@ def adapter_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
-    """Return the targets of LoRA, without the matrices that train fully."""
+    """Return the LoRA targets without the matrices that train fully."""
     if isinstance(targets, str) or whole is None:
         return targets
     left = [target for target in targets if target not in whole.targets]
@@ -126,7 +126,7 @@ class SavedAdapter:
     bytes: int
     """Bytes of adapter_model.safetensors."""
     rounding: float
-    """Largest change of a probe's logit by rounding the adapter to the saved dtype."""
+    """Largest logit change on the probe from rounding the adapter to the saved dtype."""
 
     def summary(self) -> str:
         return (
@@ -148,10 +148,10 @@ def save_trained(
     dtype: torch.dtype,
     with_tokenizer: bool,
 ) -> SavedAdapter | None:
-    """Write the adapter in `dtype`, or with full tuning the model; then return None.
+    """Save the adapter in `dtype`; with full tuning, save the model and return None.
 
-    Stock libraries can load the files. `with_tokenizer`: save the tokenizer with the adapter,
-    because tokens were added."""
+    Stock libraries can load the files. `with_tokenizer`: True if tokens were added, so that the
+    adapter needs its own tokenizer."""
     with new_folder(path) as folder:
         if not isinstance(model, peft.PeftModel):
             model.save_pretrained(folder, safe_serialization=True)
@@ -170,7 +170,7 @@ def save_trained(
 
 @contextmanager
 def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
-    """Round the trained parameters to `dtype`, as in the file, within the block."""
+    """Within this block, round the trained parameters to the dtype of the file."""
     before = [(p, p.data) for p in model.parameters() if p.requires_grad]
     try:
         for parameter, data in before:
@@ -182,7 +182,7 @@ def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
-    """Save everything except the weights before training, to find what cannot be saved early."""
+    """Save everything except the weights, to find saving errors before training."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.config.save_pretrained(scratch)
         model.generation_config.save_pretrained(scratch)
@@ -190,7 +190,7 @@ def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
 
 
 def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
-    # Keep several chat templates in tokenizer_config.json, instead of a folder of files.
+    # Several chat templates go into tokenizer_config.json instead of a folder of files.
     several = isinstance(tokenizer.chat_template, dict)
     tokenizer.save_pretrained(folder, save_jinja_files=not several)
 
@@ -199,7 +199,7 @@ def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype)
     """Write the adapter's files and return the bytes of adapter_model.safetensors."""
     # PeftModel.save_pretrained would add a model card and ask the hub about embeddings.
     file = folder / "adapter_model.safetensors"
-    # Copies: safetensors has no tied tensors (one memory under two names).
+    # safetensors cannot store tensors that share memory, so copy each one.
     tensors = {
         name: value.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
         for name, value in adapter_tensors(model).items()
@@ -207,7 +207,7 @@ def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype)
     save_file(tensors, file, metadata={"format": "pt"})
     config = model.peft_config["default"]
     path, mode = config.base_model_name_or_path, config.inference_mode
-    # Write the base model's public name, not a folder of this host.
+    # Write the base model's public name instead of a folder on this host.
     config.base_model_name_or_path, config.inference_mode = base_name, True
     config.save_pretrained(folder)
     config.base_model_name_or_path, config.inference_mode = path, mode
@@ -216,7 +216,7 @@ def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype)
 
 
 def _sort_names(path: Path) -> None:
-    """Sort the sets that PEFT writes in varying order, so that equal adapters have equal bytes."""
+    """Sort the lists that PEFT writes in random order, so that equal adapters have equal files."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for key in ("target_modules", "modules_to_save", "modules_to_tie"):
         if isinstance(config.get(key), list):
@@ -225,13 +225,13 @@ def _sort_names(path: Path) -> None:
 
 
 def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an input [1, T] and the model's logits for its last tokens, [1, n, V]."""
+    """Return a short input [1, T] and the model's logits [1, n, V] for its last n tokens."""
     input_ids_1T = torch.tensor([ids[:PROBE_TOKENS]], dtype=torch.int64)
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        # The class's forward: accelerate wraps the instance's forward in mixed precision, and the
-        # files hold the weights without it.
+        # Call the class's forward. accelerate wraps the instance's forward in autocast, which the
+        # saved files do not use.
         logits_1TV = (
             type(model)
             .forward(model, input_ids=input_ids_1T.to(model.device), use_cache=False)
@@ -242,13 +242,14 @@ def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tens
 
 
 def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Save the probe, with which a loaded model can be compared to the trained one."""
+    """Save the probe: an input and its logits, to verify a loaded copy of the model."""
     save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")
 
 
 def adapter_tensors(model: Untyped) -> dict[str, torch.Tensor]:
-    """Return the tensors that stock PEFT writes for the adapter, by their names in the file."""
-    # With "auto", PEFT would ask the hub whether the vocabulary was resized.
+    """Return the tensors that stock PEFT saves for the adapter, keyed by their names in the
+    file."""
+    # With the default "auto", PEFT asks the Hugging Face Hub whether the vocabulary was resized.
     state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     return {name: tensor.detach() for name, tensor in state.items()}
 
@@ -256,8 +257,8 @@ def adapter_tensors(model: Untyped) -> dict[str, torch.Tensor]:
 def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
     """Return the exact size of adapter_model.safetensors; `model` may be on the meta device.
 
-    8 bytes of length, a JSON header padded to a multiple of 8, then the tensors:
-    https://huggingface.co/docs/safetensors#format.
+    The file holds 8 bytes for the header's length, a JSON header padded to a multiple of 8 bytes,
+    then the tensors (https://huggingface.co/docs/safetensors#format).
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,6 +1,6 @@
-"""Loading of the base model and its tokenizer, with an error for models that cannot be trained.
+"""Load the base model and its tokenizer; raise an error if the model cannot be trained.
 
-Only safetensors are read; code from a model's repository is never run.
+Weights are read only from safetensors. Code from a model's repository never runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tunesmith_worker.rundir.plan import Device, LoadPlan
 from .quantization import fix_nf4_layout, quantization_config
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
-"""Exists on hosts with an NVIDIA GPU and any version of the driver."""
+"""Device file that exists on every host with an NVIDIA driver."""
 
 Untyped = Any  # Any: transformers' types are too slow for mypy
 
@@ -31,7 +31,7 @@ class Base:
     model: Untyped
     tokenizer: Untyped
     context: int | None
-    """Maximum number of positions; None if the configuration has none."""
+    """Maximum number of positions; None if the configuration does not set it."""
 
     @property
     def vocabulary(self) -> int:
@@ -39,7 +39,7 @@ class Base:
 
 
 def find_device() -> Device:
-    """Return the training device. Raises RunError for a GPU whose driver is too old."""
+    """Return the training device. Raises RunError if the GPU's driver is too old."""
     if not torch.cuda.is_available():
         if torch.version.cuda and NVIDIA_CONTROL.exists():
             _refuse_unusable_driver()
@@ -52,7 +52,7 @@ def find_device() -> Device:
 
 
 def _refuse_unusable_driver() -> None:
-    """Raise RunError if the GPU's driver is unusable, instead of training on the CPU.
+    """Raise RunError if the GPU's driver is unusable, to avoid training on the CPU by mistake.
 
     A GPU hidden by CUDA_VISIBLE_DEVICES is not an error."""
     try:
@@ -87,7 +87,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
             hint="Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
         )
     if tokenizer.pad_token is None:
-        # Any token works: padding is masked by position, not by its id.
+        # Any token works as padding, because the mask uses positions and not token ids.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     _fix_generation_config(model)
@@ -99,8 +99,10 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
 
 
 def _fix_generation_config(model: Untyped) -> None:
-    """Set `do_sample` for models that have a temperature without it (Llama 2): transformers loads
-    such a configuration with a warning and refuses to save it."""
+    """Set `do_sample=True` if the generation configuration is invalid without it.
+
+    Llama 2, for example, sets a temperature but not `do_sample`. transformers loads such a
+    configuration with a warning, but refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -120,14 +122,14 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # refused below, with their names
+        ignore_mismatched_sizes=True,  # an error below names these weights
         output_loading_info=True,
     )
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if missing:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
-            f"Model '{spec.model}' lacks {len(missing)} weights, such as {missing[0]}; they would "
+            f"Model '{spec.model}' lacks {len(missing)} weights, such as {missing[0]}; these would "
             "be random.",
             hint="Download the model again, or use a model whose weights match its config.json.",
         )
@@ -137,7 +139,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
 
 def _check_folder(spec: RunSpec) -> None:
     folder = Path(spec.model_path)
-    if not folder.is_dir():  # a Hugging Face id: rundir/spec.py refuses missing paths
+    if not folder.is_dir():  # it is a Hugging Face id, because rundir/spec.py refuses missing paths
         return
     if not (folder / "config.json").exists():
         raise RunError(
@@ -170,7 +172,7 @@ def _check_folder(spec: RunSpec) -> None:
 def _unusable(spec: RunSpec, error: Exception) -> RunError:
     text = str(error)
     if not isinstance(error, OSError | ValueError):
-        text = f"{type(error).__name__}: {text}"  # a KeyError's text is only the key
+        text = f"{type(error).__name__}: {text}"  # the message of a KeyError is only the key
     if "is not a local folder and is not a valid model identifier" in text:
         return RunError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -179,7 +181,7 @@ def _unusable(spec: RunSpec, error: Exception) -> RunError:
             param="model",
         )
     if "trust_remote_code" in text:
-        hint = "Code of model repositories never runs: use an architecture of transformers."
+        hint = "Code from a model's repository never runs: use a transformers architecture."
     elif Path(spec.model_path).is_dir():
         hint = "Check that the folder has config.json, safetensors weights and a tokenizer."
     else:

@@ -1,7 +1,7 @@
-"""4-bit and 8-bit base models of bitsandbytes: loading, and access to the weights for our kernels.
+"""Load 4-bit and 8-bit base models with bitsandbytes, and pass the weights to our kernels.
 
-transformers imports bitsandbytes if a recipe uses it. This file does not import it and recognises
-its modules by class name.
+transformers imports bitsandbytes only if a recipe needs it. This module never imports bitsandbytes:
+it recognises the layers by class name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Untyped = Any  # Any: transformers, PEFT and bitsandbytes are not typed
 
 
 def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Untyped:
-    """Return transformers' configuration, with products in `dtype`. NF4's block scales are also
-    quantised: 0.52 bytes per weight instead of 0.56."""
-    # bitsandbytes warns at each layer and step that int8 products run in fp16, and at import that
-    # it could download a kernel.
+    """Return the transformers configuration for matrix multiplications in `dtype`.
+
+    With NF4, the block scales are quantised too: 0.52 bytes per weight instead of 0.56."""
+    # bitsandbytes warns in each layer and step that int8 matrix multiplications run in fp16. At
+    # import, it warns that it could download a kernel.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if kind == "int8":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
@@ -39,10 +40,12 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
 
 
 def fix_nf4_layout(model: Untyped) -> None:
-    """Keep bitsandbytes' standard layout of NF4 weights: on some CPUs it would repack them, and
-    round their scales to bf16, when a layer is first used for evaluation.
+    """Keep NF4 weights in the standard layout of bitsandbytes.
 
-    Raises RunError for layers that bitsandbytes computes wrongly on a CPU.
+    On some CPUs, bitsandbytes would repack the weights and round their scales to bf16 in a layer's
+    first evaluation.
+
+    Raises RunError if bitsandbytes computes a layer wrongly on a CPU.
     """
     for name, module in model.named_modules():
         if not is_nf4(module):
@@ -61,8 +64,9 @@ def fix_nf4_layout(model: Untyped) -> None:
 
 @contextmanager
 def adapter_dtype_kept(model: Untyped) -> Iterator[None]:
-    """Restore the dtype of trainable weights after the block: TRL converts the adapter of a
-    quantised model to bf16, whose rounding would lose updates."""
+    """Restore the dtype of trainable weights after the block.
+
+    TRL converts the adapter of a quantised model to bf16. In bf16, rounding would lose updates."""
     before = {p: p.data for p in model.parameters() if p.requires_grad}
     yield
     for parameter, data in before.items():
@@ -70,7 +74,7 @@ def adapter_dtype_kept(model: Untyped) -> Iterator[None]:
 
 
 def is_nf4(module: Untyped) -> bool:
-    """Return True for bitsandbytes' linear layer with NF4 weights, but not for subclasses."""
+    """Return True for a bitsandbytes linear layer with NF4 weights; False for subclasses."""
     named = f"{type(module).__module__}.{type(module).__name__}"
     if named != "bitsandbytes.nn.modules.Linear4bit":
         return False
@@ -79,26 +83,27 @@ def is_nf4(module: Untyped) -> bool:
 
 
 def scales(model: Untyped) -> list[torch.Tensor]:
-    """Return the tensors of quantised weights that are not parameters or buffers: scales of blocks
-    or rows, and the quantisation of the scales."""
+    """Return the scales of quantised weights, which are neither parameters nor buffers.
+
+    They include the constants of quantised scales."""
     tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         for level in (state, getattr(state, "state2", None)):
             tensors += [getattr(level, name, None) for name in ("absmax", "code", "offset")]
         tensors.append(getattr(parameter, "SCB", None))
-    # A layer's first forward moves its scales to the module's state.
+    # The first forward pass moves a layer's scales to `module.state`.
     tensors += [getattr(getattr(m, "state", None), "SCB", None) for m in model.modules()]
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
 def lora_over_nf4() -> Untyped:
-    """Return PEFT's LoRA class for NF4 layers; it exists only after bitsandbytes is imported."""
+    """Return PEFT's LoRA class for NF4 layers. It exists only after bitsandbytes is imported."""
     return peft.tuners.lora.Linear4bit
 
 
 def nf4_weight(module: Untyped) -> NF4Weight:
-    """Return the weight of an NF4 layer in the form of our kernels, without copies."""
+    """Return an NF4 layer's weight as our kernels expect it, without copying."""
     state = module.weight.quant_state
     scales = None
     if state.nested:

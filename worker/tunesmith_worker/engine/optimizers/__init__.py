@@ -1,1 +1,1 @@
-"""AdamW optimisers for full tuning in bf16, and the fraction of updates lost to rounding."""
+"""AdamW optimisers for full tuning in bf16, and a measurement of updates lost to rounding."""

@@ -1,4 +1,4 @@
-"""Choice of the optimiser for a precision, and the weights to save from it."""
+"""Choose the optimiser for a precision, and the weights that it saves."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ def describe_precision(precision: Precision) -> str:
     line += f"the gradient {gradient}"
     if precision == "bf16":
         line += (
-            ". Plain bf16 rounds small updates away and ends at a higher loss; "
+            ". Plain bf16 loses small updates to rounding and ends at a higher loss; "
             "recipe.precision='bf16_split_master' does not"
         )
     return line
 
 
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
-    """Set the model's weights to those to save within the block: fp32 masters, if there are any,
-    rounded to bf16 as torch rounds."""
+    """Within this block, give the model the weights to save.
+
+    If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. Otherwise the
+    weights do not change."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

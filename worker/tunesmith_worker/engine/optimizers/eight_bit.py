@@ -1,7 +1,7 @@
 """AdamW on bf16 weights with stochastic rounding and 8-bit moments: 4 bytes per weight.
 
-Norms, biases and other small tensors have split masters and fp32 moments (split_master.py): they
-are few, and their weights, near 1, lose most by rounding.
+Norms, biases and other small tensors have split masters and fp32 moments (split_master.py). They
+need little memory, and norm weights near 1 lose the most from rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunesmith_kernels.moment_codes import Moments, num_blocks
 from .split_master import SplitMasterAdamW, State
 
 SMALL = 4096
-"""Tensors with fewer elements have split masters: 8-bit moments would save little memory."""
+"""Minimum number of elements for 8-bit moments. Smaller tensors have split masters."""
 _MASK = (1 << 64) - 1
 
 
@@ -35,8 +35,8 @@ class StochasticAdamW(SplitMasterAdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        """`seed`, the parameter's index and its step determine the rounding. The seed is stored in
-        the parameter groups; there is no other generator state."""
+        """The rounding depends only on `seed`, the parameter's index and its step. The parameter
+        groups store the seed; no other random state exists."""
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, seed=seed)
 
     def _fresh(self, parameter: torch.Tensor) -> State:
@@ -74,8 +74,9 @@ class StochasticAdamW(SplitMasterAdamW):
 
 
 def mix_seed(*numbers: int) -> int:
-    """Hash several numbers to one 62-bit seed with splitmix64's finaliser
-    (https://doi.org/10.1145/2660193.2660195)."""
+    """Hash the numbers to a 62-bit seed with the finaliser of splitmix64.
+
+    Source: https://doi.org/10.1145/2660193.2660195."""
     x = 0
     for number in numbers:
         x = (x + number + 0x9E3779B97F4A7C15) & _MASK

@@ -1,7 +1,7 @@
-"""Allocation of an optimiser's state before its first update.
+"""Allocate an optimiser's state before its first update.
 
-torch allocates the state in the first `step`, group by group: out of memory there can leave one
-group updated and the next not.
+torch allocates the state in the first `step`, one parameter group at a time. If memory runs out
+then, some groups are updated and others are not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Untyped = Any  # Any: accelerate is not typed
 def make_state(optimizer: Untyped) -> None:
     """Allocate the state of all trained parameters that have none.
 
-    If an allocation fails, the new states are removed and the error propagates. Optimisers other
-    than ours and torch's AdamW allocate their state in the first step."""
+    If an allocation fails, the new states are removed and the error propagates. Only our optimisers
+    and torch's AdamW are supported; others allocate their state in the first step."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     created = []
     try:
@@ -39,7 +39,7 @@ def make_state(optimizer: Untyped) -> None:
 
 
 def state_bytes(optimizer: Untyped) -> int:
-    """Total bytes of the state's tensors."""
+    """Total bytes of the tensors in the optimiser state."""
     optimizer = getattr(optimizer, "optimizer", optimizer)
     return sum(
         value.nbytes
@@ -50,7 +50,7 @@ def state_bytes(optimizer: Untyped) -> int:
 
 
 def _adamw(parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Create the same state as torch.optim.Adam._init_group."""
+    """Create the same state as torch.optim.Adam._init_group does."""
     on_device = group["capturable"] or group["fused"]
     return {
         "step": torch.zeros(

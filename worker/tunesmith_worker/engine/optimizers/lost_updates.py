@@ -1,8 +1,9 @@
-"""Fraction of updates lost to rounding: weights with a nonzero update that did not change.
+"""Measure the fraction of updates lost to rounding: the weight does not change although its update
+is nonzero.
 
-Counted at step 1 and every tenth step after it, on up to 65,536 evenly spaced elements per tensor.
-Rounding to the nearest bf16 loses updates smaller than about |w| / 512. The moments, and slightly
-the loss, still change, so no other metric shows lost updates.
+The fraction is measured at step 1 and every tenth step after it, on up to 65,536 evenly spaced
+elements per tensor. Rounding to the nearest bf16 loses updates smaller than about |w| / 512. No
+other metric shows lost updates: the moments still change, and so does the loss, slightly.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ class _Sample:
     parameter: torch.Tensor
     decay: bool
     weight: torch.Tensor
-    """[n], before the step."""
+    """Weights before the step, [n]."""
     error: torch.Tensor | None
-    """[n], low 16 bits of the fp32 masters before the step; None if the state has none yet."""
+    """Low 16 bits of the fp32 masters before the step, [n]; None if there are no masters yet."""
 
 
 class LostUpdates:
     """Counts lost updates of an optimiser's bf16 parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int = 0) -> None:
-        """Register hooks on `optimizer`, until `close`. `steps`: number of steps already done."""
+        """Register hooks on `optimizer`; `close` removes them. `steps`: number of completed
+        steps."""
         self.fraction: float | None = None
-        """Fraction at the last counted step; None until a counted step has a nonzero update."""
+        """Fraction at the last measured step; None until a measured step has a nonzero update."""
         self._optimizer = optimizer
         self._steps = steps
         self._samples: list[_Sample] = []
@@ -57,7 +59,7 @@ class LostUpdates:
         self._samples = []
         if self._steps % _INTERVAL == 0:
             for group in self._optimizer.param_groups:
-                if group["lr"] == 0.0:  # start of the warm-up: no weight changes
+                if group["lr"] == 0.0:  # no weight changes at the start of the warm-up
                     continue
                 for p in group["params"]:
                     if p.grad is None or p.dtype != torch.bfloat16:
@@ -85,7 +87,7 @@ class LostUpdates:
     def _count(self, sample: _Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of lost updates and of nonzero updates."""
         p, state = sample.parameter, self._optimizer.state[sample.parameter]
-        stochastic = "exp_avg" not in state  # unbiased: no update is lost on average
+        stochastic = "exp_avg" not in state  # stochastic rounding loses no update on average
         moves = _evenly(state["m_code" if stochastic else "exp_avg"]) != 0
         if sample.decay:
             moves = moves | (sample.weight != 0)
@@ -99,8 +101,9 @@ class LostUpdates:
 
 
 class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """Adds the fraction to the metrics, and warns above 20 %. Must run before the callback that
-    writes the metrics."""
+    """Adds the fraction of lost updates to the metrics, and warns above 20 %.
+
+    Must run before the callback that writes the metrics."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events

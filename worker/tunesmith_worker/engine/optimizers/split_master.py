@@ -1,7 +1,8 @@
 """AdamW on split masters: bf16 weights plus the low 16 bits of their fp32 masters.
 
-With the same gradients, a weight and its low bits equal torch.optim.AdamW(fused=True)'s fp32 weight
-bit for bit. 12 bytes per weight: 2 + 2, and 4 + 4 for the moments.
+With the same gradients, a bf16 weight plus its low bits equals the fp32 weight of
+torch.optim.AdamW(fused=True), bit for bit. Each weight takes 12 bytes: 2 for the weight, 2 for the
+low bits and 8 for the moments.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 class SplitMasterAdamW(torch.optim.Optimizer):
     """AdamW for bf16 parameters with split masters; fp32 parameters use plain AdamW.
 
-    `found_inf`: as in torch's fused optimisers, an fp32 scalar on the device. If it is 1, a step
-    changes neither weights nor moments, but the step count increases. The state's key `error` is
-    the low 16 bits of the masters; resume points store it under this name."""
+    `found_inf` is an fp32 scalar on the device, as in torch's fused optimisers. If it is 1, a step
+    increases only the step count and changes neither weights nor moments. The state's key `error`
+    holds the low 16 bits of the masters; resume points use this name too."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         **more: float,
     ) -> None:
-        """Raises ValueError for parameters that are neither bf16 nor fp32, or not contiguous."""
+        """Raises ValueError unless all parameters are contiguous and in bf16 or fp32."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **more}
         self.found_inf: torch.Tensor | None = None
         super().__init__(params, defaults)
@@ -81,7 +82,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         return loss
 
     def master(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the fp32 master of a parameter, in its shape."""
+        """Return a parameter's fp32 master in the parameter's shape."""
         error = self.state[parameter].get("error")
         if error is None:
             return parameter.detach().float()
@@ -89,9 +90,9 @@ class SplitMasterAdamW(torch.optim.Optimizer):
 
     @contextmanager
     def rounded_to_even(self) -> Iterator[None]:
-        """Round each fp32 master to bf16 with ties to even, as torch does, within the block.
+        """Within this block, round each fp32 master to bf16 with ties to even, like torch.
 
-        Used for saving; the parameters are restored after the block."""
+        Used for saving. The parameters are restored after the block."""
         moved = []
         for _, parameter in self._parameters():
             error = self.state[parameter].get("error")
@@ -108,7 +109,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 bits[at] += 1
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Load a state dict without casts: torch's method casts to the parameters' dtype."""
+        """Load a state dict without the cast to the parameters' dtype that torch's method does."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -119,13 +120,13 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 self.state[parameter][name] = value
 
     def _parameters(self) -> Iterator[tuple[State, torch.Tensor]]:
-        """Yield each parameter with its group, in the order of a state dict."""
+        """Yield each parameter with its parameter group, in the order of a state dict."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter
 
     def fresh(self, parameter: torch.Tensor) -> State:
-        """Return the state of a parameter before the first update."""
+        """Return a parameter's state before its first update."""
         return {"step": 0, **self._fresh(parameter)}
 
     def _fresh(self, parameter: torch.Tensor) -> State:
@@ -147,7 +148,8 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         group: State,
         index: int,
     ) -> None:
-        """Update one parameter. weight and grad: [n]; index: position among all parameters."""
+        """Update one parameter. `weight` and `grad`: [n]. `index`: position among all
+        parameters."""
         m, v = state["exp_avg"], state["exp_avg_sq"]
         if "error" in state:
             adamw_error_word_(weight, state["error"], grad, m, v, spec, self.found_inf)

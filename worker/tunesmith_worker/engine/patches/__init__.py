@@ -1,4 +1,4 @@
-"""Patches that replace a model's modules with our kernels: per instance, reversible, reported."""
+"""Patch a model's modules with our kernels. Patches are per module, reversible and reported."""
 
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason
 from .report import PatchReport

@@ -1,7 +1,7 @@
-"""Our attention, registered in transformers' attention registry for every model that uses it.
+"""Register our attention in transformers' attention registry.
 
-A forward with `segments` runs our attention and builds no mask. Every other forward (padded rows,
-generation with a cache) runs the model's previous attention with its mask.
+A forward call with `segments` runs our attention and builds no mask. All other forward calls
+(padded rows, generation with a cache) run the model's previous attention with its mask.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Untyped = Any  # Any: transformers is not typed
 
 _NAME = "tunesmith_over_"
 NO_MASK = torch.empty(1, 1, 0, 0)
-"""Attention mask passed to a model together with `segments`, so that the model builds none:
-transformers does not rebuild a mask of four dimensions, and our attention ignores it. Without a
-mask, transformers would search for packed rows, which synchronizes with the device."""
+"""Placeholder attention mask, passed with `segments` so that the model builds no mask. transformers
+leaves a four-dimensional mask unchanged, and our attention ignores it. Without a mask, transformers
+would search for packed rows, which synchronizes with the device."""
 
 
 def register_segment_attention(stock: str) -> str:
@@ -40,7 +40,7 @@ def register_segment_attention(stock: str) -> str:
 
 
 def reads_segments(model: Untyped) -> bool:
-    """Return True if this causal language model uses our attention, which supports packed rows."""
+    """Return True if this causal language model uses our attention and so supports packed rows."""
     return str(model.base_model.config._attn_implementation).startswith(_NAME)
 
 
@@ -58,7 +58,9 @@ def _attention_over(stock: str) -> Untyped:
         softcap: float | None = None,
         **kwargs: Untyped,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """query: [1, H, T, D]; key, value: [1, KV, T, D]. Returns [1, T, H, D] and no weights."""
+        """Compute attention: query [1, H, T, D]; key, value [1, KV, T, D].
+
+        Returns the output [1, T, H, D] and, from our attention, no weights."""
         if segments is None:
             kwargs |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
             stock_kwargs = {name: value for name, value in kwargs.items() if value is not None}

@@ -1,7 +1,9 @@
-"""Layout of a batch, known on the host before the batch goes to the device. Reading it back from
-the device would wait for all work launched before.
+"""Layout of a batch, recorded on the host before the batch goes to the device.
 
-The caller sets the layout around a forward. Without it, patches read the layout from the device.
+Reading the layout back from the device would wait for all work launched before.
+
+The caller sets the layout around a forward pass. If none is set, patches read the layout from the
+device.
 """
 
 from __future__ import annotations
@@ -19,29 +21,30 @@ from tunesmith_kernels.segments import Prefixes
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Pairs of hidden states and tokens to score, in place of a batch's labels. A hidden state may
-    score several tokens. Tensors are on the batch's device."""
+    """Pairs of a hidden state and a token to score, used instead of a batch's labels.
+
+    Several tokens may use the same hidden state. Tensors are on the batch's device."""
 
     sources: torch.Tensor
-    """int64 [N]: flat indices of the hidden states among the batch's tokens."""
+    """Flat index of each pair's hidden state among the batch's tokens: int64 [N]."""
     targets: torch.Tensor
-    """int64 [N]: token ids."""
+    """Token id of each pair: int64 [N]."""
     temperature: float
-    """Divides the logits."""
+    """The logits are divided by it."""
     entropy: bool | Literal["grad"]
-    """True: compute the entropy; "grad": with a gradient."""
+    """True: compute the entropy. "grad": compute the entropy with its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     bounds: tuple[int, ...] | None
-    """Start of each packed row, and the number of tokens; None for padded rows."""
+    """Start of each packed row, then the number of tokens; None for padded rows."""
     labelled: torch.Tensor | None = None
-    """int64 [N], on the batch's device: flat indices of the labels in labels[:, 1:]; None if
-    `scored` is set."""
+    """Flat indices of the labelled positions in `labels[:, 1:]`: int64 [N] on the batch's device.
+    None if `scored` is set."""
     scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
-    """Rows that attend to another row before their own tokens; None: no such rows."""
+    """Rows that also attend to another row, as their prefix; None if no row does."""
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("batch_layout", default=None)

@@ -1,4 +1,4 @@
-"""Patches of decoder layers with our half blocks, and of the backbone that passes segments."""
+"""Patch decoder layers with our half blocks, and the backbone to pass `segments` to the layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class DecoderLayerPatch:
-    """Patch of one layer: our forward for batches with segments, the stock forward for others."""
+    """Patch of one layer: our forward for batches with segments, the stock forward otherwise."""
 
     def __init__(self, layer: Untyped, mechanisms: frozenset[str], report: PatchReport) -> None:
         """Raises Unsupported if the layer cannot be patched."""
@@ -74,7 +74,7 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
             )
         run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
         if layer.gradient_checkpointing and layer.training:
-            # transformers does this inside the forward that we replace
+            # stock layers do this in the forward replaced here
             checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
             return checkpointed
         return run(hidden_states)
@@ -113,7 +113,7 @@ def _apply(layer: Untyped, name: str | None, x: torch.Tensor) -> torch.Tensor:
 
 
 class BackbonePatch:
-    """Patch of the stack of layers: passes the boundaries of packed rows down as `segments`."""
+    """Patch of the backbone: passes the boundaries of packed rows to the layers as `segments`."""
 
     def __init__(self, backbone: Untyped) -> None:
         self._backbone = backbone

@@ -1,7 +1,8 @@
-"""Table of model families: the modules of a decoder layer by architecture.
+"""Table of model families: names of the modules in a decoder layer, by architecture.
 
-All families have attention and a gated MLP, each with an RMSNorm before or after, each added to the
-residual stream. A row holds only the differences; a new model family is a new row.
+In all families, a layer adds attention and a gated MLP to the residual stream, each with an RMSNorm
+before it, after it or both. A row of the table lists only the differences from Llama. To support a
+new family, add a row.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ FAMILIES: dict[str, Family] = {
         qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
     ),
 }
-"""Families by class name of the decoder layer in transformers 5.23."""
+"""Families, keyed by the decoder layer's class name in transformers 5.23."""
 
 
 def is_known(layer: object) -> bool:
-    """Return True if the layer is a class of transformers in the table. A class of another package
-    with the same name may compute something else."""
+    """Return True if the layer's class is from transformers and in the table.
+
+    A class with the same name from another package may compute something else."""
     kind = type(layer)
     return kind.__name__ in FAMILIES and kind.__module__.startswith("transformers.models.")

@@ -1,9 +1,10 @@
-"""The two halves of a decoder layer, computed by our kernels with the layer's own modules.
+"""Compute the attention half and the MLP half of a decoder layer with our kernels.
 
     x + after(o_proj(attention(rope(qkv_proj(before(x))))))
     x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
 
-No weights are copied: the modules can be trained, saved and moved as usual.
+The kernels read the layer's own modules. No weights are copied, so the modules can be trained,
+saved and moved as usual.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class AttentionHalf:
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = attention_shape(attention)
-        # Last, because it moves weights: a later Unsupported would leave them moved.
+        # This comes last because it moves weights. If a check failed after it, the weights would
+        # stay moved.
         self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
     def __call__(
@@ -61,7 +63,7 @@ class AttentionHalf:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         segments: Segments,
     ) -> torch.Tensor:
-        """Return x + attention for x [1, T, hidden], transformers' cos and sin [1, T, rotary]."""
+        """Return `x + attention(x)` for x [1, T, hidden] and RoPE's cos and sin [1, T, rotary]."""
         qkv_parts, weight = self._qkv.current()
         qkv = lora_linear(
             x.flatten(0, 1),
@@ -97,10 +99,10 @@ class MLPHalf:
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
-        )  # last, as above
+        )  # moves weights, so it comes last
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x + MLP, for x [1, T, hidden]."""
+        """Return `x + mlp(x)` for x [1, T, hidden]."""
         parts, weight = self._gate_up.current()
         norm = _as_norm(self._before, self._kind)
         gate_up = lora_linear(x, parts, fused_weight=weight, norm=norm)
@@ -121,7 +123,7 @@ def _add(
     multiplier: float,
     activation: Activation | None = None,
 ) -> torch.Tensor:
-    """Return x + multiplier * after(projection(activation(inner)))."""
+    """Return `x + multiplier * after(projection(activation(inner)))`."""
     parts, _ = projection.current()
     if after is None:
         return lora_linear(
@@ -135,11 +137,11 @@ def _add(
 def attention_shape(attention: Untyped) -> AttentionShape:
     config, head_dim = attention.config, int(attention.head_dim)
     name = type(attention).__name__
-    # Mistral and Phi-3 have the window in their configuration, other families in the module.
+    # In Mistral and Phi-3, the window is in the configuration; in other families, in the module.
     window = getattr(attention, "sliding_window", None)
     if not hasattr(attention, "sliding_window") and name in _WINDOW_IN_CONFIG:
         window = getattr(config, "sliding_window", None)
-    # Gemma 3 reads a soft cap from its configuration but does not use it.
+    # Gemma 3 reads a soft cap from its configuration, but does not apply it.
     softcap = attention.attn_logit_softcapping if name in _SOFTCAPPED else None
     return AttentionShape(
         heads=int(config.num_attention_heads),
@@ -157,7 +159,7 @@ QK_NORMS = ("q_norm", "k_norm")
 
 
 def get_norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:
-    """Return the norm `name` of `parent` (default: `layer`); None if there is none."""
+    """Return the norm `name` of `parent` (default: `layer`), or None if it does not exist."""
     module = getattr(parent or layer, name, None) if name else None
     if module is not None:
         check_unmodified(layer, module)
@@ -174,8 +176,10 @@ def norm_eps(module: Untyped) -> float:
 
 
 def check_unmodified(layer: Untyped, module: Untyped) -> None:
-    """Raise Unsupported unless `module` is of the layer's architecture, without hooks or replaced
-    forwards in it, which our kernels would skip."""
+    """Raise Unsupported if our kernels would not compute the same as `module`.
+
+    The module must be from the layer's architecture and contain no hooks or replaced forwards,
+    because our kernels skip them."""
     if type(module).__module__ != type(layer).__module__:
         raise Unsupported(f"{type(module).__name__} replaces a module of {type(layer).__name__}")
     for part in module.modules():

@@ -1,8 +1,8 @@
 """Loss head that scores labelled tokens only.
 
-Replaces the forward that TRL puts on a causal language model (`add_fused_lm_head`), with the same
-arguments and result fields. If the batch's layout has `scored`, no labels are needed and the fields
-are flat.
+It replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model. Arguments
+and result fields stay the same. If the batch's layout has `scored`, labels are not needed and the
+result fields are flat.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def is_head_patched(model: torch.nn.Module) -> bool:
 
 class HeadPatch:
     def __init__(self, model: Untyped) -> None:
-        """`model`: a causal language model that was passed to TRL's trainer."""
+        """`model`: a causal language model that has been passed to TRL's trainer."""
         self._model = model
         self._stock = vars(model).get("forward")
         stock = model.forward
 
-        @functools.wraps(type(model).forward)  # `generate` reads its parameters
+        @functools.wraps(type(model).forward)  # `generate` reads this signature
         def forward(
             this: Untyped,
             *args: Untyped,
@@ -67,7 +67,9 @@ class HeadPatch:
 
 
 def _needs_stock(model: Untyped, kwargs: dict[str, Untyped]) -> bool:
-    """Return True for shifted labels and for the load balancing loss of a mixture of experts."""
+    """Return True if only the stock head supports the call.
+
+    These calls have shifted labels or need the load-balancing loss of a mixture of experts."""
     balanced = getattr(model.config.get_text_config(), "output_router_logits", False)
     balanced = kwargs.get("output_router_logits", balanced)
     return bool(balanced) or kwargs.get("shift_labels") is not None
@@ -80,7 +82,9 @@ def _score(
     num_items_in_batch: torch.Tensor | int | None = None,
     **kwargs: Untyped,
 ) -> FusedCausalLMOutput:
-    """Score labels [B, T]. All fields except the loss are [B, T - 1], zero without a label."""
+    """Score labels [B, T].
+
+    All result fields except the loss have shape [B, T - 1]; positions without a label hold 0."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     mask = labels[:, 1:] != _IGNORED
@@ -98,7 +102,7 @@ def _score(
     log_probs, entropy, is_top1 = per_token
     count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
     return FusedCausalLMOutput(
-        loss=-log_probs.sum() / count,  # type: ignore[union-attr]  # log_probs is always there
+        loss=-log_probs.sum() / count,  # type: ignore[union-attr]  # log_probs is never None
         log_probs=log_probs,
         entropy=entropy,
         is_top1=is_top1,
@@ -109,7 +113,7 @@ def _score(
 def _score_flat(
     model: Untyped, scored: ScoredTokens, *args: Untyped, **kwargs: Untyped
 ) -> FusedCausalLMOutput:
-    """Return log-probabilities and entropy [N] of the tokens in `scored`."""
+    """Return the log-probs and entropies [N] of the pairs in `scored`."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     log_probs, entropy, _ = _log_probs(
@@ -133,7 +137,9 @@ def _log_probs(
     temperature: float = 1.0,
     top1: bool = False,
 ) -> TokenLogProbs:
-    """Score `targets` [N] with the hidden states [B, T, H] at flat indices `sources` [N]."""
+    """Score tokens `targets` [N].
+
+    `sources` [N]: flat index of each token's hidden state in `hidden` [B, T, H]."""
     config = model.config.get_text_config()
     weight, bias, trained = _head_weights(model.get_output_embeddings())
     return token_log_probs(
@@ -151,7 +157,7 @@ def _log_probs(
 
 
 def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, TrainedRows | None]:
-    """Return weight [V, H], bias [V], and the trained rows that replace rows of the weight."""
+    """Return the weight [V, H], the bias [V], and trained rows that replace rows of the weight."""
     if has_token_rows(head):
         base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
         if rows is not None and not base.weight.requires_grad:
@@ -162,8 +168,9 @@ def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, Tra
 class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one expanded number. Backward keeps it expanded, so the head's gradient
-    can see without a device synchronization that all rows have the same weight.
+    The gradient of a sum is one number, expanded to the full shape. Backward keeps it expanded.
+    This shows the head's gradient, without a device synchronization, that all rows have the same
+    weight.
     """
 
     @staticmethod

@@ -19,12 +19,12 @@ from .token_rows import TokenRowsPatch, has_token_rows
 Untyped = Any  # Any: transformers and peft are not typed
 
 MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
-"""Names of the patches: the two half blocks of a decoder layer; attention alone, for layers whose
-attention half block is unsupported; and the loss head."""
+"""Names of the patches: a decoder layer's two half blocks, attention alone (if a layer's attention
+half block is unsupported), and the loss head."""
 
 
 class Patched:
-    """Patched model, with its report and its undo actions."""
+    """Patched model with its patch report; can undo its patches."""
 
     def __init__(
         self,
@@ -35,28 +35,30 @@ class Patched:
         layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
-        """`layers`: patched layers with at least one half block."""
+        """Report of all patches, and the patched layers with at least one half block."""
         self._model, self._mechanisms, self._undo = model, mechanisms, undo
 
     def undo(self) -> None:
-        """Restore the model bit for bit. Repeated calls are safe."""
+        """Restore the original model, bit for bit. Repeated calls are safe."""
         while self._undo:
             self._undo.pop()()
 
     def redo(self) -> None:
-        """Patch the current model again after `undo`. The report of the first call is kept."""
+        """Patch the model again after `undo`. The first report is kept."""
         assert not self._undo, "the model is already patched"
         patched = patch(self._model, self._mechanisms)
         self._undo, self.layers[:] = patched._undo, patched.layers
 
 
 def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
-    """Patch a transformers causal language model, with or without PEFT's LoRA, that was passed to
-    TRL's trainer. Unsupported modules are left unchanged and listed in the report."""
+    """Patch a transformers causal language model, with or without PEFT's LoRA.
+
+    The model must have been passed to TRL's trainer. Unsupported modules are left unchanged and
+    listed in the report."""
     chosen = frozenset(mechanisms)
     if unknown := chosen - MECHANISMS:
         raise ValueError(f"unknown patches {sorted(unknown)}: choose from {sorted(MECHANISMS)}")
-    report = PatchReport(chosen | {"token_rows"})  # token rows need no request
+    report = PatchReport(chosen | {"token_rows"})  # token rows are always patched
     undo: list[Untyped] = []
     layers: list[DecoderLayerPatch] = []
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
@@ -119,7 +121,7 @@ def _patch_backbone(
 
 
 def stock_attention_reason(model: Untyped) -> str | None:
-    """Return the reason why this causal language model needs padded batches; None if none."""
+    """Return why this causal language model needs padded batches; None if it does not."""
     return _stock_reason(model.base_model)
 
 

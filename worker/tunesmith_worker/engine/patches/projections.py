@@ -1,6 +1,7 @@
-"""Linear modules of transformers and PEFT, read as arguments of our kernels.
+"""Read linear modules of transformers and PEFT as arguments for our kernels.
 
-A module that computes anything but y = x W' + b + s (x A') B' raises Unsupported with the reason.
+Supported modules are plain linear layers with an optional LoRA adapter: `y = x W' + b + s (x A')
+B'`. For other modules, Unsupported is raised with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Projections:
         self._fused = FusedWeight(bases) if fusable else None
 
     def current(self) -> tuple[list[Projection], torch.Tensor | None]:
-        """Return the current projections, and their weights as one tensor if fused."""
+        """Return the projections, and their weights as one tensor if the weights are fused."""
         fused = self._fused.get() if self._fused is not None else None
         return [read_projection(module) for module in self._modules], fused
 
@@ -49,7 +50,7 @@ class Unsupported(Exception):
 
 
 def check_linear(module: Untyped) -> None:
-    """Raises Unsupported unless the kernels compute exactly what `module` does."""
+    """Raise Unsupported if our kernels would compute something different from `module`."""
     base = _base(module)
     if type(base) is not torch.nn.Linear and not is_nf4(base):
         raise Unsupported(f"{type(base).__name__} is not a plain linear layer")
@@ -78,7 +79,7 @@ def read_projection(module: Untyped) -> Projection:
     if module is base:
         return Projection(weight, base.bias)
     if module.disable_adapters and module.merged:
-        module.unmerge()  # as PEFT's forward does
+        module.unmerge()  # PEFT's forward does the same
     if module.disable_adapters or module.merged:
         return Projection(weight, base.bias)
     (name,) = module.active_adapters
@@ -95,10 +96,10 @@ def read_projection(module: Untyped) -> Projection:
 
 
 class FusedWeight:
-    """Several weights in one tensor, so that one GEMM computes all of them.
+    """Several weights in one tensor, to compute all projections with one GEMM.
 
-    The tensor owns the memory and the parameters become views of it: no weight is stored twice,
-    in-place updates of an optimizer reach both, and saved files do not change.
+    The parameters become views of this tensor. No weight is stored twice, an optimizer's in-place
+    updates change both, and saved files stay the same.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
@@ -107,14 +108,16 @@ class FusedWeight:
         self._fuse()
 
     def get(self) -> torch.Tensor | None:
-        """Return [sum of out_i, in]; None while the weights differ in dtype or device. Fuses again
-        if a parameter's memory was replaced (`.to()`, `load_state_dict(assign=True)`)."""
+        """Return the fused weight [sum of out_i, in]; None while dtypes or devices differ.
+
+        Fuses again if a parameter's memory was replaced, for example by `.to()` or
+        `load_state_dict(assign=True)`."""
         if self._addresses() != self._fused_addresses:
             self._fuse()
         return self._tensor
 
     def release(self) -> None:
-        """Give every parameter its own memory again."""
+        """Give each parameter its own memory again."""
         with torch.no_grad():
             for module in self._modules:
                 module.weight.data = module.weight.data.clone()

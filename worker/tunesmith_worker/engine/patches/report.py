@@ -10,12 +10,12 @@ _IMPLIED = "required for packed rows"
 
 class PatchReport:
     def __init__(self, requested: Iterable[str] = ()) -> None:
-        """`requested`: requested mechanisms; they may require others."""
+        """`requested`: patches that the caller asked for. They may require more patches."""
         self._requested = frozenset(requested)
         self.counts: Counter[str] = Counter()
-        """Number of patched instances by mechanism."""
+        """Number of patched modules by patch name."""
         self.unchanged: Counter[tuple[str, str]] = Counter()
-        """Number of unchanged instances by (mechanism, reason)."""
+        """Number of unchanged modules by (patch name, reason)."""
 
     def add_patched(self, mechanism: str) -> None:
         self.counts[mechanism] += 1

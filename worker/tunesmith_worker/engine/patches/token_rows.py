@@ -1,7 +1,7 @@
-"""Lookup of PEFT's trainable token rows without a copy of the embedding matrix.
+"""Look up PEFT's trainable token rows without copying the embedding matrix.
 
-PEFT's forward copies the whole matrix every time, and its backward makes a gradient of that size.
-head.py has the trained rows of the head.
+PEFT's forward copies the whole matrix in every call, and its backward allocates a gradient of the
+same size. head.py handles the trained rows of the head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 
 class TokenRowsPatch:
-    """Patch of the input embedding's lookup."""
+    """Patch of the lookup in the input embedding."""
 
     def __init__(self, wrapper: Untyped) -> None:
         """Raises Unsupported."""
@@ -56,8 +56,9 @@ def has_token_rows(module: Untyped) -> bool:
 
 
 def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
-    """Return the rows of the active adapter; None unless exactly one adapter is active and not
-    merged."""
+    """Return the trained rows of the active adapter.
+
+    Returns None if the adapter is merged or if not exactly one adapter is active."""
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
         return None
     (name,) = layer.active_adapters
@@ -68,7 +69,8 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
 
 
 def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
-    """Return the token ids [k] on the device, sent once so that steps do not wait for the copy."""
+    """Return the token ids [k] on the device; they are copied once, so that later steps do not
+    wait."""
     indices: list[int] = layer.token_indices[name]
     cached = _DEVICE_IDS.get(layer)
     if cached is None or cached[0] is not indices or cached[1].device != device:
@@ -79,7 +81,7 @@ def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.
 _DEVICE_IDS: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = (
     WeakKeyDictionary()
 )
-"""Token ids of a layer: PEFT's list, and the same ids as a device tensor."""
+"""Token ids by layer: PEFT's list, and the same ids as a device tensor."""
 
 
 def look_up(

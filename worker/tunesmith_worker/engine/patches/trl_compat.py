@@ -1,4 +1,4 @@
-"""Private APIs of TRL that we use. test_trl_compat.py fails if TRL changes them."""
+"""TRL's private APIs that we use. test_trl_compat.py fails if TRL changes them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ __all__ = [
 
 Untyped = Any  # Any: transformers is not typed
 
-# TRL 1.16 calls this deprecated name of transformers 5.23 at every step.
+# TRL 1.16 uses this name at every step; transformers 5.23 deprecates it.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 _NAMES = {field.name for field in fields(trl.SFTConfig)}
 RECOMPUTE = (
     "activation_checkpointing" if "activation_checkpointing" in _NAMES else "gradient_checkpointing"
 )
-"""Option of this transformers version that recomputes activations in backward."""
+"""Name of the training option that recomputes activations, in this transformers version."""
 
 
 def logit_scale(config: Untyped) -> float:
-    """Return the factor of a model's logits before any soft cap, from the config names that TRL's
-    fused head uses."""
+    """Return the factor that multiplies a model's logits before any soft cap.
+
+    Reads the same configuration names as TRL's fused head."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
             return float(getattr(config, name))
@@ -43,20 +44,21 @@ def logit_scale(config: Untyped) -> float:
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """Add TRL's fused head, as its GRPOTrainer does to models that compute log-probabilities."""
+    """Add TRL's fused head to a model that computes log-probs, in the same way as GRPOTrainer."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 
 
 def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:
-    """Return the metrics of TRL's SFTTrainer since its last log, and its total token count. `mode`
-    is `train` or `eval`."""
+    """Return the metrics of TRL's SFTTrainer since its last log, and its total token count.
+
+    `mode` is `train` or `eval`."""
     lists = {name: list(values) for name, values in trainer._metrics[mode].items()}
     return lists, trainer._total_train_tokens
 
 
 def restore_metrics(trainer: Untyped, metrics: Untyped, mode: str = "train") -> None:
-    """Restore the result of `metrics_so_far`."""
+    """Restore metrics that `metrics_so_far` returned."""
     lists, trainer._total_train_tokens = metrics
     trainer._metrics[mode].clear()
     trainer._metrics[mode].update(lists)

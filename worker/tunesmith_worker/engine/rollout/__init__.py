@@ -1,4 +1,4 @@
-"""Rollout engine: generates completions from the training model's own weights."""
+"""Rollout engine: generates completions with the weights of the model in training."""
 
 from .figures import PhaseTime, RolloutFigures
 from .native import NativeEngine

@@ -1,7 +1,7 @@
-"""Description of a transformers causal language model as the decoder computes it.
+"""Describe a transformers causal language model for the decoder.
 
-Uses the family table and the checks of the training patches; other models are refused. Holds the
-model's modules, not copies of their weights.
+It uses the same family table and checks as the training patches, and refuses other models. The
+description refers to the model's modules and does not copy their weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LayerSpec:
     k_norm: NormSpec | None
     shape: AttentionShape
     layer_type: str | None
-    """Name of the layer's RoPE frequencies; None if the model has one set for all layers."""
+    """Name of the layer's RoPE frequency set; None if all layers share one set."""
     rope: bool
     out: Untyped
     after_attention: NormSpec | None
@@ -70,7 +70,7 @@ class Architecture:
     logit_scale: float
     softcap: float | None
     rotary: Untyped
-    """The model's own RoPE module."""
+    """RoPE module of the model."""
     vocabulary: int
     """Number of rows of the embedding."""
     dtype: torch.dtype
@@ -78,9 +78,9 @@ class Architecture:
 
 
 def read_architecture(model: Untyped) -> Architecture:
-    """Read `model`, with or without PEFT's LoRA, with or without our patches.
+    """Read the architecture of `model`, which may have PEFT's LoRA and our patches.
 
-    Raises UnsupportedModel with the reason.
+    Raises UnsupportedModel with the reason if the decoder cannot compute the model.
     """
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     try:
@@ -101,7 +101,7 @@ def _read(causal: Untyped) -> Architecture:
     config = backbone.config
     kind = FAMILIES[type(layers[0]).__name__].norm
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
-    # A model may be cut to its first layers; layer_types then has more entries.
+    # If a model is cut to its first layers, layer_types has more entries than layers.
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
     specs = [_layer(layer, name) for layer, name in zip(layers, types, strict=True)]
     if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
@@ -125,7 +125,7 @@ def _read(causal: Untyped) -> Architecture:
 
 
 def _check_model(causal: Untyped, layer: Untyped) -> None:
-    """Raise Unsupported unless the layers are in their own transformers model, without hooks."""
+    """Raise Unsupported if the layers are not in their own transformers model or hooks exist."""
     expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
     kind = type(causal)
     if kind.__name__ != expected or kind.__module__ != type(layer).__module__:

@@ -1,14 +1,14 @@
-"""Attention of a decode step: one new token of each row attends to the row's prompt and to the
-row's completion.
+"""Attention of a decode step: each row's new token attends to the row's prompt and completion.
 
     o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]
 
-Kp and Vp belong to the prompt, with one product for all rows of a prompt; Ko and Vo belong to the
-row's completion. Columns of the scores are the tokens of the prompt, then of the completion. Shapes
-as in cache.py; H heads, G = H / KV, P the longest prompt, T the longest completion.
+`Kp` and `Vp` are the keys and values of the prompt; one matrix product covers all rows with the
+same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The columns of the
+scores are the prompt's tokens, then the completion's tokens. Shapes are as in cache.py, with H
+heads, G = H / KV, P the longest prompt and T the longest completion.
 
-A layer has many small operations, and on a CPU launching one takes about as long as running it.
-Therefore buffers and their views are created once per step for all layers.
+Buffers and their views are created once per step for all layers, because a layer has many small
+operations. On a CPU, launching one takes about as long as running it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from .cache import RowCache
 
 
 class StepAttention:
-    """Attention of one step. Layers may differ in window, scale and soft cap only."""
+    """Attention of one decode step. Layers may differ only in window, scale and soft cap."""
 
     def __init__(
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
-        """`cache` has room for the new token of each row, which its lengths do not count yet. With
-        `lengths` [B], a tensor whose values may change, the object stays valid until the cache's
-        version changes; it then reads the whole cache, including unused entries."""
+        """`cache` must have room for each row's new token; its lengths do not count that token yet.
+
+        `lengths` [B], if given, is a tensor whose values may change between steps. The object then
+        stays valid until the cache's version changes, and reads the whole cache, including unused
+        entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room
@@ -56,8 +58,9 @@ class StepAttention:
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def __call__(self, q: torch.Tensor, layer: int, shape: AttentionShape) -> torch.Tensor:
-        """Attend with q [B, H, D], rotated; the new keys and values are already in the cache.
-        Returns [B, H D]."""
+        """Compute attention for rotated queries q [B, H, D]; returns [B, H D].
+
+        The new keys and values must already be in the cache."""
         kv, rows, group, d = self._q.shape
         torch.mul(q.view(rows, kv, group, d).transpose(0, 1), shape.scale, out=self._q)
         keys, values = self._cache.layer(layer)[:, :, :, : self._own].flatten(1, 2)
@@ -81,7 +84,8 @@ class StepAttention:
         return self._out.transpose(0, 1).reshape(rows, kv * group * d)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """[B, 1, P + T], True for hidden columns; None if every row sees every column."""
+        """Return a mask [B, 1, P + T], True for hidden columns; None if every row sees every
+        column."""
         if window not in self._masks:
             self._masks[window] = self._build_mask(window)
         return self._masks[window]

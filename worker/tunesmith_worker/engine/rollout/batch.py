@@ -1,6 +1,6 @@
-"""Continuous batching: rows decode together, and queued requests replace rows that have ended.
+"""Continuous batching: rows decode together, and queued requests replace ended rows.
 
-The batch is rebuilt when enough rows have ended to be worth the copy of the cache.
+Rebuilding the batch copies the cache, so it happens only after enough rows have ended.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from .sampling import PenaltyState, SampledTokens, Uniforms, sample
 from .stopping import StopChecker
 
 _PREFILL_TOKENS = 8192
-"""Maximum number of prompt tokens computed together; a longer prompt is computed alone."""
+"""Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
 _ENDED_SHARE = 0.25
-"""Fraction of ended rows at which the batch is rebuilt. Removing rows copies the cache of the
-others."""
+"""Fraction of ended rows at which the batch is rebuilt."""
 
 
 @dataclass(eq=False)
@@ -44,7 +43,7 @@ class Row:
     """Set when the row has ended."""
 
     def add(self, token: int, sampling_logprob: float, policy_logprob: float) -> None:
-        """Append the next token and its log-probabilities."""
+        """Append the next token and its log-probs."""
         self.tokens.append(token)
         self.sampling_logprobs.append(sampling_logprob)
         self.policy_logprobs.append(policy_logprob)
@@ -62,7 +61,7 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """Drop references, so that the memory of a prompt is freed with its last row."""
+        """Drop references, so that a prompt's memory is freed after its last row ends."""
         self.prefix = self.penalty_state = None
 
 
@@ -81,8 +80,8 @@ class Batch:
         on_end: Callable[[Row], None],
         interrupted: Callable[[], bool],
     ) -> None:
-        """`size`: maximum number of rows; `on_end`: called with each row that has ended;
-        `interrupted`: checked before each step."""
+        """`size`: maximum number of rows. `on_end` is called with each ended row. `interrupted` is
+        checked before each step."""
         self._model, self._decoder, self._rope_tables = model, decoder, rope_tables
         self._size, self._figures, self._clock = size, figures, clock
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
@@ -95,7 +94,7 @@ class Batch:
         try:
             self._decode()
         finally:
-            # Otherwise the traceback of an error would keep the cache alive.
+            # Without this, the traceback of an error would keep the cache in memory.
             self._cache = None
             for row in self._rows:
                 row.release()
@@ -121,7 +120,7 @@ class Batch:
                 self._rebuild()
 
     def _should_rebuild(self) -> bool:
-        """Return True if rebuilding the batch saves time or a row needs other RoPE frequencies."""
+        """Return True if a rebuild saves time, or if a row needs other RoPE frequencies."""
         ended = sum(row.completion is not None for row in self._batch)
         if ended == len(self._batch) or ended >= max(1.0, _ENDED_SHARE * len(self._batch)):
             return True
@@ -132,14 +131,16 @@ class Batch:
         return any(self._rope_changed(row) for row in self._batch if row.completion is None)
 
     def _rope_changed(self, row: Row) -> bool:
-        """Return True if the newest token has other RoPE frequencies than the cached keys."""
+        """Return True if a row's newest token and its cached keys have different RoPE
+        frequencies."""
         assert row.prefix is not None
         length = len(row.request.prompt_ids) + len(row.tokens)
         return self._rope_tables.rope_key(length) != row.prefix.rope_key
 
     def _rebuild(self) -> None:
-        """Remove ended rows, recompute rows whose RoPE frequencies changed, and fill the batch from
-        the queue."""
+        """Rebuild the batch: remove ended rows and add rows from the queue.
+
+        Rows whose RoPE frequencies changed are recomputed."""
         old_index = {id(row): i for i, row in enumerate(self._batch)}
         kept = [
             row for row in self._batch if row.completion is None and not self._rope_changed(row)
@@ -152,7 +153,7 @@ class Batch:
             self._start_rows(joining)
             new += [row for row in joining if row.completion is None]
         rows = kept + new
-        # Rows of a prompt must be adjacent; a dict keeps the order of the prompts.
+        # Rows with the same prompt must be adjacent. The dict keeps the order of the prompts.
         by_prefix: dict[int, list[Row]] = {}
         for row in rows:
             by_prefix.setdefault(id(row.prefix), []).append(row)
@@ -168,7 +169,7 @@ class Batch:
         )
 
     def _take_from_queue(self, room: int) -> list[Row]:
-        """Remove up to `room` rows of the first prompts from the queue and return them."""
+        """Remove up to `room` rows from the front of the queue and return them."""
         joining: list[Row] = []
         tokens = 0
         while self._queue and len(joining) < room:
@@ -184,8 +185,9 @@ class Batch:
         return joining
 
     def _start_rows(self, rows: Sequence[Row]) -> None:
-        """Prefill new prompts and sample the first tokens (several if RoPE frequencies change at
-        once)."""
+        """Prefill new prompts and sample the first token of each row.
+
+        Samples more tokens if the RoPE frequencies change immediately."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:
@@ -193,7 +195,7 @@ class Batch:
         if new:
             prefixes = self._prefill(list(new))
             for (ids, group), prefix in zip(new.items(), prefixes, strict=True):
-                # Other rows of the prompt can only be in the first group of the queue.
+                # More rows with this prompt can only be in the first group of the queue.
                 for row in (*group, *(self._queue[0] if self._queue else ())):
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix
@@ -201,7 +203,8 @@ class Batch:
         self._recompute(rows)
 
     def _recompute(self, rows: Sequence[Row]) -> None:
-        """Prefill the whole sequences of rows with changed RoPE frequencies; sample next tokens."""
+        """Prefill the whole sequence of each row whose RoPE frequencies changed; sample its next
+        token."""
         while rows := [row for row in rows if row.completion is None and self._rope_changed(row)]:
             for row in rows:
                 (row.prefix,) = self._prefill([(*row.request.prompt_ids, *row.tokens)])

@@ -1,8 +1,8 @@
-"""Key/value cache: one copy per prompt, and the completion of each row.
+"""Key/value cache: stores each prompt once, and the completion of each row.
 
-Rows with the same prompt are adjacent, so that one product reads the prompt's keys for all of them.
-Shapes: L layers, KV key/value heads, D head size, B rows, P tokens of a prompt, T completion tokens
-that the cache has room for.
+Rows with the same prompt are adjacent, so that one matrix product reads the prompt's keys for all
+these rows. Shapes: L layers, KV key/value heads, D head size, B rows, P prompt tokens, room for T
+completion tokens per row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 _STEP = 64
-"""Room for completion tokens grows in multiples of this."""
+"""The room for completion tokens is a multiple of this number."""
 
 
 @dataclass(eq=False)
 class Prefix:
-    """Cached start of a sequence, shared by several rows."""
+    """Cached prompt (or start of a sequence), shared by several rows."""
 
     length: int
     rope_key: int
@@ -27,25 +27,25 @@ class Prefix:
     """[L, KV, P, D]"""
     values: torch.Tensor
     logits: torch.Tensor
-    """[V] fp32, after the last token."""
+    """Logits after the last token: [V] fp32."""
 
 
 class RowCache:
     """Keys and values of the completions in one batch."""
 
     def __init__(self, like: Prefix) -> None:
-        """Create a cache without rows, with the shape and dtype of any prefix `like`."""
+        """Create a cache without rows. `like`: any prefix with the right shape and dtype."""
         layers, kv_heads, _, head_dim = like.keys.shape
         self.spans: list[tuple[Prefix, int, int]] = []
-        """Each prompt with its first row and the row after its last."""
+        """Triples of a prompt, its first row and its end row (exclusive)."""
         self.shared: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        """Keys [KV, D, P] and values [KV, P, D] of the prompts, indexed by layer and span."""
+        """Keys [KV, D, P] and values [KV, P, D] of each prompt, indexed by layer, then span."""
         self.lengths: list[int] = []
-        """Number of cached completion tokens of each row."""
+        """Number of cached completion tokens for each row."""
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
-        """[B]: prompt length of each row."""
+        """Prompt length of each row: [B]."""
         self.version = 0
-        """Number that changes when rows or room change and the tensors are replaced."""
+        """Counter that increases whenever the tensors are replaced because rows or room change."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
     @property
@@ -54,7 +54,7 @@ class RowCache:
 
     @property
     def room(self) -> int:
-        """Completion tokens that the cache has room for (T)."""
+        """Number of completion tokens that fit in the cache (T)."""
         return self._kv.shape[4]
 
     @property
@@ -64,13 +64,14 @@ class RowCache:
         return self._kv.numel() * self._kv.element_size() + sum(prompts.values())
 
     def rebuild(self, kept: Sequence[int], prefixes: Sequence[Prefix]) -> None:
-        """Replace the rows. For each new row, `prefixes` has its prompt (equal prompts adjacent)
-        and `kept` its old row number, or -1 for a row without a completion."""
+        """Replace the rows.
+
+        For each new row, `prefixes` has its prompt; equal prompts are adjacent. `kept` has its old
+        row number, or -1 if the row has no cached completion."""
         lengths = [0 if row < 0 else self.lengths[row] for row in kept]
         room = _room(max(lengths, default=0) + 1)
         layers, two, kv_heads, _, before, head_dim = self._kv.shape
-        # Zeros, because unused entries are multiplied by an attention weight of 0, and 0 times NaN
-        # is NaN.
+        # Unused entries must be finite: attention multiplies them by 0, and 0 times NaN is NaN.
         kv = self._kv.new_zeros(layers, two, kv_heads, len(kept), room, head_dim)
         old = [new_row for new_row, row in enumerate(kept) if row >= 0]
         if old and before:
@@ -95,7 +96,7 @@ class RowCache:
         needed, now = max(self.lengths, default=0) + 1, self.room
         if needed <= now:
             return
-        # A quarter more each time, so that all copies together move only a few times the cache.
+        # Growing by a quarter each time limits the total copied memory to a few times the cache.
         room = max(_room(needed), _room(now + now // 4))
         kv = self._kv.new_zeros(*self._kv.shape[:4], room, self._kv.shape[5])
         kv[..., :now, :] = self._kv
@@ -109,12 +110,14 @@ class RowCache:
     def writer(
         self, lengths: torch.Tensor | None = None
     ) -> Callable[[int, torch.Tensor], torch.Tensor]:
-        """Return a function that writes the next keys and values [B, 2 KV, D] of a layer number. It
-        is valid for all layers of a step, until `advance`; with `lengths` [B], a tensor whose
-        values may change, until `version` changes."""
+        """Return a function that writes a layer's next keys and values [B, 2 KV, D].
+
+        The function is valid for all layers of one step, until `advance`. `lengths` [B], if given,
+        is a tensor whose values may change between steps; the function is then valid until
+        `version` changes."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
-        if lengths is None and len(set(self.lengths)) == 1:  # one column is four times as fast
+        if lengths is None and len(set(self.lengths)) == 1:  # one copy is four times as fast
             column = self._kv.view(-1, heads, rows, room, head_dim)[:, :, :, self.lengths[0]]
             by_layer = column.transpose(1, 2).unbind()
             return lambda layer, new: by_layer[layer].copy_(new)
@@ -130,7 +133,7 @@ class RowCache:
         return self._kv[number]
 
     def advance(self) -> None:
-        """Count one more cached token in every row."""
+        """Increase each row's number of cached tokens by one."""
         self.lengths = [length + 1 for length in self.lengths]
 
 

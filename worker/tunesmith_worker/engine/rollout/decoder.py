@@ -1,6 +1,6 @@
-"""Forward passes of a rollout: prefill of whole prompts, and decode steps of one token per row.
+"""Forward passes of a rollout: prefill for whole prompts, decode steps for one token per row.
 
-Reproduces the training forward with weights that include the adapter.
+They compute the same as the training forward, with the adapter merged into the weights.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights, LayerWeights
 
 RowRangeTable = tuple[int, int, torch.Tensor]
-"""(first row, end row, `RopeTable.doubled` [P, 2, R] of these rows)."""
+"""A range of rows and its RoPE table: (first row, end row, `RopeTable.doubled` [P, 2, R])."""
 RowTables = dict[str | None, list[RowRangeTable]]
 """Tables by `LayerSpec.layer_type`."""
 
 
 def cache_dtype(model: Architecture) -> torch.dtype:
-    """Return the dtype of cached keys and values: fp32 on a CPU, where narrow bf16 products take up
-    to three times as long."""
+    """Return the dtype of cached keys and values.
+
+    On a CPU this is fp32, because narrow bf16 matrix products take up to three times as long."""
     return torch.float32 if model.device.type == "cpu" else model.dtype
 
 
@@ -41,7 +42,7 @@ class Decoder:
         self._cache_dtype = cache_dtype(model)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Compute several sequences in one forward, with no attention across sequences."""
+        """Compute several sequences in one forward pass, without attention across sequences."""
         lengths = [len(prompt) for prompt in prompts]
         rope_keys = [self._rope_tables.rope_key(length) for length in lengths]
         segments = Segments.from_lengths(lengths, device=self._model.device)
@@ -58,7 +59,8 @@ class Decoder:
             heads = qkv.unflatten(1, (-1, shape.head_dim))
             if layer.spec.rope:
                 rope_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
-            # A copy: the attention may overwrite qkv, and keeping qkv would take far more memory.
+            # Copy k and v: the attention may overwrite qkv, and keeping all of qkv needs more
+            # memory.
             kv = heads[:, shape.heads :].to(self._cache_dtype, copy=True)
             cached.append(kv.unflatten(1, (2, shape.kv_heads)).permute(1, 2, 0, 3))  # [2, KV, T, D]
             out = segment_attention(qkv, None, None, segments, shape)
@@ -79,8 +81,9 @@ class Decoder:
         ]
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """Process and cache the newest token of each row, ids [B]. Returns the next logits,
-        [B, V] fp32."""
+        """Process and cache each row's newest token.
+
+        `ids`: token ids [B]. Returns the next logits, [B, V] in fp32."""
         cache.make_room()
         logits = self.device_step(ids, cache, self.row_tables(cache))
         cache.advance()
@@ -93,9 +96,10 @@ class Decoder:
         tables: RowTables,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the device work of a step, in a cache that has room for it. With `lengths` [B], the
-        number of cached tokens of each row, the step reads no host state that changes while the
-        cache's version stays the same."""
+        """Run the device work of a step; the cache must have room for the new tokens.
+
+        `lengths` [B], if given, holds each row's number of cached tokens on the device. The step
+        then reads no changing host state until the cache's version changes."""
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
         positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)
@@ -115,7 +119,7 @@ class Decoder:
         return self._logits(x)
 
     def row_tables(self, cache: RowCache) -> RowTables:
-        """Return RoPE tables for every token that `cache` has room for."""
+        """Return RoPE tables for all positions that fit in `cache`."""
         runs: list[tuple[int, int, int]] = []
         longest = max(prefix.length for prefix, _, _ in cache.spans) + cache.room
         for prefix, start, stop in cache.spans:
@@ -134,7 +138,7 @@ class Decoder:
         """Free state kept between steps."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        """Return qkv [N, (H + 2 KV) D], with q and k normed if the family does so."""
+        """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the model family does so."""
         qkv = layer.qkv(x if layer.before_attention is None else layer.before_attention(x))
         if layer.q_norm is None or layer.k_norm is None:
             return qkv
@@ -149,7 +153,7 @@ class Decoder:
         return torch.cat([*normed, v], dim=1)
 
     def _add(self, layer: LayerWeights, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return x + multiplier * norm(o_proj(out))."""
+        """Return `x + multiplier * norm(o_proj(out))`."""
         multiplier = layer.spec.residual_multiplier
         if layer.after_attention is None and multiplier == 1.0:
             return layer.out.add_to(x, out)
@@ -179,7 +183,7 @@ class Decoder:
     def _prompt_table(
         self, name: str | None, rope_keys: Sequence[int], lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [T, R/2] of concatenated sequences."""
+        """Return cos and sin [T, R/2] for the concatenated sequences."""
         parts = []
         for rope_key, length in zip(rope_keys, lengths, strict=True):
             table = self._rope_tables.table(name, rope_key, length)
@@ -189,9 +193,9 @@ class Decoder:
     def _angles(
         self, runs: Sequence[RowRangeTable], positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [cos | cos] and [-sin | sin], [B, 1, R], of `positions` [B]."""
+        """Return `[cos | cos]` and `[-sin | sin]` for `positions` [B], each of shape [B, 1, R]."""
         picked = [
-            # An ended row stays in the batch, and may run beyond the end of a table.
+            # An ended row may stay in the batch and reach positions beyond the table's end.
             table[positions[start:stop].clamp(max=len(table) - 1)]
             for start, stop, table in runs
         ]
@@ -200,8 +204,10 @@ class Decoder:
 
 
 def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate x [B, n, D] in place, in fewer operations than tunesmith_kernels.rope. Its first R
-    elements [a | b] become [a | b] [cos | cos] + [b | a] [-sin | sin]."""
+    """Rotate x [B, n, D] in place, with fewer operations than tunesmith_kernels.rope.
+
+    The first R elements of each head, `[a | b]`, become `[a | b] [cos | cos] + [b | a] [-sin |
+    sin]`."""
     size = cos.shape[-1]
     x = x[..., :size]
     swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
@@ -209,7 +215,7 @@ def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return activation(gate) * up, [N, I], for gate_up [N, 2 I]."""
+    """Return `activation(gate) * up` [N, I] for gate_up [N, 2 I]."""
     if gate_up.is_cuda or activation != "silu":
         return gated_forward(gate_up, activation)
     size = gate_up.shape[1] // 2

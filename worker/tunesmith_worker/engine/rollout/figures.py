@@ -1,4 +1,4 @@
-"""Time by phase, tokens and memory of one rollout."""
+"""Time per phase, token counts and memory of one rollout."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class PhaseTime:
 
 @dataclass
 class RolloutFigures:
-    """Figures of one `generate` call. The times of its phases sum to the duration of the call."""
+    """Figures of one `generate` call. The phase times sum to the duration of the call."""
 
     sync: PhaseTime = field(default_factory=PhaseTime)
-    """Preparing the weights and restoring them: merging, or folding and unfolding."""
+    """Time to prepare and restore the weights: merging, or folding and unfolding."""
     prefill: PhaseTime = field(default_factory=PhaseTime)
     decode: PhaseTime = field(default_factory=PhaseTime)
-    """Decode steps, sampling, and rebuilding batches."""
+    """Time in decode steps, sampling and batch rebuilds."""
     callback: PhaseTime = field(default_factory=PhaseTime)
     """Time in `on_completion`."""
     prefill_tokens: int = 0
@@ -34,21 +34,21 @@ class RolloutFigures:
     graph_steps: int = 0
     """Decode steps that replayed a CUDA graph."""
     recording_error: str = ""
-    """Reason why decode steps could not be recorded as CUDA graphs; empty if there was no error."""
+    """Error that prevented recording decode steps as CUDA graphs; empty if none occurred."""
     row_steps: int = 0
-    """Rows computed, summed over all steps, including rows that had ended."""
+    """Number of rows computed, summed over all decode steps, including ended rows."""
     generated_tokens: int = 0
     cache_bytes: int = 0
-    """Peak size of the cached keys and values."""
+    """Peak size of the key/value cache in bytes."""
     fold_saved: int = 0
-    """Weight elements whose bits had to be saved to unfold the adapter exactly."""
+    """Number of weight elements whose bits were saved to unfold the adapter exactly."""
 
 
 class PhaseClock:
-    """Context manager that attributes all time inside it to phases."""
+    """Context manager that assigns all time inside its block to phases."""
 
     def __init__(self, first: PhaseTime, device: torch.device) -> None:
-        """`device` is synchronized at each change of phase, so that work counts for the phase that
+        """`device` is synchronized at each phase change, so that work counts for the phase that
         launched it."""
         self._phase, self._device = first, device
 

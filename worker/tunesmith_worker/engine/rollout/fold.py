@@ -1,12 +1,12 @@
-"""Bit-exact folding of an adapter into the weights that it adapts, and unfolding.
+"""Fold an adapter into the weights that it adapts, and unfold it bit for bit.
 
-W' = round(W + s B A) in W's dtype. Subtracting s B A restores W for almost all elements. Folding
-saves the bits of all other elements, so unfolding is exact:
+Folding computes `W' = round(W + s B A)` in W's dtype. Subtracting `s B A` restores almost all
+elements of W. Folding saves the bits of the elements that differ, so unfolding is exact:
 
     W = round(W' - s B A), with the saved bits where the result differs
 
-Matrices are processed one at a time in chunks of rows, so the extra memory is little more than the
-saved elements.
+Matrices are processed one at a time, in chunks of rows. Apart from the saved elements, this needs
+little extra memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 1 << 24
 
 
 class UnfoldError(RolloutError):
-    """Unfolding did not restore a weight; the weight must not be trained further."""
+    """Raised if unfolding did not restore a weight. The weight must not be trained further."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,16 @@ class FoldFigures:
     weights: int
     """Number of elements in the folded weights."""
     saved: int
-    """Number of elements that subtracting does not restore."""
+    """Number of saved elements, which subtraction does not restore."""
     saved_bytes: int
 
 
 @contextmanager
 def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigures]:
-    """Context manager that adds each adapter to its weight [out, in] and restores the weight's
-    bits on exit, also after an error. Raises UnfoldError if a weight is not restored."""
+    """Within this block, add each adapter to its weight [out, in].
+
+    On exit, also after an error, the weights are restored bit for bit. Raises UnfoldError if a
+    weight could not be restored."""
     done: list[tuple[torch.Tensor, Adapter, list[_SavedBits], int]] = []
     try:
         for weight, adapter in pairs:
@@ -95,7 +97,7 @@ def _unfold(weight: torch.Tensor, adapter: Adapter, saved: list[_SavedBits]) -> 
 
 
 def delta_rows(adapter: Adapter, rows: slice = slice(None)) -> torch.Tensor:
-    """Return `rows` of s B A: [n, in] fp32."""
+    """Return the given rows of `s B A`: [n, in] in fp32."""
     b, a = adapter.b[rows].float(), adapter.a.float()
     return torch.mm(b, a).mul_(adapter.scale)
 

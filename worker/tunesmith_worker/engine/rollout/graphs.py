@@ -1,10 +1,11 @@
-"""Decode steps as CUDA graphs, because launching a step's operations on a GPU takes longer than
-running them.
+"""Run decode steps as CUDA graphs.
 
-A graph repeats the same kernels at the same addresses. Therefore a recorded step reads everything
-that changes between steps (newest tokens, cached lengths) from device tensors, and reads all of the
-cache's room with a mask over the unused part. A recording is valid while the cache's version stays
-the same. The first step of a version runs without recording, which compiles kernels.
+On a GPU, launching a step's operations takes longer than running them.
+
+A graph repeats the same kernels at the same addresses. A recorded step therefore reads everything
+that changes between steps (newest tokens, cached lengths) from device tensors. It reads the whole
+cache and masks the unused entries. A recording is valid until the cache's version changes. The
+first step of each version runs without recording, to compile kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights
 
 StepFunction = Callable[[], torch.Tensor]
-"""Function with device work only, on tensors whose addresses do not change."""
+"""Function that only launches device work, on tensors with fixed addresses."""
 
 
 class Recorder(Protocol):
@@ -32,19 +33,21 @@ class Recorder(Protocol):
     """Reason why recording is disabled; empty if it is enabled."""
 
     def run(self, run: StepFunction) -> torch.Tensor:
-        """Call `run` on the stream that recordings use and return its result."""
+        """Call `run` on the stream used for recordings and return its result."""
 
     def record(self, run: StepFunction) -> StepFunction:
-        """Record `run`. Returns a function that repeats it and returns the same tensor every time.
-        Raises exceptions of `run`, torch.OutOfMemoryError, and RuntimeError if `run` cannot be
-        recorded."""
+        """Record `run` and return a function that repeats it.
+
+        The function returns the same tensor object every time. Raises torch.OutOfMemoryError,
+        exceptions of `run`, and RuntimeError if `run` cannot be recorded."""
 
 
 class CudaRecorder:
-    """Recorder that uses torch.cuda.CUDAGraph; one per process and device."""
+    """Recorder based on torch.cuda.CUDAGraph; each process has one per device."""
 
     def __init__(self, device: torch.device) -> None:
-        # One stream for all recordings: free memory and cuBLAS's workspace are kept per stream.
+        # All recordings use one stream, because cached memory and cuBLAS's workspace belong to a
+        # stream.
         self._stream = torch.cuda.Stream(device)
         self.disabled_reason = ""
 
@@ -53,8 +56,8 @@ class CudaRecorder:
             return run()
 
     def record(self, run: StepFunction) -> StepFunction:
-        # A graph can use neither torch's cached free memory nor the memory pool of an earlier
-        # graph (a pool ends with its last graph). Free both first.
+        # A graph cannot use torch's cached free memory or the memory pool of an earlier graph. Free
+        # both first. (A pool is freed with its last graph.)
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
@@ -64,7 +67,8 @@ class CudaRecorder:
             try:
                 result = run()
             except BaseException:
-                # After a forbidden operation capture_end fails too, with a less precise message.
+                # After a forbidden operation, capture_end fails too, but with a less precise
+                # message.
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
@@ -78,7 +82,7 @@ class CudaRecorder:
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
-        """Context manager that switches to the recorder's stream; recordings need their own."""
+        """Switch to the recorder's stream within this block. Recordings need a separate stream."""
         default = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(default)
         try:
@@ -111,13 +115,13 @@ class RecordingDecoder(Decoder):
         figures.recording_error = recorder.disabled_reason
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """The returned tensor may be overwritten by the next step."""
+        """Run a decode step. The next step may overwrite the returned tensor."""
         if self._figures.recording_error:
             return super().step(ids, cache)
         cache.make_room()
         if self._step is None or self._step.cache_version != cache.version:
-            # Free the old graph first. This frees cuBLAS's workspace of the stream, which the first
-            # step of the new version allocates again, outside of a recording.
+            # Free the old graph first. This also frees cuBLAS's workspace for the stream. The first
+            # step of the new version allocates it again, outside a recording.
             self._step = None
             self._step = _Step(self, cache)
         elif self._step.replay is None:
@@ -128,8 +132,9 @@ class RecordingDecoder(Decoder):
         return self._run_step(self._step, ids, cache)
 
     def release(self) -> None:
-        """Drop the step. It holds the cache and refers back to this object, a cycle that would keep
-        memory until Python's garbage collector runs."""
+        """Drop the recorded step, to free its memory without waiting for garbage collection.
+
+        The step and this object refer to each other, and the step holds the cache."""
         self._step = None
 
     def _record(self, step: _Step) -> None:
@@ -138,7 +143,7 @@ class RecordingDecoder(Decoder):
         except torch.OutOfMemoryError as error:  # a later call may have more memory
             self._figures.recording_error = str(error)
         except RuntimeError as error:
-            # No retry in this process: torch does not free all memory of a failed recording.
+            # Do not retry in this process: torch does not free all memory of a failed recording.
             self._figures.recording_error = self._recorder.disabled_reason = str(error)
 
     def _run_step(self, step: _Step, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
@@ -153,8 +158,10 @@ class RecordingDecoder(Decoder):
 
 
 class _Step:
-    """Decode step for one version of the cache. Holds the tensors whose addresses a recording uses;
-    the others are in the cache and in the decoder's weights."""
+    """Decode step for one version of the cache.
+
+    Holds tensors whose addresses a recording uses. The cache and the decoder's weights hold the
+    other tensors."""
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
         self.cache_version = cache.version

@@ -1,11 +1,11 @@
-"""Linear layers of the decoder, optimized for the few rows of a decode step.
+"""Linear layers of the decoder, optimized for decode steps with few rows.
 
-On a CPU, oneDNN stores a weight in the blocks that its kernels read: 1.2 to 1.9 times as fast as
-torch.nn.functional.linear at 16 rows. torch has no public API for this; only this file uses the
-private one, and falls back to plain linear layers without it.
+On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, this is 1.2 to
+1.9 times as fast as torch.nn.functional.linear. torch has only a private API for this. Only this
+module uses it, and it uses plain linear layers if the API is missing.
 
-A decode step reads every weight once. With pages of 4 KiB, address translation takes a fifth of the
-time of the products (docs/contributing/log), so packed weights are moved into huge pages.
+A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the
+matrix products' time (docs/contributing/log). Packed weights are therefore moved into huge pages.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ import torch
 from torch.nn.functional import linear
 
 _HUGE_PAGE = 2 << 20
-"""Bytes per huge page. With another page size the kernel moves only the pages that fit."""
+"""Bytes per huge page. If the host's page size differs, the kernel moves only the pages that
+fit."""
 _MIN_BYTES = _HUGE_PAGE // 8
-"""Smaller memory is not worth a huge page."""
+"""Minimum size of a weight for huge pages, in bytes."""
 _MADV_COLLAPSE = 25
-"""From linux/mman.h (Linux 6.1 or later): move memory into huge pages immediately."""
+"""madvise option that moves memory into huge pages immediately (linux/mman.h, Linux 6.1 or
+later)."""
 
 
 class Linear:
-    """y = x W' + b, weight [out, in], x [N, in]."""
+    """Linear layer `y = x W' + b` with weight [out, in] and input x [N, in]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps the tensors themselves, so later changes to them take effect."""
+        """Keeps references to the tensors, so later changes to them take effect."""
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self._weight, self._bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return residual + y."""
+        """Return `residual + y`."""
         return residual + linear(x, self._weight, self._bias)
 
 
 class SplitLinear(Linear):
-    """Several linear layers with the same input; y is their outputs concatenated."""
+    """Several linear layers with the same input. Their outputs are concatenated."""
 
     def __init__(self, parts: list[Linear]) -> None:
         self._parts = parts
@@ -53,10 +55,10 @@ class SplitLinear(Linear):
 
 
 class PackedLinear(Linear):
-    """Linear layer with a copy of the weight in oneDNN's blocks."""
+    """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: the N that the blocks are optimized for; any other N works too."""
+        """`rows`: number of input rows to optimize for. Other numbers work too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)
@@ -93,8 +95,10 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> L
 
 
 def use_huge_pages(address: int, size: int) -> None:
-    """Move the pages of `size` bytes at `address` into huge pages; contents and address are kept.
-    A hint to the kernel: no effect where unsupported, and never an error."""
+    """Move `size` bytes of memory at `address` into huge pages.
+
+    Contents and address do not change. If huge pages are not supported, the call has no effect and
+    raises no error."""
     if sys.platform != "linux" or size < _MIN_BYTES:
         return
     start = address // _HUGE_PAGE * _HUGE_PAGE

@@ -1,9 +1,8 @@
-"""Rollout engine on the training model's own weights.
+"""Rollout engine that uses the training model's own weights.
 
-A batch of rows decodes one token per step. Each prompt is computed once for all of its requests. A
-queued request replaces a row that has ended. The completion of a request does not depend on other
-rows, apart from rounding in matrix products. Between calls the engine holds only the model, no
-copied weights, keys or values.
+In each step, every row of the batch decodes one token. Each prompt is computed once for all its
+requests. Queued requests replace ended rows. A completion does not depend on other rows, apart from
+rounding in matrix products. Between calls, the engine holds no copied weights, keys or values.
 """
 
 from __future__ import annotations
@@ -32,35 +31,39 @@ class NativeEngine:
     """`RolloutEngine` for a transformers model, with or without PEFT's LoRA."""
 
     def __init__(self, model: Untyped, plan: RolloutPlan, tokenizer: Untyped = None) -> None:
-        """`tokenizer` is needed for requests with stop texts. Raises UnsupportedModel."""
+        """`tokenizer` is required for requests with stop texts. Raises UnsupportedModel."""
         self._architecture = read_architecture(model)
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self.figures = RolloutFigures()
         """Figures of the last call."""
         self.interrupted: Callable[[], bool] = lambda: False
-        """Checked before each step; generation raises Interrupted when it returns True."""
+        """Function that is called before each step. If it returns True, generation raises
+        Interrupted."""
 
     @property
     def batch_invariant(self) -> bool:
-        """True for fp32 models, whose rounding does not make tokens depend on the batch size."""
+        """True for fp32 models: their tokens do not depend on the batch size through rounding."""
         return self._architecture.dtype == torch.float32
 
     @property
     def stable_length(self) -> int | None:
-        """Sequence length up to which a forward of the whole sequence has the RoPE frequencies that
-        tokens were sampled with (rope_tables.py); None if there is no limit."""
+        """Maximum sequence length with fixed RoPE frequencies (rope_tables.py); None if unlimited.
+
+        Up to this length, a forward pass over the whole sequence uses the same RoPE frequencies as
+        sampling."""
         return _rope_tables(self._architecture).stable_length
 
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        """See `RolloutEngine`. Raises UnusableRequest before any computation, UnsupportedModel,
-        NotFinite, Interrupted, and exceptions of `on_completion`; the weights are restored in every
-        case."""
+        """Generate completions; see `RolloutEngine`.
+
+        Raises UnusableRequest before any computation, UnsupportedModel, NotFinite, Interrupted, and
+        exceptions of `on_completion`. The weights are always restored."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         with PhaseClock(figures.sync, self._architecture.device) as clock:
-            # The model may have changed since the last call: another adapter, head or device.
+            # The model's adapter, head or device may have changed since the last call.
             model = self._architecture = read_architecture(self._model)
             rope_tables = _rope_tables(model)
             rows = [
@@ -70,7 +73,7 @@ class NativeEngine:
 
             def on_end(row: Row) -> None:
                 if on_completion is not None and row.completion is not None:
-                    # Tensors of the callback must be usable in autograd.
+                    # Autograd must be able to use tensors that the callback creates.
                     with clock.during(figures.callback), torch.inference_mode(False):
                         on_completion(row.index, row.completion)
 

@@ -1,6 +1,6 @@
-"""Memory plan of a rollout: layout of the weights and number of rows decoded together.
+"""Plan the memory of a rollout: the weights' layout, and how many rows decode together.
 
-The plan is computed from sizes; it does not run the model.
+The plan is computed from sizes, without running the model.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class RolloutPlan:
     """Number of completions decoded together."""
     reason: str = "set by the caller"
     copy_bytes: int = 0
-    """Size of a merged copy of the weights, also if the plan does not use one."""
+    """Size of a merged copy of the weights in bytes, even if the plan uses none."""
     row_bytes: int = 0
-    """Keys, values and logits of one row of maximum length, prompt included."""
+    """Bytes for the keys, values and logits of one row of maximum length, including its prompt."""
     free_bytes: int = 0
 
     def figures(self) -> dict[str, JsonValue]:
@@ -54,11 +54,13 @@ class RolloutPlan:
 def plan_rollout(
     model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
-    """Plan for up to `rows` completions at a time, with prompts of up to `prompt_tokens` and
-    completions of up to `max_tokens` tokens, and `free` bytes on the model's device.
+    """Plan a rollout within `free` bytes on the model's device.
 
-    A merged copy is used if it fits together with a quarter of the rows: it decodes faster, and
-    fewer rows at a time cost less than slower products. Raises UnsupportedModel and
+    At most `rows` completions run at a time. Prompts have up to `prompt_tokens` tokens, completions
+    up to `max_tokens`.
+
+    A merged copy of the weights is used if it fits together with a quarter of the rows. It makes
+    matrix products faster, which saves more time than more rows would. Raises UnsupportedModel and
     RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
@@ -113,7 +115,7 @@ def _copy_bytes(model: Architecture) -> int:
 def _row_bytes(model: Architecture, tokens: int) -> int:
     size = cache_dtype(model).itemsize
     per_token = sum(2 * s.shape.kv_heads * s.shape.head_dim for s in model.layers)
-    logits = 4 * model.vocabulary * 4  # fp32, and the tensors that sampling derives from them
+    logits = 4 * model.vocabulary * 4  # fp32 logits, and sampling's tensors of the same size
     return per_token * tokens * size + logits
 
 

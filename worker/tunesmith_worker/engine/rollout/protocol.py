@@ -10,24 +10,27 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling distribution of a request. Options mean the same as in transformers; temperature 0,
-    presence and frequency penalty mean the same as in vLLM."""
+    """Sampling distribution of a request.
+
+    Options have the same meaning as in transformers. Temperature 0, presence penalty and frequency
+    penalty have the same meaning as in vLLM."""
 
     temperature: float = 1.0
-    """0: greedy decoding; the lowest token id wins a tie."""
+    """Softmax temperature. 0: greedy decoding; ties go to the lowest token id."""
     top_k: int = 0
-    """Sample from the k most likely tokens (and ties with the k-th); 0: from all tokens."""
+    """Sample from the k most likely tokens, including ties with the k-th; 0: from all tokens."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
     this."""
     min_p: float = 0.0
-    """Sample from tokens with at least this fraction of the highest probability."""
+    """Sample only from tokens whose probability is at least this fraction of the highest one."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in the prompt or completion."""
+    """For tokens in the prompt or completion, positive logits are divided by this number and
+    negative logits are multiplied by it."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens in the completion."""
+    """Number subtracted from the logits of tokens in the completion."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token once per occurrence in the completion."""
+    """Number subtracted from a token's logit for each occurrence in the completion."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -60,20 +63,22 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Request for one completion. Requests with equal prompts share the prompt's computation and
-    memory, in any order and with any parameters."""
+    """Request for one completion.
+
+    Requests with equal prompts share the prompt's computation and memory, whatever their order and
+    parameters."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    """0 to 2^64 - 1. The completion depends only on the request and the weights, not on other
-    requests of the same call."""
+    """Random seed, 0 to 2^64 - 1. The completion depends only on the request and the weights, not
+    on other requests in the call."""
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the completion; the completion includes them. The model's end-of-sequence
-    tokens are not added."""
+    """Tokens that end the completion and stay in it. List end-of-sequence tokens here too: the
+    model's are not added."""
     stop: tuple[str, ...] = ()
-    """Texts that end the completion; the completion includes their tokens."""
+    """Texts that end the completion; their tokens stay in it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -88,57 +93,58 @@ class Request:
 
 class FinishReason(StrEnum):
     STOP = "stop"
-    """A stop token or a stop text, named by `stop_reason`."""
+    """The completion ended with a stop token or stop text; `stop_reason` says which one."""
     LENGTH = "length"
-    """`max_tokens` tokens without a stop."""
+    """The completion reached `max_tokens` without a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     token_ids: list[int]
-    """Sampled tokens, including the stop token; never decoded and encoded again."""
+    """Sampled token ids, including the stop token. They are never decoded and encoded again."""
     sampling_logprobs: list[float]
-    """Log-probability of each token under the distribution it was sampled from, with temperature,
-    penalties and filters; 0 for greedy tokens."""
+    """Log-prob of each token in the sampling distribution, with temperature, penalties and filters;
+    0 for greedy tokens."""
     policy_logprobs: list[float]
-    """Log-probability of each token under softmax(logits / temperature), without penalties or
-    filters, as a trainer's forward computes it; at temperature 0 under softmax(logits)."""
+    """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. A
+    trainer's forward computes the same log-probs. At temperature 0, `softmax(logits)` is used."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     """Stop token id or stop text; None if `max_tokens` ended the completion."""
 
 
 OnCompletion = Callable[[int, Completion], None]
-"""Receives the index of a request and its completion (the object that `generate` returns)."""
+"""Callback that receives a request's index and its completion (the object that `generate`
+returns)."""
 
 
 class RolloutEngine(Protocol):
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
-        """Return the completions in the order of the requests, generated with the current weights.
+        """Generate completions with the current weights and return them in the order of requests.
 
-        `on_completion` is called once per request, as soon as its completion ends, on the calling
-        thread; generation waits for it, so hand slow work to another thread. It must not use the
-        model: an adapter may be folded into the weights. Its exceptions end the rollout and
-        propagate to the caller."""
+        `on_completion` is called on the calling thread as soon as a completion ends. Generation
+        waits for it, so slow work belongs in another thread. The callback must not use the model,
+        because an adapter may be folded into the weights. If the callback raises an exception, the
+        rollout ends and the exception propagates."""
 
 
 class RolloutError(Exception):
-    """Generation is not possible; the message gives the reason."""
+    """Raised if generation is not possible; the message gives the reason."""
 
 
 class Interrupted(RolloutError):
-    """The caller no longer needs the completions."""
+    """Raised if the caller no longer needs the completions."""
 
 
 class UnsupportedModel(RolloutError):
-    """The engine cannot reproduce this model's forward exactly."""
+    """Raised if the engine cannot reproduce a model's forward exactly."""
 
 
 class NotFinite(RolloutError):
-    """The model's logits contain NaN or infinity: damaged weights or diverged training."""
+    """Raised if logits contain NaN or infinity, because of damaged weights or diverged training."""
 
 
 class UnusableRequest(RolloutError):
-    """A request that does not fit this model or tokenizer."""
+    """Raised if a request does not fit the model or tokenizer."""

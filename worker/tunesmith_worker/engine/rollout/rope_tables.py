@@ -1,10 +1,12 @@
-"""RoPE cosines and sines, computed by the model's own module, so that every scaling gives the bits
-of the training forward.
+"""RoPE cosines and sines.
 
-Two scalings choose the frequencies by the length of the sequence: longrope (two sets, below and
-above the original context) and dynamic (one set per length above the original context). Cached keys
-are valid for one set only. `rope_key` names the set of a sequence; when the key of a sequence
-changes, its keys are recomputed.
+The model's own module computes them, so every RoPE scaling matches the training forward bit for
+bit.
+
+With two scalings, the frequencies depend on the sequence length. longrope has two sets of
+frequencies: one up to the original context length and one above it. dynamic has a separate set for
+each length above the original context. Cached keys are valid for only one set. `rope_key`
+identifies a sequence's set. When it changes, the cached keys are recomputed.
 """
 
 from __future__ import annotations
@@ -19,26 +21,28 @@ import torch
 Untyped = Any  # Any: transformers is not typed
 
 _STATIC = 0
-"""`rope_key` of sequences whose frequencies do not depend on the length."""
+"""`rope_key` of frequencies that do not depend on the sequence length."""
 _BLOCK = 256
 
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Cosines and sines of positions 0 to P - 1, fp32; R rotated elements per head."""
+    """Cosines and sines of positions 0 to P - 1 in fp32. R is the number of rotated elements per
+    head."""
 
     cos: torch.Tensor
     """[P, R/2]"""
     sin: torch.Tensor
     doubled: torch.Tensor
-    """[cos | cos] and [-sin | sin], [P, 2, R], for a rotation in few operations."""
+    """`[cos | cos]` and `[-sin | sin]`, [P, 2, R], to rotate with few operations."""
 
 
 class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' module, which rounds to the hidden states' `dtype`."""
+        """`rotary`: transformers' RoPE module. It rounds its results to the hidden states'
+        `dtype`."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
         self._rotary = copy.deepcopy(rotary)  # its state changes with use, and training uses it
@@ -47,24 +51,25 @@ class RopeTables:
         self._tables: dict[tuple[str | None, int], RopeTable] = {}
         limits = [self._limit(name) for name in by_type]
         self.stable_length: int | None = min((n for n in limits if n is not None), default=None)
-        """Length up to which frequencies do not depend on the length of the sequence; None if they
-        never do. In longer sequences, the forward of the whole sequence uses other frequencies than
-        those that earlier tokens were sampled with."""
+        """Maximum sequence length with fixed frequencies; None if frequencies never depend on the
+        length. In a longer sequence, a forward pass over the whole sequence uses different
+        frequencies than the sampling of earlier tokens."""
 
     def rope_key(self, length: int) -> int:
-        """Return the key of the RoPE frequencies of a sequence of `length` tokens."""
+        """Return the key of the RoPE frequencies for a sequence of `length` tokens."""
         if self.stable_length is None or length <= self.stable_length:
             return _STATIC
         dynamic = any("dynamic" in kind for kind in self._kinds.values())
         return length if dynamic else self.stable_length + 1
 
     def table(self, layer_type: str | None, rope_key: int, length: int) -> RopeTable:
-        """Return a table of at least `length` positions, or of all positions that the key has."""
+        """Return a table with at least `length` positions, or with all positions valid for the
+        key."""
         key = (layer_type if layer_type in self._kinds else None, rope_key)
         length = min(length, self._max_positions(*key))
         table = self._tables.get(key)
         if table is None or len(table.cos) < length:
-            if len(self._tables) > 64:  # dynamic: old keys are not used again
+            if len(self._tables) > 64:  # old keys of dynamic scaling are not used again
                 self._tables.clear()
             table = self._tables[key] = self._compute_table(key[0], rope_key, length)
         return table
@@ -85,17 +90,17 @@ class RopeTables:
         return RopeTable(cos, sin, torch.stack(pairs, 1))
 
     def _max_positions(self, layer_type: str | None, rope_key: int) -> int:
-        """Return the number of positions of `rope_key`."""
+        """Return the maximum number of positions for `rope_key`."""
         limit = self._limit(layer_type)
         if limit is None:
             return sys.maxsize
         if rope_key == _STATIC:
             return limit
-        # The module of a dynamic model derives the length of the sequence from the positions.
+        # With dynamic scaling, the module derives the sequence length from the positions.
         return rope_key if "dynamic" in self._kinds[layer_type] else sys.maxsize
 
     def _limit(self, layer_type: str | None) -> int | None:
-        """Return the length up to which frequencies are fixed; None if they always are."""
+        """Return the maximum length with fixed frequencies; None if they are always fixed."""
         kind = self._kinds[layer_type]
         if "dynamic" in kind:
             return int(self._rotary.original_max_seq_len)
@@ -108,7 +113,7 @@ class RopeTables:
 
 
 def _reset_frequencies(rotary: Untyped, layer_type: str | None) -> None:
-    """Reset frequencies that the module cached for the sequences of earlier calls."""
+    """Reset the frequencies that the module cached in earlier calls."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     original = getattr(rotary, f"{prefix}original_inv_freq", None)
     if original is not None:

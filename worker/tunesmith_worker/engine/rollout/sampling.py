@@ -1,13 +1,14 @@
-"""Sampling distribution of a token, and sampling from it.
+"""Compute the distribution of the next token and sample from it.
 
-The distribution is that of transformers: its own processors, in its order (penalties, temperature,
-top-k, top-p, min-p). transformers has no presence and frequency penalty; theirs follow vLLM.
-Sampling inverts the cumulative distribution with one uniform number u per token:
+The distribution is the same as in transformers. It uses transformers' processors in transformers'
+order: penalties, temperature, top-k, top-p, min-p. transformers has no presence and frequency
+penalties, so these follow vLLM. Sampling inverts the cumulative distribution with one uniform
+random number u per token:
 
     token = the first i with  sum of p_j over j <= i  >  u
 
-u depends only on the request's seed and the index of the token: numpy's Philox counters (Salmon et
-al., https://doi.org/10.1145/2063384.2063405).
+u comes from numpy's Philox generator (Salmon et al., https://doi.org/10.1145/2063384.2063405) and
+depends only on the request's seed and the token's index.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from .protocol import NotFinite, SamplingParams
 Untyped = Any  # Any: transformers is not typed
 
 _BLOCK = 256
-"""Uniform numbers generated at a time."""
+"""Number of uniform random numbers generated at a time."""
 _TOKENS = 128
 """Tokens per block of the vocabulary."""
 
 
 class Uniforms:
-    """Uniform numbers u_0, u_1, ... in [0, 1) of one request."""
+    """Uniform random numbers in [0, 1) of one request."""
 
     def __init__(self, seed: int) -> None:
-        # An array, because numpy converts a list of large integers through floats.
+        # Use an array, because numpy converts a list of large integers through floats.
         key = np.array([seed, 0], dtype=np.uint64)
         self._draw = np.random.Generator(np.random.Philox(key=key)).random
         self._known: list[float] = []
@@ -51,13 +52,13 @@ class Uniforms:
 
 
 class PenaltyState:
-    """Tokens of one row that penalties depend on."""
+    """Token counts of one row, which the penalties depend on."""
 
     def __init__(self, prompt_ids: Sequence[int], vocabulary: int, device: torch.device) -> None:
         self.counts = torch.zeros(vocabulary, device=device)
-        """[V]: number of occurrences of each token in the completion."""
+        """Number of occurrences of each token in the completion: [V]."""
         self.prompt = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        """[V]: True for tokens of the prompt."""
+        """True for tokens of the prompt: [V]."""
         self.prompt[torch.tensor(prompt_ids, device=device)] = True
 
     def add(self, token: int) -> None:
@@ -77,8 +78,10 @@ def sample(
     uniforms: Sequence[float],
     penalty_states: Sequence[PenaltyState],
 ) -> SampledTokens:
-    """Sample one token per row. `logits` [B, V] fp32 may be overwritten; `uniforms` has one number
-    per row; `penalty_states` has one state per row if `params` has penalties."""
+    """Sample one token per row.
+
+    `logits` [B, V] in fp32 may be overwritten. `uniforms` has one number per row. `penalty_states`
+    has one state per row if `params` has penalties."""
     scores = logits if not params.has_penalties else apply_penalties(logits, params, penalty_states)
     if params.temperature == 0.0:
         tokens = scores.argmax(-1)
@@ -103,10 +106,10 @@ def sample(
 
 
 def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Sample tokens [B, 1], never of probability 0, from probabilities [B, V] and u [B, 1].
+    """Sample tokens [B, 1] with a probability above 0 from probabilities [B, V] and u [B, 1].
 
-    Finds the block of tokens first and then the token in it, because block sums are many times
-    as fast as a cumulative sum over the whole vocabulary."""
+    First finds the block of tokens, then the token within the block. Block sums are many times
+    faster than a cumulative sum over the whole vocabulary."""
     short = -probabilities.shape[1] % _TOKENS
     padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
     blocks = padded.view(len(padded), -1, _TOKENS)
@@ -122,8 +125,9 @@ def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _clamp_below(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return min(x, the largest number below `limit`): rounding up to `limit` would select a token
-    of probability 0."""
+    """Limit x to the largest number below `limit`.
+
+    If x were rounded up to `limit`, it would select a token with probability 0."""
     return torch.minimum(x, limit.nextafter(torch.zeros_like(limit)))
 
 
@@ -142,7 +146,7 @@ def apply_penalties(
 
 
 def apply_filters(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Apply temperature, top-k, top-p and min-p: [B, V], -inf for removed tokens."""
+    """Apply temperature, top-k, top-p and min-p; return [B, V] with -inf for removed tokens."""
     ids: Untyped = None  # these processors do not read the previous tokens
     for processor in _processors(params):
         scores = processor(ids, scores)
@@ -171,5 +175,5 @@ def _check_finite(per_row: torch.Tensor) -> None:
 
 
 def _log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of one token per row, [B]."""
+    """Return the log-prob of one token per row: [B]."""
     return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)

@@ -1,4 +1,4 @@
-"""End of a completion: a stop token, a stop text (which may span tokens), or the length limit."""
+"""Detect the end of a completion: a stop token, a stop text or the length limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Untyped = Any  # Any: transformers and tokenizers are not typed
 
 
 def eos_token_ids(model: Untyped, tokenizer: Untyped) -> frozenset[int]:
-    """Return every token that ends a turn according to the model's generation config or the
-    tokenizer. Each of the two may lack a token that the other has."""
+    """Return all end-of-turn tokens from the model's generation config and the tokenizer.
+
+    Either of them may be incomplete."""
     eos = getattr(model.generation_config, "eos_token_id", None)
     ids: Iterable[int | None] = eos if isinstance(eos, list | tuple) else [eos]
     return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
@@ -24,7 +25,7 @@ class StopChecker:
     """Stop conditions of one completion."""
 
     def __init__(self, request: Request, tokenizer: Untyped) -> None:
-        """Raises UnusableRequest if the request has stop texts and `tokenizer` has no backend of
+        """Raises UnusableRequest if the request has stop texts and `tokenizer` has no backend from
         the tokenizers library."""
         self._request = request
         self._count = 0
@@ -39,7 +40,8 @@ class StopChecker:
             self._text = _StopTextMatcher(request.stop, backend)
 
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Add the next token. Return finish reason and stop reason if it ends the completion."""
+        """Add the next token. If it ends the completion, return the finish reason and stop
+        reason."""
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token
@@ -59,8 +61,10 @@ class _StopTextMatcher:
         self._tail = ""
 
     def match(self, token: int) -> str | None:
-        """Add the next token. Return the stop text that is now complete; of several, the one that
-        starts first. A character of several tokens is decoded with its last token."""
+        """Add the next token. If it completes a stop text, return that text.
+
+        If it completes several, return the one that starts first. A character that spans several
+        tokens is decoded with its last token."""
         new_text = self._stream.step(self._backend, token)
         if not new_text:
             return None

@@ -1,7 +1,6 @@
-"""Weights of the decoder: a copy merged with the adapter and packed for decoding, or the training
-weights themselves with the adapter folded in.
+"""Weights of the decoder: a merged copy, or the training weights with the adapter folded in.
 
-The weights are read at the start of every rollout, so each rollout uses the current weights.
+They are read at the start of every rollout, so each rollout uses the current weights.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from .protocol import UnsupportedModel
 
 Untyped = Any  # Any: transformers and peft are not typed
 Layout = Literal["merged", "in_place"]
-"""merged: a copy of every weight matrix, with the adapter added. in_place: the training weights
-themselves, with the adapter folded in during the rollout."""
+"""`merged`: a copy of every weight matrix with the adapter added, packed for decoding. `in_place`:
+the training weights, with the adapter folded in during the rollout."""
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -51,17 +50,18 @@ class LayerWeights:
 @dataclass(kw_only=True)
 class DecoderWeights:
     embed: TensorFunction
-    """ids [N] -> [N, hidden]"""
+    """Maps token ids [N] to embeddings [N, hidden]."""
     layers: list[LayerWeights]
     norm: TensorFunction
     head: TensorFunction
-    """[N, hidden] -> logits [N, V], before logit scale and soft cap"""
+    """Maps hidden states [N, hidden] to logits [N, V], before logit scale and soft cap."""
     fold: FoldFigures | None
 
 
 @contextmanager
 def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[DecoderWeights]:
-    """Context manager that yields the current weights, optimized for decode steps of `rows` rows.
+    """Yield the current weights, optimized for decode steps with `rows` rows.
+
     On exit, copies are freed and the adapter is unfolded."""
     with ExitStack() as stack, torch.no_grad():
         fold = None
@@ -75,7 +75,7 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
             head=_head(model.head, make),
             fold=fold,
         )
-        # Otherwise the traceback of an error would keep the copies alive.
+        # Without this, the traceback of an error would keep the copies in memory.
         stack.callback(vars(weights).clear)
         yield weights
 
@@ -115,8 +115,9 @@ def _training_linear(parts: Sequence[Projection]) -> Linear:
 
 
 def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
-    """Return W + s B A of projections with the same input, summed in fp32 and rounded once:
-    [sum of outs, in]."""
+    """Merge projections with the same input into one weight [sum of outs, in].
+
+    Each part is `W + s B A`, summed in fp32 and rounded once."""
     if len(parts) == 1 and parts[0].adapter is None and isinstance(parts[0].weight, torch.Tensor):
         return parts[0].weight.detach()
     outs = [part.weight.shape[0] for part in parts]
@@ -183,7 +184,7 @@ def _embedding(model: Architecture) -> TensorFunction:
 
 
 def _linear_head(head: Untyped) -> Untyped | None:
-    """Return the head as a linear module; None if single rows of the head are trained."""
+    """Return the head as a linear module; None if only single rows of the head are trained."""
     if has_token_rows(head):
         return None
     if hasattr(head, "modules_to_save"):
@@ -220,7 +221,7 @@ def _norm_or_none(spec: NormSpec | None) -> TensorFunction | None:
 def norm_function(spec: NormSpec) -> TensorFunction:
     weight: torch.Tensor = spec.module.weight.detach()
     eps, kind = spec.eps, spec.kind
-    # Few operations on a CPU: for a few rows the kernel's tiles take nearly twice as long.
+    # On a CPU, use few torch operations: for a few rows, our kernel takes nearly twice as long.
     factor = 1.0 + weight.float() if kind is NormKind.GEMMA else weight
     epsilon = torch.full((), eps, device=weight.device)
     per_element = 1 / len(weight)

@@ -61,7 +61,6 @@ def trainer_environment(
     env["PYTHONUNBUFFERED"] = "1"
     env["PYTHONFAULTHANDLER"] = "1"  # a crash in a library prints the Python frames
     if compile_cache is not None:
-        env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
         env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))
     spawn = SpawnSettings(
         supervisor_pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""Training of the embedding and the head: token rows, new tokens, whole matrices, learning rate."""
+"""Train the embedding and the head: token rows, new tokens, whole matrices, learning rate."""
 
 from .learning_rate import embedding_learning_rate, embedding_parameters, set_learning_rate
 from .matrices import Matrices

@@ -1,7 +1,8 @@
-"""The learning rate of the embedding, the head and token rows.
+"""Set the learning rate of the embedding, the head and token rows.
 
-Adam changes every parameter by about the rate at each step, and a rare row has few steps to average
-over: LoRA's rate, ten times that of full tuning, is too high for them.
+In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
+few steps, so its noise does not average out. The learning rate for LoRA is ten times that of full
+tuning, which is too high for such rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 def embedding_learning_rate(
     model: Untyped, recipe: Recipe, learning_rate: float, choices: Choices
 ) -> float | None:
-    """Return the rate; None if these parameters do not train or use `learning_rate`."""
+    """Return the learning rate; None if these parameters are frozen or use `learning_rate`."""
     requested = recipe.embedding_learning_rate
     if not embedding_parameters(model) or (recipe.tuning == "full" and requested == "auto"):
         return None
@@ -33,7 +34,7 @@ def embedding_learning_rate(
 
 
 def embedding_parameters(model: Untyped) -> list[torch.nn.Parameter]:
-    """Return the trained parameters of the embedding and the head, each once."""
+    """Return the trained parameters of the embedding and the head, without duplicates."""
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     parameters = (p for m in Matrices.of(causal).named for p in m.module.parameters())
     return list({id(p): p for p in parameters if p.requires_grad}.values())
@@ -42,8 +43,9 @@ def embedding_parameters(model: Untyped) -> list[torch.nn.Parameter]:
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], rate: float
 ) -> None:
-    """Move `parameters` to new groups with learning rate `rate` and the other options of their
-    groups. Must be called before a scheduler is created."""
+    """Move `parameters` to new parameter groups with learning rate `rate`.
+
+    The new groups keep all other options. Must be called before a scheduler is created."""
     moving = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
         moved = [p for p in group["params"] if id(p) in moving]

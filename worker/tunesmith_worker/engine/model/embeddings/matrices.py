@@ -13,7 +13,7 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One [V, H] weight with its module."""
+    """A [V, H] weight and its module."""
 
     name: str
     """Path of the module in the model, such as `model.embed_tokens`."""
@@ -31,11 +31,11 @@ class Matrices:
 
     embedding: Matrix
     head: Matrix | None
-    """Has the embedding's weight if they are tied; None for a model without a head."""
+    """Shares the embedding's weight if tied; None for a model without a head."""
 
     @classmethod
     def of(cls, model: Untyped) -> Matrices:
-        """Find the matrices of a causal language model of transformers, with or without PEFT."""
+        """Find the matrices of a transformers causal language model, with or without PEFT."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {id(module): name for name, module in model.named_modules()}
         return cls(
@@ -49,12 +49,12 @@ class Matrices:
 
     @property
     def distinct(self) -> list[Matrix]:
-        """Matrices with different weights: one if embedding and head are tied."""
+        """Matrices with separate weights; only the embedding if the head is tied to it."""
         return [self.embedding] if self.head is None or self.tied else [self.embedding, self.head]
 
     @property
     def named(self) -> list[Matrix]:
-        """The embedding and, if there is one, the head, tied or not."""
+        """The embedding and, if the model has one, the head."""
         return [self.embedding] if self.head is None else [self.embedding, self.head]
 
 
@@ -64,7 +64,7 @@ def matches(matrix: Matrix, target: str) -> bool:
 
 
 def mean_row(weight: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    """Return the mean [H] of some rows of a [V, H] weight, summed in fp64."""
+    """Return the mean [H] of the given rows of a [V, H] weight, summed in fp64."""
     index = torch.as_tensor(rows, device=weight.device)
     total = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
     for part in index.split(8192):

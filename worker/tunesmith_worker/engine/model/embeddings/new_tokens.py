@@ -1,8 +1,8 @@
-"""`recipe.add_tokens`: adds tokens to the tokenizer and rows for them to the model.
+"""Implement `recipe.add_tokens`: add tokens to the tokenizer and their rows to the model.
 
-A new row starts as the mean of the rows of the pieces that the tokenizer split the token into, in
-the embedding and in the head. A mean of existing rows never takes all probability from the old
-tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+Before, the tokenizer split a new token into pieces. The token's new row in the embedding and in the
+head starts as the mean of the rows of these pieces. With such a mean, old tokens keep probability
+(Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class NewTokens:
     ids: tuple[int, ...] = ()
     """Ids of the added tokens."""
     rows_before: int
-    """Rows of the base model's embedding."""
+    """Number of rows of the base model's embedding."""
     rows: int
-    """Rows after adding the tokens."""
+    """Number of rows after adding the tokens."""
 
     @property
     def resized(self) -> bool:
@@ -40,14 +40,16 @@ class NewTokens:
 def add_tokens(
     model: Untyped, tokenizer: Untyped, tokens: Sequence[str], events: EventLog
 ) -> NewTokens:
-    """Add `tokens` to `tokenizer` and `model`, in place. Rows that pad the vocabulary beyond the
-    tokenizer's size are used before the model is resized."""
+    """Add `tokens` to `tokenizer` and `model`, in place.
+
+    New tokens first use spare rows, which pad the vocabulary beyond the tokenizer's size. The model
+    grows only if these are not enough."""
     before = int(model.get_input_embeddings().num_embeddings)
     pieces = {token: _pieces(tokenizer, token) for token in tokens}
     present = [token for token in tokens if _is_one(tokenizer, token, pieces[token])]
     if present:
         events.message(
-            "recipe.add_tokens: already one token each, not added: "
+            "recipe.add_tokens: not added, because the tokenizer already has them as one token: "
             f"{', '.join(map(repr, present))}.",
             level="warn",
         )
@@ -74,7 +76,7 @@ def add_tokens(
 
 
 def _pieces(tokenizer: Untyped, token: str) -> list[int]:
-    """Return the ids that the tokenizer splits `token` into, without unknown tokens."""
+    """Return the ids that `tokenizer` splits `token` into, without unknown tokens."""
     ids = tokenizer(token, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return [piece for piece in ids if piece != tokenizer.unk_token_id]
 

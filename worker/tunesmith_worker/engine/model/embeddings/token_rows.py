@@ -1,7 +1,7 @@
-"""Training of single rows: new tokens, and tokens of the data that the base model never learned.
+"""Train single rows: new tokens, and tokens in the data that the base model never learned.
 
-A LoRA run uses PEFT's `trainable_token_indices`: k rows of H parameters per matrix, in training and
-in the adapter; stock PEFT loads them. With full tuning, all rows train.
+A LoRA run uses PEFT's `trainable_token_indices`: each matrix trains and saves only k rows of H
+parameters. Stock PEFT can load them. With full tuning, all rows train.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .untrained_rows import find_untrained
 Untyped = Any  # Any: transformers, peft and datasets are not typed
 
 TRAINING_BYTES = 16
-"""Bytes per trained fp32 parameter: value, gradient and Adam's two moments."""
+"""Memory per trained fp32 parameter in bytes: value, gradient and Adam's two moments."""
 _SHOWN = 20  # tokens listed in an event
 
 
 def used_tokens(dataset: Untyped) -> list[int]:
-    """Return the token ids in the column `input_ids` of a `datasets.Dataset`, ascending."""
+    """Return the sorted token ids in the column `input_ids` of a `datasets.Dataset`."""
     column = dataset.data.column("input_ids")
     ids = {int(i) for chunk in column.chunks for i in pc.unique(chunk.flatten()).to_pylist()}
     return sorted(ids)
@@ -45,10 +45,10 @@ def train_token_rows(
     *,
     adapter_itemsize: int,
 ) -> None:
-    """Initialise the rows of tokens that the model never learned, and make them trainable.
+    """Initialise the rows of tokens that the model never learned and make these rows trainable.
 
-    `model`: with an adapter, or for full tuning. `used`: token ids of the training rows.
-    `adapter_itemsize`: bytes per parameter in the adapter's file.
+    `model`: a PEFT model, or the plain model for full tuning. `used`: token ids of the training
+    rows. `adapter_itemsize`: bytes per parameter in the adapter's file.
     """
     matrices = Matrices.of(model.get_base_model() if _is_lora(model) else model)
     frozen = _frozen_matrices(matrices)
@@ -81,8 +81,9 @@ def train_token_rows(
 
 
 def _frozen_matrices(matrices: Matrices) -> list[Matrix]:
-    """Return the matrices whose rows cannot train: PEFT drops the bias of a head with trained
-    rows, which would change the model."""
+    """Return the matrices whose rows cannot train.
+
+    If the rows of a head train, PEFT drops the head's bias. This would change the model."""
     if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:
         return []
     return [
@@ -97,7 +98,8 @@ def _is_lora(model: Untyped) -> bool:
 
 
 def _initialise(matrix: Matrix, used: Sequence[int], new: NewTokens) -> list[int]:
-    """Return the used, never trained rows; set empty rows to the mean of the trained rows."""
+    """Return the used rows that were never trained. Set empty rows to the mean of the trained
+    rows."""
     untrained = find_untrained(matrix.weight)
     rows = [row for row in used if untrained.rows[row] and row not in new.ids]
     empty = [row for row in rows if untrained.empty[row]]
@@ -122,15 +124,15 @@ def _attach(model: Untyped, matrices: Sequence[Matrix], rows: list[int]) -> None
     for module in causal.modules():
         if not isinstance(module, peft.utils.TrainableTokensWrapper):
             continue
-        # PEFT uses the matrix's dtype; bf16 would round updates away
+        # PEFT uses the matrix's dtype. In bf16, rounding would lose updates.
         delta = module.token_adapter.trainable_tokens_delta["default"]
         delta.data = delta.data.float()
         base = module.token_adapter.get_base_layer()
         if isinstance(base, torch.nn.Linear):
-            module.bias = None  # TRL reads it, and PEFT's wrapper does not define it
+            module.bias = None  # TRL reads `bias`, which PEFT's wrapper lacks
         elif base.padding_idx in rows:
-            # The padding token also occurs in the data (pad == eos), and torch gives the row of
-            # padding_idx no gradient. No label depends on padding itself.
+            # torch gives the row of padding_idx no gradient, but here the padding token also occurs
+            # in the data (pad == eos). Padding positions have no label.
             base.padding_idx = None
 
 

@@ -1,13 +1,17 @@
-"""Detection of rows of an embedding or a head that were never trained, from their values.
+"""Find the rows of an embedding or a head that were never trained.
 
-A row whose token never occurred keeps its initial value, or moves like all such rows: in a head,
-unseen tokens have the same gradient, and weight decay shrinks unused embeddings towards 0. A row
-counts as never trained if it is not finite, constant, or within `NEAR` spreads of 0, of the mean
-row or of another row. The spread is the median distance from the mean row. Untrained rows with
-separate random values look like trained rows and are not detected.
+If a token never occurred in training, its row keeps the initial value or changes like all other
+unused rows: in a head, unseen tokens have the same gradient; in an embedding, weight decay shrinks
+unused rows towards 0.
 
-Measured (docs/contributing/log): in stories260K, trained on children's stories, the 169 rows of
-byte tokens that do not occur are within 4e-4 spreads of each other; the next row is at 1.3e-2.
+A row counts as never trained if it is not finite, is constant, or is very near to 0, to the mean
+row or to another row. Near means a distance of at most `NEAR` times the median distance between a
+row and the mean row. Untrained rows with independent random values look like trained rows, so this
+method does not find them.
+
+Measured on stories260K, a model trained on children's stories (docs/contributing/log): the 169 rows
+of byte tokens that do not occur are within 4e-4 median distances of each other. For the next row,
+the distance is 1.3e-2.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ import torch
 from .matrices import mean_row
 
 NEAR = 3e-3
-_BLOCK = 8192  # rows read at a time
+_BLOCK = 8192  # rows processed at a time
 _DIRECTIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
-    """Masks over the rows of a [V, H] weight: [V] bool on the CPU."""
+    """Masks over the rows of a [V, H] weight: bool tensors [V] on the CPU."""
 
     rows: torch.Tensor
     """True for rows that were never trained."""
@@ -34,7 +38,7 @@ class Untrained:
 
 
 def find_untrained(weight: torch.Tensor) -> Untrained:
-    """Find the untrained rows of a weight [V, H]; none if fewer than two rows are usable."""
+    """Find the untrained rows of a weight [V, H]. With fewer than two usable rows, report none."""
     weight = weight.detach()
     usable = torch.cat([_usable(part) for part in weight.split(_BLOCK)])
     places = usable.nonzero()[:, 0]
@@ -76,11 +80,12 @@ def _directions(weight: torch.Tensor) -> torch.Tensor:
 def _near_another(
     weight: torch.Tensor, places: torch.Tensor, at: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Return positions in `places` of rows within `limit` of another row.
+    """Return the positions in `places` of rows whose distance to another row is at most `limit`.
 
-    `at` [n, directions]: the rows' projections, which assign rows to cells (locality-sensitive
-    hashing, Datar et al. 2004, https://doi.org/10.1145/997817.997857). Distances are computed only
-    within a cell. A second, shifted grid finds near rows on two sides of a cell's border.
+    `at` [n, directions]: the rows' random projections. They divide the rows into cells
+    (locality-sensitive hashing, Datar et al. 2004, https://doi.org/10.1145/997817.997857), and
+    distances are computed only within a cell. A second, shifted grid finds pairs of rows across a
+    cell's border.
     """
     at = at / at.std(0) * 2  # a cell is half a standard deviation wide
     positions = [

@@ -1,6 +1,7 @@
-"""Training of the whole embedding and head in fp32, if recipe.allow_full_embeddings is set.
+"""Train the whole embedding and head in fp32, if recipe.allow_full_embeddings is set.
 
-An adapter with these matrices is very large; a few tokens train as single rows (token_rows.py).
+An adapter with these matrices is very large. For a few tokens, token_rows.py trains only their
+rows.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class WholeMatrices:
-    """The matrices among embedding and head that train fully."""
+    """The fully trained matrices: embedding, head or both."""
 
     matrices: tuple[Matrix, ...]
     """Trained matrices; for tied matrices only the embedding."""
     targets: frozenset[str]
-    """The recipe's names of the matrices."""
+    """Names of the matrices in the recipe."""
     parameters: int
     """Number of trained parameters; tied matrices count once."""
     saved_parameters: int
@@ -39,11 +40,12 @@ class WholeMatrices:
 
     @property
     def modules_to_save(self) -> list[str]:
-        """Module names for PEFT, which adds a tied head itself."""
+        """Module names for PEFT. PEFT adds a tied head itself."""
         return [matrix.name for matrix in self.matrices]
 
     def price(self, adapter_itemsize: int) -> str:
-        """Describe the size; `adapter_itemsize`: bytes per parameter in the adapter's file."""
+        """Describe the matrices' size; `adapter_itemsize`: bytes per parameter in the adapter's
+        file."""
         shapes = " and ".join(
             f"{m.name} {m.weight.shape[0]:,} x {m.weight.shape[1]:,}" for m in self.matrices
         )
@@ -64,8 +66,8 @@ def whole_matrices(
 ) -> WholeMatrices | None:
     """Return the embedding or head named in `targets`, or None.
 
-    Uses only shapes, so `model` may be on the meta device. Raises RunError, with the size, unless
-    `allowed`.
+    Uses only shapes, so `model` may be on the meta device. If not `allowed`, raises a RunError that
+    states the size.
     """
     if isinstance(targets, str):
         return None  # "all-linear" excludes the head
@@ -98,8 +100,9 @@ def whole_matrices(
 
 
 def keep_in_fp32(model: Untyped) -> None:
-    """Train the weights of PEFT's `modules_to_save` in fp32, and compute in the base model's dtype,
-    as stock PEFT does after loading."""
+    """Train the weights of PEFT's `modules_to_save` in fp32, but compute in the base model's dtype.
+
+    Stock PEFT computes in the same dtype after loading the adapter."""
     matrices = Matrices.of(model.get_base_model())
     for matrix in matrices.named:
         copies = getattr(matrix.module, "modules_to_save", None)
