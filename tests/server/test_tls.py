@@ -56,11 +56,11 @@ def running(verb: str, data_dir: Path, port: int, **variables: str) -> Iterator[
         )
     try:
         assert process.stdout is not None
-        with process.stdout:
-            yield process.stdout
-    finally:
+        yield process.stdout
+    finally:  # stdout stays open: a last line written to a closed pipe is an error
         process.send_signal(signal.SIGINT)
-        assert process.wait(40) == 0
+        process.communicate(timeout=40)
+        assert process.returncode == 0
 
 
 @pytest.fixture

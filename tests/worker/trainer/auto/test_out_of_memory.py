@@ -151,7 +151,7 @@ def test_a_state_that_never_fits_fails_before_any_update_and_says_what_to_do(
     error = read_result(run).error
     assert error is not None
     assert (error.code, error.category) == ("out_of_memory", "out_of_memory")
-    assert "optimiser's state, before the first update" in error.message
+    assert "before the first update" in error.message
     assert "bf16_sr8" in str(error.hint)
     assert not event_data(run, EventKind.METRICS)
 
