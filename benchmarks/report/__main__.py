@@ -30,9 +30,9 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "reference"
 INTRO = """# How fast it is
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
-[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is ours divided by
-the other side's, both measured alternately on one machine: a speed above 1 is faster, a memory
-below 1 is less. A bar is a required value.
+[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is our figure
+divided by the other side's, measured alternately on one machine. Speeds above 1 and memory below 1
+are better. A bar is a required value.
 """
 
 

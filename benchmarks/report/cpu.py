@@ -37,12 +37,11 @@ def training(results: list[Result]) -> str:
     rows = newest(results)
     parts = [
         "## Training on a CPU\n",
-        "Whole training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, "
-        "LoRA r 32 on all linear layers or all weights. Ours and the other side alternate, one "
-        "process and one thread each (`python -m benchmarks.sft`). Speed: tokens per CPU-second. "
-        "Peak memory: minus memory before training. Loss: largest relative difference of a step's "
-        "loss (not comparable for padded batches, which have different rows). All runs: "
-        "`sft.json`.\n",
+        "Training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, with "
+        "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
+        "Speed is tokens per CPU-second of one thread. Peak memory excludes memory before "
+        "training. Loss is the largest relative difference of a step's loss; padded batches have "
+        "different rows.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),

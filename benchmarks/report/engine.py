@@ -7,15 +7,17 @@ import statistics
 from .tables import NOT_MEASURED, Result, date, table, verdict, versions
 
 MIB = 2**20
+SHOWN = 3
+"""Worst rows of a long table on the page; the result's file has all."""
 
 
 def layouts(result: Result | None) -> str:
     words = (
         "## The layout of a step\n\n"
         "`packing: auto` measures padded, padding-free and packed layouts over a run's first steps "
-        "(`python -m benchmarks.layouts`; `layouts.json`). Slower: extra CPU time of the chosen "
-        "layout relative to the fastest. Cost: time of the trial beyond the fastest layout, as a "
-        "share of a run of 200 steps.\n"
+        "(`python -m benchmarks.layouts`; `layouts.json`). `slower` is the extra CPU time of the "
+        "chosen layout relative to the fastest. `cost` is the extra time of the trial, as a share "
+        "of 200 steps.\n"
     )
     if result is None:
         return words + _open("layouts")
@@ -32,7 +34,7 @@ def layouts(result: Result | None) -> str:
             f"{row['cost']:.1%}",
             row["trial_steps"],
         )
-        for row in result["cells"]
+        for row in sorted(result["cells"], key=lambda row: (-row["slower"], -row["cost"]))[:SHOWN]
     )
     head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost", "trial steps")
     return f"{words}\nWorst of {len(result['cells'])}: {worst}. {_setup(result)}\n\n" + table(
@@ -43,11 +45,11 @@ def layouts(result: Result | None) -> str:
 def memory_plan(result: Result | None) -> str:
     words = (
         "## The memory plan\n\n"
-        "Peak memory of a step, predicted before the run and measured, on a CPU "
-        "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors. "
-        "After the trial: the same, corrected by the trial that every run makes. Resident: the "
-        "corrected prediction with the allocator's share, against the growth of the process. Held "
-        "out: not used while the memory model was developed.\n"
+        "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
+        "`plan.json`). `error` compares the prediction with the memory of tensors, `after the "
+        "trial` the prediction corrected by the trial pass. `resident` compares the corrected "
+        "prediction with the growth of the process. Settings held out were not used to develop "
+        "the prediction.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -66,11 +68,15 @@ def memory_plan(result: Result | None) -> str:
             f"{row['corrected_error']:+.1%}",
             NOT_MEASURED if row["rss_error"] is None else f"{row['rss_error']:+.1%}",
         )
-        for row in result["settings"]
+        for row in sorted(result["settings"], key=_memory_error, reverse=True)[:SHOWN]
     )
     head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error", "after the trial",
             "resident")  # fmt: skip
     return f"{words}\nWorst: {worst}. {_setup(result)}\n\n" + table(head, rows)
+
+
+def _memory_error(row: Result) -> float:
+    return max(abs(row["error"]), abs(row["rss_error"] or 0.0))
 
 
 def precisions(results: list[Result]) -> str:
@@ -127,8 +133,8 @@ def precisions(results: list[Result]) -> str:
 def resume_points(result: Result | None) -> str:
     words = (
         "## Resume points\n\n"
-        "Cost at the default interval on one thread of a CPU: share of the time in which training "
-        "waits, and share of the CPU-seconds including the writing thread "
+        "Cost at the default interval on one thread of a CPU: the share of time in which training "
+        "waits, and the share of CPU-seconds, including the writing thread's "
         "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
     )
     if result is None:
