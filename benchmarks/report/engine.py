@@ -1,4 +1,4 @@
-"""Sections of the engine's parts: layouts, memory plan, precisions, resume points, self-check."""
+"""Sections on layouts, memory plan, precisions, resume points and self-check."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def memory_plan(result: Result | None) -> str:
     words = (
         "## The memory plan\n\n"
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
-        "`plan.json`). `error` compares the prediction with the memory of tensors, `after the "
-        "trial` the prediction corrected by the trial pass. `resident` compares the corrected "
-        "prediction with the growth of the process. Settings held out were not used to develop "
-        "the prediction.\n"
+        "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
+        "corrects the prediction; `after the trial` is its remaining error. `resident` compares "
+        "the corrected prediction with the growth of the process. Held-out settings were not used "
+        "to develop the prediction.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -80,7 +80,7 @@ def _memory_error(row: Result) -> float:
 
 
 def precisions(results: list[Result]) -> str:
-    """Section from the newest run of each part; files list the newest run first."""
+    """Write the section from the newest run of each part. Files list the newest run first."""
     words = (
         "## Precisions of full tuning\n\n"
         "Loss and optimizer cost of each `recipe.precision`, on the same rows in the same order "
@@ -124,7 +124,7 @@ def precisions(results: list[Result]) -> str:
             )
             for name, bytes_ in row["bytes_per_parameter"].items()
         )
-        head = ("precision", "bytes per parameter", "optimizer's CPU time / fp32",
+        head = ("precision", "bytes per parameter", "CPU time of the optimizer / fp32",
                 "extra share of a step")  # fmt: skip
         parts.append(table(head, rows_of_cost))
     return "\n".join(parts)
@@ -134,7 +134,7 @@ def resume_points(result: Result | None) -> str:
     words = (
         "## Resume points\n\n"
         "Cost at the default interval on one thread of a CPU: the share of time in which training "
-        "waits, and the share of CPU-seconds, including the writing thread's "
+        "waits, and the share of CPU-seconds, including the writing thread "
         "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
     )
     if result is None:
@@ -172,7 +172,7 @@ def _share(value: float, bar: float) -> str:
 def self_check(result: Result | None) -> str:
     words = (
         "## The self-check\n\n"
-        "CPU time of the checks before the first step, relative to 200 steps (`python -m "
+        "CPU time of the checks before the first step, compared with 200 steps (`python -m "
         "benchmarks.self_check`; `self_check.json`). Bar: 3 s or 3 % of 200 steps, whichever is "
         "greater.\n"
     )

@@ -9,7 +9,7 @@ from .tables import NOT_MEASURED, Result, against_bar, date, table, verdict, ver
 def grpo(results: list[Result]) -> str:
     words = (
         "## GRPO\n\n"
-        "Training steps against stock TRL's: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 completions, "
+        "Training steps compared with stock TRL: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 completions, "
         "no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged completions have 16 "
         "to 128 tokens, others 128. `LoRA` is the speed of LoRA relative to our full tuning. "
         "`other` is the share of our step outside generation, forward and backward.\n"
@@ -42,7 +42,7 @@ def grpo(results: list[Result]) -> str:
 def learning(results: list[Result]) -> str:
     words = (
         "## GRPO learns\n\n"
-        "tiny-math-flat trains through the API on questions with numbers as answers "
+        "A job through the API trains tiny-math-flat on questions with numeric answers "
         "(`python -m benchmarks.grpo_learns`; `grpo_learns.json`).\n"
     )
     if not results:
@@ -65,7 +65,8 @@ def learning(results: list[Result]) -> str:
         [
             words,
             table(head, rows),
-            f"Mean after: {mean}. Cores: {row['cores']}, load: {row['load_average']}.\n",
+            f"Mean pass@1 after training: {mean}. "
+            f"Cores: {row['cores']}, load: {row['load_average']}.\n",
             _beside_stock(row, bars["stock_difference"]),
             f"{row['cpu']}; {versions(row)}; {date(row)}.\n",
         ]
@@ -78,7 +79,8 @@ def _beside_stock(row: Result, bar: float) -> str:
     pairs = zip(row["ours_last"], row["stock_last"], strict=True)
     apart = row["difference"]
     return (
-        "Mean reward of the last 10 steps, each with its own sampling, ours / stock TRL's by seed: "
+        "Mean reward of the last 10 steps for each seed, ours / stock TRL (each samples its own "
+        "completions): "
         + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
         + f"; difference of the means: {apart:+.3f}"
         + verdict(abs(apart) <= bar, f"{bar:g}")
@@ -97,5 +99,5 @@ def _below(seconds: float, bar: float) -> str:
 def _case(row: Result) -> str:
     dtype, ragged = DTYPES[row["dtype"]], ", ragged" if row["ragged"] else ""
     kind = "" if row["tuning"] == "lora" else ", full"
-    allocator = ", our allocator for both" if row["their_allocator"] else ""
+    allocator = ", our malloc options for both" if row["their_allocator"] else ""
     return f"{dtype}, {row['prompt_tokens']}-token prompts{ragged}{kind}{allocator}"

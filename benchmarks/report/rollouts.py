@@ -1,4 +1,4 @@
-"""Section of the rollout engine against transformers' `generate`."""
+"""Section that compares the rollout engine with transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def rollouts(results: list[Result]) -> str:
     words = (
         "## Rollouts\n\n"
         "Generation by a 12.4 M Llama with LoRA r 32, 2 prompts x 8 completions (`python -m "
-        "benchmarks.rollout`; `rollout.json`). `sync` is the share of our time for preparing the "
-        "weights.\n"
+        "benchmarks.rollout`; `rollout.json`). `sync` is the share of our time for the weight "
+        "sync.\n"
     )
     if not results:
         return (
