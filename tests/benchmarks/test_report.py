@@ -33,7 +33,7 @@ def test_asking_for_help_writes_nothing() -> None:
     before = page_file.stat().st_mtime_ns
     asked = [sys.executable, "-m", "benchmarks.report", "--help"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parents[1])
-    assert "Writes docs/reference/performance.md" in done.stdout
+    assert "Write docs/reference/performance.md" in done.stdout
     assert page_file.stat().st_mtime_ns == before
 
 
@@ -122,7 +122,7 @@ def test_the_first_step_is_the_newest_runs_by_kind(tmp_path: Path, newest: str) 
     assert "(2027-01-01, commit abc, 50% of the cores idle)" in text
     assert "| a warm trainer is ready | 0.7 s | 0.6 s |" in text
     assert "| the worker has no warm trainer | 7.3 s | 0.6 s |" in text
-    assert "| create a job, 100 a second: p50 / p99 | 6.35 / 14.22 ms |" in text
+    assert "| latency of creating a job at 100 requests/s: p50 / p99 | 6.35 / 14.22 ms |" in text
 
 
 def test_a_first_step_from_before_there_were_kinds_had_no_warm_trainer(tmp_path: Path) -> None:
