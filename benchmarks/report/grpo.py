@@ -9,10 +9,11 @@ from .tables import NOT_MEASURED, Result, against_bar, date, table, verdict, ver
 def grpo(results: list[Result]) -> str:
     words = (
         "## GRPO\n\n"
-        "Training steps compared with stock TRL: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 completions, "
-        "no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged completions have 16 "
-        "to 128 tokens, others 128. `LoRA` is the speed of LoRA relative to our full tuning. "
-        "`other` is the share of our step outside generation, forward and backward.\n"
+        "Training steps compared with stock TRL: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 "
+        "completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged "
+        "completions have 16 to 128 tokens, others 128. `LoRA` is the speed of LoRA relative to "
+        "our full tuning. `other` is the share of our step outside generation, forward and "
+        "backward.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.grpo` yet.\n"
