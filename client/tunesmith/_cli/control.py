@@ -79,7 +79,7 @@ def fork(
         int | None,
         typer.Option(
             min=1,
-            help="Use the newest resume point at or before this step. Default: the newest of all.",
+            help="Use the newest resume point at or before this step (default: the newest of all).",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -94,7 +94,7 @@ def fork(
         str | None, typer.Option(metavar="FILE|JSON", help="Grader that replaces the job's grader.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed. Default: the job's seed.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (default: the job's seed).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a new job with a changed recipe from a resume point of another job."""

@@ -30,7 +30,7 @@ FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 @app.command("upload")
 def upload(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet.")],
+    path: Annotated[Path, typer.Argument(help="File in JSONL, JSON, CSV or Parquet format.")],
     purpose: Annotated[
         str, typer.Option(help="Purpose of the file; a data set needs fine-tune.")
     ] = "fine-tune",
@@ -101,7 +101,7 @@ def download(
             "-o",
             "--output",
             metavar="FILE",
-            help="Path to write. Default: the file's own name.",
+            help="Path to write (default: the file's own name).",
         ),
     ] = None,
     as_json: AsJson = False,

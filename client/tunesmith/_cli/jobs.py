@@ -56,7 +56,7 @@ def create(
         str | None, typer.Option(help="Validation data: a local file or a file id.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed. Default: a random number.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (default: random).")] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
     method: Annotated[
@@ -77,7 +77,7 @@ def create(
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Local files are uploaded first if the server does not have them yet."""
+    """Create a job. Local files that the server does not have yet are uploaded first."""
     options = {
         "n_epochs": n_epochs,
         "batch_size": batch_size,
@@ -158,7 +158,7 @@ def report(
     ctx: typer.Context,
     job_id: JobId,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Number of the attempt. Default: the newest.")
+        int | None, typer.Option(min=1, help="Number of the attempt (default: the newest).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

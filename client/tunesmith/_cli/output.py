@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the API.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
 
 

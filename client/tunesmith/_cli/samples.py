@@ -26,7 +26,7 @@ def samples(
     ctx: typer.Context,
     job_id: JobId,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Optimiser step. Default: the newest steps.")
+        int | None, typer.Option(min=0, help="Optimiser step (default: the newest steps).")
     ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
@@ -59,7 +59,7 @@ def _newest_step(newest: list[Sample]) -> str:
 
 
 def render(newest_first: Iterable[Sample]) -> RenderableType:
-    """Return samples for display, newest step first. Within a step, they are in generation
+    """Return samples for display, newest step first. The samples of a step are in generation
     order."""
     parts: list[RenderableType] = []
     for _, step_samples in groupby(newest_first, key=lambda sample: sample.step):

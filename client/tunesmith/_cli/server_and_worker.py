@@ -1,6 +1,6 @@
 """Commands of the server and the worker, run by exec in place of this process.
 
-This module imports no server or worker code. It only checks that the required libraries are
+This module imports no server or worker code; it only checks that the required libraries are
 installed.
 """
 

@@ -29,7 +29,8 @@ class Connection:
 
 @contextmanager
 def connected(ctx: typer.Context) -> Iterator[Client]:
-    """Yield a client, and exit after an error. Exit codes: 1 failure, 2 wrong usage, 130 Ctrl-C."""
+    """Yield a client; if an error occurs, print it and exit. Exit codes: 1 failure, 2 wrong usage,
+    130 Ctrl-C."""
     options = ctx.ensure_object(Connection)
     for warning in unknown_variables():
         typer.echo(f"warning: {warning}", err=True)

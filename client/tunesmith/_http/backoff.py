@@ -11,7 +11,7 @@ import httpx
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 8.0
 _LONGEST_RETRY_AFTER = 120.0
-"""Longest `Retry-After` that the client accepts; it does not retry after a longer one."""
+"""Longest `Retry-After` that the client accepts; with a longer delay, it does not retry."""
 
 
 def backoff(attempt: int) -> float:

@@ -14,7 +14,7 @@
 # │   ├── UnprocessableEntityError   422
 # │   ├── RateLimitError             429
 # │   └── InternalServerError        500 and above
-# ├── JobNotSucceededError           in _sdk/job.py, with the two below
+# ├── JobNotSucceededError           in _sdk/job.py, like its subclasses
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
 # ├── WaitTimeoutError (TimeoutError)

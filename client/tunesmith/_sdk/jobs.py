@@ -155,8 +155,8 @@ class Jobs(JobOutput):
     ) -> Job:
         """Start a new job from a resume point of this job. `step`, or the step of `checkpoint`,
         selects the newest resume point at or before this step; the default is the newest of all.
-        Arguments replace this job's values. In a Recipe or Hyperparameters object, only fields that
-        are set do so.
+        Arguments replace this job's values. In a Recipe or Hyperparameters object, only the fields
+        that are set replace values.
 
         Raises BadRequestError (`not_forkable`) if there is no resume point. Raises BadRequestError
         with `param` if a change contradicts the trained weights, such as `recipe.lora.r`.
@@ -190,7 +190,7 @@ class Jobs(JobOutput):
         """Repeat a failed or cancelled job as a new job from the newest resume point. A second call
         returns the same new job.
 
-        Raises BadRequestError (`not_retryable`) for any other job.
+        Raises BadRequestError (`not_retryable`) for a job that is unfinished or has succeeded.
         """
         return self._send(job_id, "retry")
 
