@@ -1,6 +1,6 @@
-# Every target sets up what it needs; the first one on a fresh machine takes a few minutes for that.
+# Every target installs what it needs. On a new machine, the first target takes a few minutes longer.
 PYTHON ?= python3
-# Tests at a time; each may start a service and a trainer (1 GB).
+# Number of parallel test processes. Each may start a service and a trainer (1 GB of memory).
 JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
@@ -24,8 +24,8 @@ demo: setup
 serve: setup
 	$(BIN)/tunesmith serve
 
-# A file's tests stay in one process, so that those that measure or share a service run one by one.
-# tests/conftest.py orders the files; tests/long_tail.py lists what only test-full runs.
+# The tests of a file run one by one in the same process: some measure time or share a service.
+# tests/conftest.py orders the files. tests/long_tail.py lists the tests that only test-full runs.
 test: setup
 	$(PYTEST) $(PARALLEL) -m "not full"
 
@@ -34,15 +34,16 @@ test-long-tail: setup
 
 test-full: test test-long-tail
 
-# Neither real databases and brokers nor tests that start the whole service.
+# Leaves out tests that need a real database or broker, and tests that start the whole service.
 test-quick: setup
 	$(PYTEST) $(PARALLEL) -m "not full and not stacks and not slow"
 
-# kill -9 of trainers, supervisors and workers, thirty times each: half an hour on two cores.
+# Kills trainers, supervisors and workers with kill -9, thirty times each. Takes half an hour on two
+# cores.
 chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
-# The strict client suite with the newest openai package there is, beside the pinned one.
+# Runs the strict client tests with the newest openai package instead of the pinned version.
 test-openai: setup
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/newest openai
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/newest $(BIN)/python -m pytest tests/server/test_openai_client.py -m "not stacks"

@@ -2,11 +2,12 @@
 
     python -m benchmarks.checkpoint MODEL ROWS.jsonl --write
 
-MODEL is a small model (tiny-math). A Llama of 12.4 million random parameters uses its tokenizer.
-Both models train on ROWS with LoRA and fully, `--seconds` each, every training in its own process.
+MODEL is a small model (tiny-math). A second model is a Llama of 12.4 million random parameters with
+the tokenizer of MODEL. Each model trains on ROWS once with LoRA and once with full tuning, for
+`--seconds` each. Each training runs in its own process. The bar of both figures is 1 %.
 
-wall   share of the run's time in which training waits for resume points; bar 1 %
-cpu    share of the run's CPU-seconds spent on resume points, including the writing thread; bar 1 %
+wall   share of the run's time in which training waits for resume points
+cpu    share of the run's CPU-seconds spent on resume points, including the writing thread
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, model: str, tuning: str) -> dict[str, Any]:
-    """Measure one training that is stopped after `--seconds`."""
+    """Measure one training run, which stops after `--seconds`."""
     from tunesmith_schema import Recipe, RunSpec
     from tunesmith_worker.rundir.control import StopControl
     from tunesmith_worker.trainer import run
@@ -90,7 +91,7 @@ def measure(options: argparse.Namespace, model: str, tuning: str) -> dict[str, A
     def step_ended(self: StopControl, step: int) -> None:
         now = [time.perf_counter(), time.process_time()]
         if not began:
-            began.extend(now)  # excludes the one-time costs of the first step
+            began.extend(now)  # the one-time costs of the first step do not count
         steps.append(step)
         if now[0] - began[0] >= options.seconds and not self.end_requested:
             self.end_requested = True

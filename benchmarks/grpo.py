@@ -1,23 +1,24 @@
-"""GRPO steps, ours against stock TRL: `python -m benchmarks.grpo`.
+"""GRPO steps, compared with stock TRL: `python -m benchmarks.grpo`.
 
-First both sides compute a step's loss and gradients from the same completions (grpo_parity.py).
-Then both train alternately, each run in its own process on one thread (grpo_side.py): the 12.4 M
-Llama of sft.py, LoRA r 32, 2 prompts x 8 completions x 128 tokens, same prompts and lengths, no
-recomputation. A step includes generation, rewards, forward, backward, clipping, optimizer, logging
-and the stored samples. Prints one JSON line:
+First, both sides compute the loss and gradients of one step from the same completions
+(grpo_parity.py). Then both sides train alternately; each run has its own process and one thread
+(grpo_side.py). The task is the 12.4 M Llama of sft.py with LoRA r 32 and 2 prompts x 8 completions
+x 128 tokens, without recomputation. Prompts and completion lengths are the same. A step includes
+generation, rewards, forward, backward, clipping, optimizer, logging and the stored samples. Prints
+one JSON line:
 
-speed_ratio       median over the rounds of theirs / ours, CPU-seconds of a step
+speed_ratio       CPU-seconds of a step, stock TRL / ours; median over the rounds
 generation_ratio  the same ratio for generation alone
-memory_ratio      ours / theirs, peak resident memory minus resident memory before training
-lora_over_full    ours: CPU-seconds of a step of full tuning (one run) / of LoRA (the last run)
-beside_share      ours: share of a step outside the engine, the forward of log-probabilities and
-                  backward: texts, rewards, advantages, samples, metrics, guards, optimizer
+memory_ratio      peak resident memory minus resident memory before training, ours / stock TRL
+lora_over_full    CPU-seconds of our step: full tuning (one run) / LoRA (the last run)
+beside_share      share of our step outside the engine, the forward pass of log-probs and backward:
+                  texts, rewards, advantages, samples, metrics, guards, optimizer
 phases            CPU-seconds of a step: generate, score (rewards, advantages), forward, backward,
                   other (optimizer, logs)
 
-The first step is printed but not counted. In bf16, each round counts the faster of stock with bf16
-weights and stock with autocast. `--ragged`: completions of 16 to 128 tokens, log-uniform, forced on
-both sides. `--their-allocator` sets our malloc options for stock as well.
+The first step is printed but not counted. In bf16, stock TRL runs with bf16 weights and with
+autocast, and the faster run of each round counts. `--ragged` forces completions of 16 to 128 tokens
+(log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL as well.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ SPEED_BARS = {
     ("float32", 512, False): 4.0,
     ("float32", 70, True): 3.5,
 }
-"""Minimum speed_ratio by dtype, prompt tokens and raggedness, with LoRA."""
+"""Minimum speed_ratio with LoRA for each dtype, prompt length in tokens and value of `--ragged`."""
 GENERATION_BARS = {"float32": 2.4, "bfloat16": 2.6}
-"""Minimum generation_ratio with 70-token prompts and completions of equal length."""
+"""Minimum generation_ratio for 70-token prompts and completions of equal length."""
 MEMORY_BAR = 0.40
 LORA_BAR = 1.0
 BESIDE_BAR = 0.02
 PARITY_BARS = {"loss_difference": 1e-6, "gradient_difference": 1e-5}
-"""Largest differences in fp32."""
+"""Maximum differences of loss and gradients in fp32."""
 
 
 def main() -> int:
@@ -144,7 +145,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Ratio of `of` for each round."""
+    """Compute the ratio of `of` for each round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -1,17 +1,17 @@
 """Learning curve of GRPO: `python -m benchmarks.grpo_learns [--seeds 1 2 3] [--stock]`.
 
-Starts a service and runs a reinforcement job through its API, on ../shared/data: tiny-math-flat,
-LoRA r 16, 16 prompts x 8 completions a step on one-step word problems, graded by `math_answer`.
-Then measures pass@1 of the downloaded adapter on the held-out problems. With `--stock`, TRL's
-GRPOTrainer trains the same seeds in its own process with its own sampling (grpo_learns_stock.py).
-Prints one JSON line:
+Starts a service and runs a reinforcement job through its API. The job trains tiny-math-flat from
+../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
+grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
+problems. With `--stock`, TRL's GRPOTrainer trains the same seeds in its own process with its own
+sampling (grpo_learns_stock.py). Prints one JSON line:
 
 before, after   pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed
 first, last     mean reward of the job's first and last 10 steps
-wall_seconds    from the job's creation to its end
+wall_seconds    seconds from the creation of the job to its end
 cpu_seconds     CPU-seconds of the installation: its start, API, broker, workers and trainer
-stock_last      mean reward of stock's last 10 steps
-difference      mean over the seeds of our last 10 rewards minus stock's
+stock_last      mean reward of stock TRL's last 10 steps
+difference      our last 10 rewards minus those of stock TRL, mean over the seeds
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
 RANK, RATE = 16, 1e-3
 PROMPTS, GROUP, COMPLETION_TOKENS = 16, 8, 64
 COMPARED = 10
-"""Number of steps whose rewards are averaged."""
+"""Number of steps in an average of rewards."""
 BARS = {"after": 0.50, "after_each": 0.46, "wall_seconds": 180, "stock_difference": 0.05}
 Run = dict[str, Any]  # Any: JSON
 
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def one_run(seed: int, steps: int, *, stock: bool) -> Run:
-    """Run our job, measure pass@1 of its adapter and, if `stock`, train with stock TRL."""
+    """Run our job and measure pass@1 of its adapter. If `stock`, also train with stock TRL."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-benchmark-") as folder:
         run = job(Path(folder), seed, steps)
         run["after"] = measured(Path(folder) / "adapter")
@@ -74,7 +74,7 @@ def one_run(seed: int, steps: int, *, stock: bool) -> Run:
 
 
 def job(folder: Path, seed: int, steps: int) -> Run:
-    """Train in a new installation below `folder` and download the adapter to `folder`."""
+    """Train in a new installation inside `folder` and download the adapter to `folder`."""
     used = child_seconds()
     models = str(MODEL.parent)
     with (
@@ -120,7 +120,7 @@ def measured(adapter: Path | None) -> float:
 
 
 def child_seconds() -> float:
-    """CPU-seconds of all ended child processes and their descendants."""
+    """Return the CPU-seconds of all ended child processes and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -147,7 +147,8 @@ def summary(before: float, runs: Sequence[Run], steps: int) -> Run:
 
 
 def paired(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Run:
-    """Compare our rewards with stock's for each seed, up to the end of the shorter run."""
+    """Compare our rewards with those of stock TRL for each seed, up to the end of the shorter
+    run."""
     both = [(ours[: len(stock)], stock[: len(ours)]) for ours, stock in pairs]
     ours, stock = ([mean_reward(pair[side][-COMPARED:]) for pair in both] for side in (0, 1))
     return {

@@ -1,7 +1,8 @@
 """Stock TRL's side of grpo_learns.py, in its own process. Prints one JSON line.
 
-Model, adapter, data, seed and learning rate are those of our job. Sampling is TRL's, and the reward
-function is equivalent to the job's grader. The mean reward of each step goes to standard error.
+Model, adapter, data, seed and learning rate are the same as in our job. TRL samples the
+completions. The reward function is equivalent to the job's grader. The mean reward of each step
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 
 def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) -> list[float]:
-    """Rewards as the grader `math_answer` with reference `{{item.answer}}` computes them."""
+    """Compute the same rewards as the grader `math_answer` with reference `{{item.answer}}`."""
     rewards = []
     for (message,), expected in zip(completions, answer, strict=True):
         number, reference = find_answer(message["content"]), find_answer(expected)
@@ -42,7 +43,7 @@ def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) ->
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Record the mean reward of each step; print it with the CPU-seconds so far."""
+    """Record the mean reward of each step. Print it with the CPU-seconds since the start."""
 
     def __init__(self) -> None:
         self.rewards: list[float] = []

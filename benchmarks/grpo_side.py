@@ -1,7 +1,7 @@
 """One side of grpo.py, in its own process. Prints one JSON line.
 
-Our side trains a run directory as `tunesmith run` does; stock is TRL's GRPOTrainer on the same
-model. The model is random, so both sides force the lengths of completions.
+Our side trains a run directory with the code of `tunesmith run`. The other side is TRL's
+GRPOTrainer on the same model. The model is random, so both sides force the completion lengths.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Meter(Clock):
-    """CPU-seconds of each step and of its phases; peak memory in MiB."""
+    """CPU-seconds of each step and its phases, and peak memory in MiB."""
 
     def __init__(self, trainer: Untyped) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Meter(Clock):
         self.peak = 0.0
         self.sync_seconds: list[float] = []
         self.callback_cpu_seconds: list[float] = []
-        """Our side only, by step: see ForcedLengths."""
+        """For each step, only on our side; see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")
@@ -104,15 +104,15 @@ class Meter(Clock):
 
 
 class ForcedLengths:
-    """Our engine with completions of the task's lengths and without stop tokens."""
+    """Our engine with forced completion lengths and without stop tokens."""
 
     def __init__(self, engine: Untyped, task: Task) -> None:
         self._engine, self._task, self._step = engine, task, 0
         self.sync_seconds: list[float] = []
-        """Wall time of the weight sync, by call."""
+        """Wall-clock seconds of each weight sync."""
         self.callback_cpu_seconds: list[float] = []
-        """CPU time of the trainer's callback for finished completions (decode, grade, store), by
-        call."""
+        """CPU-seconds of each call of the trainer's callback for finished completions (decode,
+        grade, store)."""
 
     @property
     def batch_invariant(self) -> bool:
@@ -137,11 +137,11 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """Train our side; return its meter and the memory before training in MiB."""
+    """Train our side. Return its meter and the memory before training in MiB."""
     prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
-        idle = watch_memory()  # before our kernels load, so that their memory counts
+        idle = watch_memory()  # measured before our kernels load, so that their memory counts
         ready = prepare(context, loaded)
         meter = Meter(ready.trainer)
         engine = ready.trainer._runner.engine
@@ -159,8 +159,9 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
 def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
-    """Train as `tunesmith run` does, with `prepared(prepare, ...)` in place of the trainer's
-    `prepare_reinforcement`. Raises RuntimeError if the run fails."""
+    """Train with the code of `tunesmith run`. `prepared` replaces the trainer's
+    `prepare_reinforcement`; its first argument is that function, with forced completion lengths.
+    Raises RuntimeError if the run fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory
     from tunesmith_worker.trainer import assemble_grpo as reinforcement
     from tunesmith_worker.trainer import run
@@ -225,7 +226,7 @@ def run_directory(task: Task, folder: Path) -> Path:
 
 
 class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
-    """Ends each completion exactly at its length. Changes `scores` in place."""
+    """End each completion exactly at its length. Changes `scores` in place."""
 
     def __init__(self, prompt: int, lengths: list[int], ends: list[int]) -> None:
         self._prompt, self._ends = prompt, ends

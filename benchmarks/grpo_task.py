@@ -1,4 +1,4 @@
-"""Task of both sides of grpo.py: model, prompts, lengths of completions and reward."""
+"""Task of both sides of grpo.py: model, prompts, completion lengths and reward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Task:
     new_tokens: int
     ragged: bool
     steps: int
-    """All steps, including warm-up."""
+    """Number of steps, including warm-up."""
     model: str = "llama-12m"
     """`llama-12m` (the model of sft.py) or a name in gpu/models.py."""
     prompts_per_step: int = 2
@@ -66,7 +66,8 @@ class Task:
         return [[draw.randrange(3, most) for _ in range(self.prompt_tokens)] for _ in range(count)]
 
     def lengths(self, step: int) -> list[int]:
-        """Tokens of each completion of a step: `new_tokens`, or log-uniform if ragged."""
+        """Return the length of each completion of a step: `new_tokens`, or log-uniform if
+        ragged."""
         if not self.ragged:
             return [self.new_tokens] * self.completions
         draw = random.Random(step)
@@ -78,7 +79,7 @@ def even_share(
     prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
     **_: object,
 ) -> list[float]:  # fmt: skip
-    """Reward of both sides: share of a completion's tokens with even ids."""
+    """Reward that both sides use: the share of tokens in a completion with an even id."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
@@ -96,8 +97,8 @@ def find_device() -> torch.device:
 
 
 def tokenizer(vocabulary: int) -> Untyped:
-    """Tokenizer whose words are token ids. Special tokens are not numbers, because tokenizers match
-    special tokens inside words."""
+    """Make a tokenizer whose words are token ids. Special tokens are not numbers, because
+    tokenizers also find special tokens inside words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     numbers = {"<pad>": 0, "<end>": _END} | {str(i): i for i in range(2, vocabulary)}

@@ -1,12 +1,13 @@
-"""Language-model head alone: ours against full logits, TRL's chunked function and Liger.
+"""Our language-model head, compared with full logits, TRL's chunked function and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
-Times forward and backward of a mean cross entropy to the hidden states (and to the head with
---trainable-head). All sides run alternately in one process, best of --repeats: CPU-seconds of one
-thread, on a GPU seconds between synchronizations. Peak memory above the inputs is measured in a
-separate process for each side. `full` is F.linear and F.cross_entropy; `ours_metrics` and
-`trl_metrics` also compute entropy and top-1. Prints one JSON line with the allocator's environment.
+Times the forward and backward pass of a mean cross entropy. Gradients go to the hidden states, and
+with --trainable-head also to the head. All sides run alternately in one process; the best of
+--repeats counts. Times are CPU-seconds of one thread, or on a GPU seconds between synchronizations.
+A separate process for each side measures its peak memory above the inputs. `full` is F.linear and
+F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and top-1. Prints one JSON
+line with the environment variables of the allocator.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def liger_side() -> Side:
 
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
-    """Installed sides by name; calling a value imports the side."""
+    """Return the installed sides by name. Calling a value imports its side."""
     installed: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,
@@ -82,7 +83,7 @@ def sides(device: str) -> dict[str, Callable[[], Side]]:
 
 
 class Case:
-    """Inputs of one shape and dtype."""
+    """Make the inputs for one shape and dtype."""
 
     def __init__(self, args: argparse.Namespace, dtype: str) -> None:
         torch.manual_seed(0)
@@ -119,21 +120,21 @@ def fastest(case: Case, functions: dict[str, Side], args: argparse.Namespace) ->
         for name, side in functions.items():
             start = clock(args.device)
             case.run(side)
-            if turn:  # the first turn warms up
+            if turn:  # the first round is a warm-up
                 seconds[name].append(clock(args.device) - start)
     return {name: round(min(values), 4) for name, values in seconds.items()}
 
 
 def memory_status(field: str) -> int:
-    """Field of /proc/self/status, in KiB."""
+    """Return a field of /proc/self/status in KiB."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0])
 
 
 def extra_mib(case: Case, side: Side, device: str) -> float:
-    """Peak memory above the inputs, in MiB."""
+    """Measure peak memory above the inputs in MiB."""
     if device == "cuda":
-        case.run(side)  # allocates cuBLAS's workspace, which is not counted
+        case.run(side)  # allocates the workspace of cuBLAS, which does not count
         case.hidden.grad = case.weight.grad = None
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -152,7 +153,7 @@ def extra_mib(case: Case, side: Side, device: str) -> float:
 def peaks(names: list[str], dtype: str) -> dict[str, float]:
     mib = {}
     for name in names:
-        # -P: otherwise kernels.py in this folder would hide a package of that name
+        # -P: without it, kernels.py in this folder would hide a package with the same name
         command = [sys.executable, "-P", *sys.argv, "--memory-of", name, "--dtype", dtype]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         mib[name] = round(float(done.stdout), 1)

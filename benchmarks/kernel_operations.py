@@ -1,8 +1,8 @@
-"""Operations that kernels.py times and the GPU checks compare: ours, eager torch's and Liger's.
+"""Operations of kernels.py and of the GPU checks, by our kernels, eager torch and Liger.
 
 Each entry of OPERATIONS makes a `Problem`: tensors that get gradients, functions of these tensors,
-and the minimum bytes that forward and backward move. Element-wise operations are in this file,
-operations around large products in layer_operations.py.
+and the minimum bytes that forward and backward move. This file has element-wise operations;
+layer_operations.py has the operations around large matrix products.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
 def rms_norm_problem(
     shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
 ) -> Problem:
-    """RMSNorm of x with a trained weight; eager is transformers' Llama or Gemma (1 + weight)
-    module."""
+    """RMSNorm of x with a trained weight. Eager is the Llama module of transformers, or Gemma's,
+    which multiplies by 1 + weight."""
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = leaf(shape.hidden, device=device, dtype=dtype)
     liger = liger_function("LigerRMSNormFunction")
@@ -70,7 +70,7 @@ def rms_norm_problem(
 
 
 def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RoPE of q and k; eager is transformers' function with tables in the model's dtype."""
+    """RoPE of q and k. Eager is the function of transformers, with tables in the model's dtype."""
     q = leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
     k = leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
     angle = torch.rand(shape.rows, shape.head_size // 2, device=device)
@@ -97,7 +97,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU of gate | up, the output of one GEMM."""
+    """SwiGLU of gate and up side by side, the output of one GEMM."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerSiLUMulFunction")
 
@@ -115,7 +115,7 @@ def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pr
 
 
 def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """GEGLU of gate | up with the tanh approximation of GELU."""
+    """GEGLU of gate and up side by side, with the tanh approximation of GELU."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerGELUMulFunction")
 
@@ -149,11 +149,11 @@ OPERATIONS: dict[str, Callable[[Shape, torch.device, torch.dtype], Problem]] = {
 def outputs_and_gradients(
     function: Callable[..., Tensors], leaves: Tensors, upstream: Tensors
 ) -> Tensors:
-    """Run forward and backward; `upstream` has a gradient for each output."""
+    """Run forward and backward. `upstream` has one gradient for each output."""
     outputs = function(*leaves)
     return (*outputs, *torch.autograd.grad(outputs, leaves, upstream))
 
 
 def upstream_of(problem: Problem) -> Tensors:
-    """Random gradient for each output."""
+    """Make a random gradient for each output."""
     return tuple(torch.randn_like(output) for output in problem.eager(*problem.leaves))

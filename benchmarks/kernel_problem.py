@@ -1,4 +1,4 @@
-"""Layer shapes and the definition of one operation for the kernel benchmarks."""
+"""Layer shapes of the kernel benchmarks, and the class of their operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = Callable[..., Tensors]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of one decoder layer and the head, and the number of rows."""
+    """Sizes of one decoder layer and of the head, and the number of rows."""
 
     rows: int
     hidden: int
@@ -29,8 +29,8 @@ class Shape:
     """Rank of the adapters."""
 
     def lengths(self) -> list[int]:
-        """Lengths of packed texts that sum to `rows`: 32 to 768 tokens for 2,048 rows, otherwise in
-        proportion."""
+        """Return the lengths of packed texts; they sum to `rows`. For 2,048 rows they are 32 to 768
+        tokens, otherwise proportional."""
         draw, remaining, texts = random.Random(0), self.rows, []
         while remaining:
             least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)
@@ -85,17 +85,17 @@ SHAPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One operation. Every function computes the same outputs from the leaves and leaves them
-    unchanged."""
+    """One operation. All functions compute the same outputs from the leaf tensors and do not change
+    the leaf tensors."""
 
     leaves: Tensors
     ours: Function
     eager: Function
     least_bytes: int
-    """Bytes of one forward and one backward if every input is read and every result written
+    """Minimum bytes of one forward and one backward: every input is read once, every result written
     once."""
     others: Mapping[str, Function] = field(default_factory=dict)
-    """Other stock implementations, by name."""
+    """Other implementations without our code, by name."""
     liger: Function | None = None
     no_liger: str | None = None
     """Reason why Liger lacks this operation, or None."""
@@ -106,7 +106,7 @@ def leaf(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1
 
 
 def liger_function(name: str) -> Any:  # Liger has no types
-    """Function `name` of liger_kernel.ops, or None if Liger cannot run here."""
+    """Return function `name` of liger_kernel.ops, or None if Liger cannot run here."""
     if why_no_liger() is not None:
         return None
     from liger_kernel import ops  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -115,7 +115,7 @@ def liger_function(name: str) -> Any:  # Liger has no types
 
 
 def why_no_liger() -> str | None:
-    """Reason why Liger cannot run on this machine, or None."""
+    """Return the reason why Liger cannot run on this machine, or None if it can."""
     if not torch.cuda.is_available():
         return "needs a GPU"
     if importlib.util.find_spec("liger_kernel") is None:

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
 
-All sides run alternately in one process; the best of --repeats counts: CPU-seconds, on a GPU
-seconds between CUDA events. `gb_per_s` is the minimum traffic divided by the time. Liger needs a
-GPU; if Liger cannot run, its figures are null and `reason` explains why. Prints one JSON line with
-the allocator's environment.
+All sides run alternately in one process; the best of --repeats counts. Times are CPU-seconds, or on
+a GPU seconds between CUDA events. `gb_per_s` is the minimum traffic divided by the time. Liger
+needs a GPU; if Liger cannot run, its figures are null and `reason` explains why. Prints one JSON
+line with the environment variables of the allocator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALLOCATOR = ("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """CPU-seconds, or seconds on the GPU, of one call."""
+    """Return the CPU-seconds of one call, or its seconds on the GPU."""
     if device.type == "cpu":
         start = time.process_time()
         run()
@@ -52,8 +52,8 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 def best_seconds(
     sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Best time of each side. Sides alternate, so that load from other processes affects all of
-    them; the first round warms up and compiles."""
+    """Measure the best time of each side. Sides alternate, so that other load on the machine
+    affects all of them. The first round warms up and compiles."""
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):
         for name, run in sides.items():
@@ -72,7 +72,7 @@ def measure(
     repeats: int,
     compiled: bool,
 ) -> dict[str, Any]:  # Any: JSON
-    """Measure milliseconds, GB/s and speed relative to eager for each side."""
+    """Measure each side: milliseconds, GB/s and speed relative to eager."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
@@ -100,7 +100,7 @@ def measure(
 
 
 def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Device, versions and environment of the figures."""
+    """Return the device, versions and environment of the measurement."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "processor": cpu_model(),

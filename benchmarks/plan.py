@@ -1,16 +1,16 @@
-"""Memory predicted by the planner against memory used by a run: `python -m benchmarks.plan`.
+"""Memory predicted by the planner, compared with the memory of a run: `python -m benchmarks.plan`.
 
-Twelve settings on a CPU (rows x length x tuning x checkpointing) and six settings that were held
-out while the memory model was developed, one process each. A Llama of 12.4 million parameters
-(sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
+Each setting runs in its own process on a CPU. Twelve settings vary rows, length, tuning and
+checkpointing; six more were held out while the memory model was developed. A Llama of 12.4 million
+parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
 
-tensors   peak bytes of tensors, including weights and optimizer, counted for each allocation by
-          torch's profiler over a whole run
-rss       growth of resident memory from before training to its peak (VmHWM, in a separate run
-          without the profiler) plus weights, against the prediction of a run
+tensors   peak bytes of tensors, including weights and optimizer; torch's profiler counts every
+          allocation of a whole run
+rss       weights plus the growth of resident memory from before training to its peak (VmHWM), in a
+          separate run without the profiler; compared with the prediction of a run
 
-`predicted` is the closed form. `corrected` is the closed form after the trial that every run makes.
-The trial also measures the allocator's memory beyond tensors, which counts for rss.
+`predicted` is the closed form. Every run makes a trial, which corrects the closed form to
+`corrected`. The trial also measures the allocator's memory beyond tensors, which is part of rss.
 Bars: tensors within 10 %, rss within 20 %. `--write` writes benchmarks/results/plan.json.
 """
 
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def measure(setting: dict[str, Any]) -> dict[str, Any]:
-    """Measure one setting; predicted and measured memory in bytes."""
+    """Measure one setting. Return the predicted and measured memory in bytes."""
     import gc
 
     import torch
@@ -100,9 +100,9 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
     from tunesmith_worker.rundir.process import keep_freed_memory
 
     keep_freed_memory()
-    run_once({**setting, "rows": 1, "length": 64})  # loads code and constants
+    run_once({**setting, "rows": 1, "length": 64})  # loads code and constants first
     trainer, plan = run_once(setting, train=False)
-    gc.collect()  # trainers are reference cycles: free them before measuring
+    gc.collect()  # frees old trainers, which have reference cycles
     host = HostPeak()
     trainer.train()
     growth = host.growth()
@@ -132,13 +132,14 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
         "allocator": of_run.items.get("allocator", 0),
         "predicted_growth": of_run.peak - resident,
         "rss_growth": growth,
-        # relative to the total: memory resident before training is resident at the peak
+        # relative to the total: the peak includes memory that was resident before training
         "rss_error": None if growth is None else of_run.peak / (resident + growth) - 1,
     }
 
 
 def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
-    """Make our trainer on rows of one length with the setting's memory plan; train if `train`."""
+    """Make our trainer with the memory plan of the setting, on rows of one length. Train if
+    `train`."""
     import tempfile
 
     import datasets

@@ -2,12 +2,12 @@
 
     python -m benchmarks.precision
 
-loss: one run of the trainer (`tunesmith run`) for each precision, 300 steps of tiny-math on GSM8K;
-      the loss on 200 held-out rows, relative to fp32.
-cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, alternating ours and
-      torch's fused fp32 AdamW; the extra time of ours as a share of a whole step (forward and
-      backward of 2 x 1,024 tokens in bf16 with our kernels, clipping, optimizer); bytes of weights
-      and optimizer state.
+loss: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
+      (`tunesmith run`): 300 steps of tiny-math on GSM8K.
+cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters. Our optimizer and
+      torch's fused fp32 AdamW alternate. Also the extra time of our optimizer as a share of a whole
+      step, and the bytes of weights and optimizer state. A whole step is forward and backward of
+      2 x 1,024 tokens in bf16 with our kernels, clipping and optimizer.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.
@@ -40,9 +40,9 @@ from .sft_side import make_model
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
-"""Keys of the JSON line that differ from the name of the precision."""
+"""Keys of the JSON line, where they differ from the name of the precision."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
-"""Largest relative difference of the final loss from fp32's."""
+"""Maximum relative difference of the final loss from the loss in fp32."""
 COST_BAR = 0.05
 BYTES_BARS = {"bf16_error_word": 12.0, "bf16_sr8": 6.0}
 
@@ -110,7 +110,7 @@ def run(precision: Precision, options: argparse.Namespace) -> dict[str, Any]:
             seed=options.seed,
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
-        # -P: otherwise kernels.py in this folder would hide a package of that name.
+        # -P: without it, kernels.py in this folder would hide a package with the same name.
         command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer", scratch]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=env, capture_output=True)
@@ -166,7 +166,7 @@ def cost(rounds: int) -> dict[str, Any]:
         timed = {name: cpu_seconds(optimizer.step) for name, optimizer in optimizers.items()}
         timed["clip"] = cpu_seconds(lambda: torch.nn.utils.clip_grad_norm_(ours, 1.0))
         timed["forward_and_backward"] = cpu_seconds(forward_and_backward) + timed.pop("clip")
-        if turn:  # the first turn creates the optimizer states
+        if turn:  # the first round creates the optimizer states
             for name, value in timed.items():
                 seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -191,7 +191,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> int:
-    """Bytes of the weights and of the optimizer state."""
+    """Return the bytes of the weights and of the optimizer state."""
     state = [value for entry in optimizer.state.values() for value in entry.values()]
     tensors = [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

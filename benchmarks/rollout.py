@@ -1,15 +1,17 @@
-"""Generation, our rollout engine against transformers: `python -m benchmarks.rollout`.
+"""Our rollout engine, compared with transformers: `python -m benchmarks.rollout`.
 
-Both sides run alternately, each run in its own process on one thread (rollout_side.py): the 12.4 M
-Llama of sft.py with a nonzero LoRA adapter of rank 32, 2 prompts x 8 completions x 128 tokens at
-temperature 1, including the weight sync. The result of a run is its fastest rollout after the
-first, because other load on the machine can only slow a rollout. Prints one JSON line:
+Both sides run alternately; each run has its own process and one thread (rollout_side.py). The task
+is the 12.4 M Llama of sft.py with a nonzero LoRA adapter of rank 32, and 2 prompts x 8 completions
+x 128 tokens at temperature 1. A rollout includes the weight sync. A run's result is its fastest
+rollout after the first, because other load on the machine can only slow a rollout. Prints one JSON
+line:
 
-speed_ratio   median over the rounds of theirs / ours, CPU-seconds of a rollout
-memory_ratio  ours / theirs, peak resident memory minus resident memory before the first rollout
+speed_ratio   CPU-seconds of a rollout, transformers / ours; median over the rounds
+memory_ratio  peak resident memory minus resident memory before the first rollout, ours /
+              transformers
 sync_share    share of the weight sync in our CPU-seconds
 
-`--ragged`: completions of 16 to 128 tokens, log-uniform; the batch of transformers runs until its
+`--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
 longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
 """
 
@@ -30,7 +32,7 @@ from .two_sides import run_side
 
 SIDE = Path(__file__).with_name("rollout_side.py")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
-"""Minimum speed_ratio against `generate`, 70-token prompts, completions of equal length."""
+"""Minimum speed_ratio against `generate`, for 70-token prompts and completions of equal length."""
 
 
 def main() -> int:

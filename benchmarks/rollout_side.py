@@ -42,13 +42,13 @@ def with_lora(dtype: torch.dtype) -> Untyped:
     torch.manual_seed(1)
     model = peft.get_peft_model(make_model(dtype), config)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # B starts at zero, and the adapter would have no effect
+        if "lora_B" in name:  # B would be zero, and the adapter would have no effect
             torch.nn.init.normal_(parameter, std=0.02)
     return model.eval()
 
 
 def lengths(ragged: bool) -> list[int]:
-    """Tokens of each completion: 128, or log-uniform 16..128 if ragged."""
+    """Return the length of each completion: 128, or log-uniform 16..128 if ragged."""
     draw = random.Random(0)
     count = PROMPTS * GROUP
     if not ragged:
@@ -78,8 +78,8 @@ def ours(model: Untyped, prompts: list[list[int]], targets: list[int], layout: A
 def theirs(
     model: Untyped, prompts: list[list[int]], targets: list[int], merged: bool
 ) -> Callable[[], float]:
-    """Rollout of transformers: the batch runs until its longest completion ends. Computes no
-    log-probs, unlike our engine."""
+    """Run a rollout of transformers. The batch runs until its longest completion ends. Unlike our
+    engine, transformers computes no log-probs here."""
     ids = torch.tensor([prompts[i // GROUP] for i in range(len(targets))])
 
     def run() -> float:
@@ -116,7 +116,7 @@ def main() -> None:
         [draw.randrange(3, 8192) for _ in range(options.prompt_tokens)] for _ in range(PROMPTS)
     ]
     model, targets = with_lora(getattr(torch, options.dtype)), lengths(options.ragged)
-    idle = watch_memory()  # before our engine loads, so that its memory counts
+    idle = watch_memory()  # measured before our engine loads, so that its memory counts
     if options.side.startswith("ours"):
         run = ours(model, prompts, targets, "in_place" if "place" in options.side else "merged")
     else:

@@ -1,10 +1,10 @@
 """Cost of the self-check: `python -m benchmarks.self_check`.
 
-Trains as `tunesmith run` does, 5 steps for each case, and times the self-check inside the run.
-CPU-seconds of one thread. Prints one JSON line; for each case
+Trains 5 steps of each case with the code of `tunesmith run` and times the self-check inside the
+run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 
-self_check      CPU seconds of the self-check
-step            median CPU seconds of an optimizer step
+self_check      CPU-seconds of the self-check
+step            median CPU-seconds of an optimizer step
 share_of_200    self_check / (200 steps)
 within          true if self_check <= max(3 s, 3 % of 200 steps)
 """
@@ -99,7 +99,7 @@ def _time_the_self_check(spent: list[float]) -> None:
 
 
 def _time_steps(steps: list[float]) -> None:
-    """Append the CPU-seconds between the ends of successive steps."""
+    """Append the CPU-seconds of each step after the first."""
     right, ended = RunCallback.on_step_end, [0.0]
 
     def timed(self: RunCallback, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -113,7 +113,7 @@ def _time_steps(steps: list[float]) -> None:
 
 
 def _larger_model(scratch: Path, like: Path) -> Path:
-    """Save the 12.4 M Llama with the tokenizer of `like`."""
+    """Save the 12.4 M Llama with the tokenizer from `like`."""
     folder = scratch / "llama-12m"
     make_model(torch.float32).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(like).save_pretrained(folder)
@@ -136,7 +136,7 @@ def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]
 
 
 def _checks(folder: Path) -> dict[str, int]:
-    """Number of checks by state."""
+    """Count the checks in each state."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line)["data"] for line in lines]
     (checks,) = [data["checks"] for data in events if "checks" in data]

@@ -1,8 +1,8 @@
 """Load tests of the service: `python -m benchmarks.service [--only PART ...]`.
 
-Starts the real processes on SQLite and the embedded broker in a temporary folder, measures, and
-prints one JSON line. Progress goes to standard error. docs/reference/benchmarks.md explains each
-figure.
+Starts the real processes in a temporary folder, on SQLite and the embedded broker, and runs the
+tests. Prints one JSON line; progress goes to standard error. docs/reference/benchmarks.md explains
+each figure.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Supervised fine-tuning, ours against stock TRL: `python -m benchmarks.sft`.
+"""Supervised fine-tuning, compared with stock TRL: `python -m benchmarks.sft`.
 
-Both sides run alternately, each run in its own process on one thread, with the same model, rows and
-order (sft_side.py): a Llama of 12.4 million parameters, rows of 32 to 768 tokens, LoRA r 32, packs
-of 2 x 1,024, no recomputation. A step includes data, forward, backward, clipping, optimizer and
-TRL's logging. Prints one JSON line:
+Both sides run alternately; each run has its own process and one thread (sft_side.py). Model, rows
+and order are the same: a Llama of 12.4 million parameters, rows of 32 to 768 tokens, LoRA r 32,
+packs of 2 x 1,024 tokens, no recomputation. A step includes data, forward, backward, clipping,
+optimizer and TRL's logging. Prints one JSON line:
 
-speed_ratio      median over the rounds of ours / theirs: tokens per CPU-second (GPU: per second)
-memory_ratio     ours / theirs, peak memory minus memory before training: resident memory, or on a
-                 GPU allocated memory
+speed_ratio      tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds
+memory_ratio     peak memory minus memory before training, ours / stock TRL; resident memory, or on
+                 a GPU allocated memory
 loss_difference  largest relative difference of a step's loss
 
-Our side sets glibc's malloc options as the trainer does; `--their-allocator` sets them for the
-other side as well.
+Our side and the trainer set the same malloc options of glibc; `--their-allocator` sets them for
+stock TRL as well.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def summary(
     on_gpu = ours[0]["device"] != "cpu"
     speed = "tokens_per_second" if on_gpu else "tokens_per_cpu_second"
     ratios = [a[speed] / b[speed] for a, b in zip(ours, theirs, strict=True)]
-    # Padded batches and packs have different rows in a step, so their losses are not comparable.
+    # A padded batch and a pack have different rows in a step, so their losses are not comparable.
     same_rows = options.against != "stock-default"
     bar = BARS.get((options.tuning, options.dtype, options.against), (None, None))
     return {

@@ -50,7 +50,7 @@ def make_model(dtype: torch.dtype) -> Any:
 
 
 def make_rows(tokens: int) -> Any:
-    """Random rows with log-uniform lengths of 32 to 768 tokens, at least `tokens` in total."""
+    """Make random rows of 32 to 768 tokens (log-uniform), at least `tokens` in total."""
     draw = random.Random(0)
     rows: list[list[int]] = []
     while sum(map(len, rows)) < tokens:
@@ -79,7 +79,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def watch_memory() -> float:
-    """Reset the peak and return the memory in use, in MiB: allocated on the GPU, or resident."""
+    """Reset the peak. Return the memory in use in MiB: allocated on the GPU, or resident."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20
@@ -94,7 +94,7 @@ def most_memory() -> float:
 
 
 def resident(field: str) -> float:
-    """VmRSS or VmHWM of this process, in MiB."""
+    """Return VmRSS or VmHWM of this process in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024
@@ -147,7 +147,7 @@ def main() -> None:
             callbacks=[clock],
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        idle = watch_memory()  # before our kernels load, so that their memory counts
+        idle = watch_memory()  # measured before our kernels load, so that their memory counts
         if ours:
             from tunesmith_worker.engine.patches import patch
             from tunesmith_worker.rundir.process import keep_freed_memory

@@ -1,13 +1,14 @@
-"""Speed-up of sharing a group's prompt in training: `python -m benchmarks.shared_prompt`.
+"""Speed-up from sharing the prompt of a group in training: `python -m benchmarks.shared_prompt`.
 
 Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with LoRA of rank 32 on
-all projections: 2 prompts, GENERATIONS completions of 128 tokens each. Shared and plain rows
-alternate in one process on one thread. Prints one JSON line; for each dtype and length of prompts
+all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. Shared and
+plain rows alternate in one process on one thread. Prints one JSON line; for each dtype and prompt
+length:
 
 forward, backward   median CPU-seconds of each layout
 least               the smallest forward + backward of each layout
-speed_ratio         plain / shared of `least`
-token_ratio         tokens, plain / shared
+speed_ratio         plain / shared, from `least`
+token_ratio         number of tokens, plain / shared
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def _measured(model: Any, rows: list[GroupRow], repeats: int) -> dict[str, Any]:
 
 
 def _step(model: Any, rows: list[GroupRow], layout: GroupLayout) -> tuple[float, float]:
-    """CPU-seconds of forward and of backward; each completion has a different weight."""
+    """Return the CPU-seconds of forward and of backward. Each completion has a different loss
+    weight."""
     weights = torch.linspace(-1, 1, len(rows))[:, None]
     model.zero_grad()
     began = time.process_time()

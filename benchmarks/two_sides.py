@@ -1,4 +1,4 @@
-"""Start of one side of a comparison in its own process."""
+"""Start one side of a comparison in its own process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def run_side(script: Path, side: str, arguments: list[str], extra: dict[str, str]) -> Any:
-    """Run `script --side SIDE ARGUMENTS` with `extra` environment and parse the last line it prints
-    as JSON. Exits with the side's errors if the side fails."""
+    """Run `script --side SIDE ARGUMENTS` and parse its last output line as JSON. `extra`:
+    environment variables. If the script fails, exit with its errors."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
-    # -P: otherwise kernels.py in this folder would hide a package of that name.
+    # -P: without it, kernels.py in this folder would hide a package with the same name.
     command = [sys.executable, "-P", str(script), "--side", side, *arguments]
     done = subprocess.run(command, env=env, capture_output=True)
     if done.returncode:

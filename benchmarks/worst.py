@@ -1,4 +1,4 @@
-"""Conversion of NaN so that it counts as the worst figure."""
+"""Conversion of NaN to the worst possible figure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 
 def as_error(figure: float) -> float:
-    """Return infinity for NaN, because `max` ignores NaN unless it comes first."""
+    """Return infinity for NaN, because `max` ignores a NaN that is not the first item."""
     return math.inf if math.isnan(figure) else figure
 
 
 def as_share(figure: float) -> float:
-    """Return 0 for NaN, because `min` ignores NaN unless it comes first."""
+    """Return 0 for NaN, because `min` ignores a NaN that is not the first item."""
     return 0.0 if math.isnan(figure) else figure

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes .env for compose.yml: secrets of this installation, and the number of GPUs.
+# Writes .env for compose.yml with the secrets of this installation and the number of GPUs.
 #   ./make-env.sh /srv/models      folder whose subfolders are base models
 set -eu
 
@@ -11,7 +11,7 @@ fi
 models=$(cd "$models" && pwd)
 cd "$(dirname "$0")"
 if [ -e .env ]; then
-	echo "error: $PWD/.env exists and holds the database's password: edit it instead" >&2
+	echo "error: $PWD/.env exists and holds the password of the database: edit it instead" >&2
 	exit 1
 fi
 
@@ -27,7 +27,7 @@ fi
 
 umask 077
 cat > .env <<END
-# Keep this file: the database and its backups cannot be opened without it.
+# Keep this file. Without it, the database and its backups cannot be opened.
 COMPOSE_FILE=$files
 COMPOSE_PROFILES=$profiles
 TUNESMITH_MODELS=$models

@@ -1,6 +1,6 @@
 """Write docs/reference/recipe.md and the table of docs/reference/settings.md from the code.
 
-Run `python docs/generate.py`; a test compares the pages with the code.
+Run `python docs/generate.py`. A test compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ INTRO = """# The recipe
 
 Generated from the schema by `python docs/generate.py`; do not edit.
 
-`recipe` in the body of `POST /v1/fine_tuning/jobs` sets how to train. Every field is optional. An
-unknown field is an error that names the nearest valid one.
+`recipe` in the body of `POST /v1/fine_tuning/jobs` sets the training options. Every field is
+optional. An unknown field is an error; the message names the most similar valid field.
 """
 
 
@@ -45,8 +45,8 @@ def recipe_page() -> str:
         table("recipe.early_stopping", EarlyStoppingRecipe),
         table("recipe.grpo", GRPORecipe),
         table("recipe.rollout", RolloutRecipe),
-        "OpenAI's hyperparameters keep their meaning. A different value for the same setting in "
-        "`recipe` is an error.\n",
+        "OpenAI's hyperparameters keep their meaning. If `recipe` sets a different value for the "
+        "same setting, the request fails with an error.\n",
         table("hyperparameters", Hyperparameters),
         table("method.reinforcement.hyperparameters", ReinforcementHyperparameters),
     ]
@@ -72,7 +72,7 @@ def default(field: FieldInfo) -> str:
 
 
 def kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """Describe the values of a JSON schema: types, enumerations, bounds."""
+    """Describe the allowed values of a JSON schema: types, enumerations, bounds."""
     if "anyOf" in schema:
         members = [member for member in schema["anyOf"] if member.get("type") != "null"]
         return " or ".join(kind(member, whole) for member in members)
@@ -136,7 +136,7 @@ def variable(name: str, field: FieldInfo) -> str:
 
 
 def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
-    """Return a row of the table. Values that differ between processes are listed per process."""
+    """Return a row of the table. If processes have different values, the row lists each process."""
 
     def joined(values: list[str]) -> str:
         if len(set(values)) == 1:
@@ -155,7 +155,7 @@ def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
 
 
 def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """Describe the values of a setting: like `kind`, with patterns and formats of strings."""
+    """Describe the allowed values of a setting. Adds patterns and formats of strings to `kind`."""
     for member in [schema, *schema.get("anyOf", [])]:
         if "pattern" in member:
             return f"matches `{member['pattern']}`"

@@ -5,10 +5,10 @@
     python -m benchmarks.gpu --tiny       # on a CPU: the same code on tiny shapes
 
 Needs torch, triton, transformers, peft, accelerate and the wheels in requirements-gpu-bench.txt.
-Our packages need not be installed, and nothing is downloaded. Results go to FOLDER/gpu-DEVICE.json
-after every case. If a case fails, the other cases run and the exit status is 1. After `--minutes`,
-the remaining cases are recorded as skipped. Missed bars are printed and recorded; they are no
-failure.
+Our packages need not be installed, and nothing is downloaded. The results file
+FOLDER/gpu-DEVICE.json is written after every case. If a case fails, the other cases still run, and
+the exit status is 1. After `--minutes`, the remaining cases are recorded as skipped. A missed bar
+is printed and recorded; it does not change the exit status.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from .speed_plan import REAL, TINY, speed_cases
 RESULTS = Path(__file__).parents[1] / "results"
 PARTS = ("kernels", "parity", "speed", "memory", "precision", "grpo")
 LONGEST = {"memory": 150, "precision": 600}
-"""Time limit of a case in seconds; the loss of `precision` needs more than the default minutes."""
+"""Time limit of a case in seconds. The loss cases of `precision` need more than the default
+time."""
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
-"""Sides that need a GPU, and the package of each."""
+"""Sides that need a GPU, and the package that each side needs."""
 
 
 def main() -> int:
@@ -62,13 +63,13 @@ def main() -> int:
 
 
 def has_card() -> bool:
-    """Return whether this machine seems to have an NVIDIA GPU. torch makes the final check."""
+    """Return True if this machine seems to have an NVIDIA GPU. Later, torch checks this fully."""
     return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia*"))
 
 
 def environment(tiny: bool) -> dict[str, str]:
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    # One GPU: with several visible GPUs, the Trainer would split batches over all of them.
+    # Only one GPU is visible, because the Trainer would split batches over several GPUs.
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if tiny:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -76,7 +77,8 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
-    """Yield the sides in turn, reversed in every second round; models with their own bars first."""
+    """Yield the sides alternately; every second round reverses their order. Models with bars come
+    first."""
     sides = ["ours", "stock"]
     if not tiny:
         sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]
@@ -98,7 +100,8 @@ def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
 
 
 def summary(record: Record) -> str:
-    """Table of the bars, number of failed and skipped cases, and name of the results file."""
+    """Return a table of the bars, the numbers of failed and skipped cases, and the name of the
+    results file."""
     met = {True: "met", False: "MISSED", None: "open"}
     lines = [""]
     for bar in record.results["bars"]:

@@ -1,6 +1,6 @@
-"""Bars of the GPU benchmarks: name, bound and measured figure of each.
+"""Bars of the GPU benchmarks. Each has a name, a bound and a measured figure.
 
-Depends only on the layout of the results.
+This module depends only on the format of the results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Bar:
     least: float | None = None
     most: float | None = None
     figure: Callable[[Results], float | None]
-    """Figure of the results, or None if not measured."""
+    """Figure from the results, or None if not measured."""
 
     def judged(self, results: Results) -> dict[str, Any]:  # Any: JSON
         figure = self.figure(results)
@@ -37,7 +37,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """Median over the rounds of one side."""
+    """Return the median over all rounds of one side."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()
@@ -91,7 +91,8 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
 
 
 def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
-    """Figure: relative errors of the predictions of part `memory`, reduced by `judged`."""
+    """Make a figure from part `memory`. `judged` reduces the relative errors of its predictions to
+    one number."""
 
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()
@@ -109,7 +110,8 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 
 def _offload(results: Results) -> float | None:
-    """Largest overhead where the planner expects none, on models of 2,048 or more."""
+    """Return the largest overhead of offloading where the planner expects none. Only hidden sizes
+    and row lengths from 2,048 and 4,096 count."""
     cases = results.get("memory", {}).values()
     overheads = [
         as_error(result["overhead"])
@@ -134,7 +136,7 @@ def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
 
 
 def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
-    """Figure: median of `key` over the rounds of `case`."""
+    """Make a figure from part `grpo`: the median of `key` over the rounds of `case`."""
 
     def figure(results: Results) -> float | None:
         figures = [
@@ -164,17 +166,23 @@ LARGE, SMALL = "llama-3.1-8b", "qwen2.5-1.5b"
 
 def _bars() -> Iterator[Bar]:
     yield Bar(
-        name="kernels bound by bandwidth: lowest share of the copy bandwidth",
+        name="kernels limited by bandwidth: lowest share of the copy bandwidth",
         least=0.80,
         figure=_worst_kernel("bandwidth"),
     )
     yield Bar(
-        name="kernels bound by products: lowest share of the BLAS rate",
+        name="kernels limited by matrix products: lowest share of the BLAS rate",
         least=0.85,
         figure=_worst_kernel("products"),
     )
-    yield Bar(name="parity fp32: worst gradient", most=1e-5, figure=_parity("fp32", "worst"))
-    yield Bar(name="parity bf16: worst error / stock", most=1.5, figure=_parity("bf16", "worst"))
+    yield Bar(
+        name="parity fp32: worst error of a gradient", most=1e-5, figure=_parity("fp32", "worst")
+    )
+    yield Bar(
+        name="parity bf16: worst error relative to the stock model",
+        most=1.5,
+        figure=_parity("bf16", "worst"),
+    )
     for model, floor in ((LARGE, 13_500.0), (SMALL, 46_000.0)):
         yield Bar(name=f"{model}: tokens/s", least=floor, figure=_rate(model))
         yield Bar(name=f"{model}: share of the BLAS rate", least=0.75, figure=_share_of_blas(model))
@@ -184,11 +192,11 @@ def _bars() -> Iterator[Bar]:
             ("liger", "no-recompute", 1.2),
             ("stock", "defaults", 2.0),
         ):
-            name = f"{model}, {setting}: speed / {side}"
+            name = f"{model}, {setting}: speed relative to {side}"
             figure = _against(model, side, setting, "tokens_per_second")
             yield Bar(name=name, least=least, figure=figure)
         for side in ("stock", "liger"):
-            name = f"{model}, no-recompute: peak memory / {side}"
+            name = f"{model}, no-recompute: peak memory relative to {side}"
             figure = _against(model, side, "no-recompute", "peak_gib")
             yield Bar(name=name, most=1.0, figure=figure)
     yield from _memory_bars()
@@ -196,7 +204,7 @@ def _bars() -> Iterator[Bar]:
 
 
 def _memory_bars() -> Iterator[Bar]:
-    """Bars D1, D6, C3, C4 and C2 of ENGINE.md. E5 is a check in part `memory`."""
+    """Yield bars D1, D6, C3, C4 and C2 of ENGINE.md. Part `memory` checks E5."""
     yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
     yield Bar(
         name="memory: median error of a predicted peak",
@@ -208,7 +216,7 @@ def _memory_bars() -> Iterator[Bar]:
         most=0.10,
         figure=_memory("pinned_", max),
     )
-    yield Bar(name="memory: overhead of offloading", most=0.02, figure=_offload)
+    yield Bar(name="memory: time overhead of offloading", most=0.02, figure=_offload)
     for name, key, bound in (
         ("bf16_split_master", "bf16_error_word", 12.0),
         ("bf16_sr8", "bf16_sr8", 6.0),
@@ -219,38 +227,38 @@ def _memory_bars() -> Iterator[Bar]:
             figure=_precision("bytes", key),
         )
     yield Bar(
-        name="precision: step time with split masters / plain bf16",
+        name="precision: step time with split masters relative to plain bf16",
         most=1.05,
         figure=_precision("time", "ratio"),
     )
     yield Bar(
-        name="precision: relative difference of the loss with split masters from fp32",
+        name="precision: loss difference of split masters relative to fp32",
         most=0.005,
         figure=_precision("loss", "relative", "bf16_error_word"),
     )
 
 
 def _grpo_bars() -> Iterator[Bar]:
-    """Bars A1, A2 and A4 of ENGINE.md."""
+    """Yield bars A1, A2 and A4 of ENGINE.md."""
     ours = (SMALL, "ours", "lora")
     yield Bar(
-        name=f"{SMALL}, GRPO: speed of a step / stock",
+        name=f"{SMALL}, GRPO: speed of a step relative to stock TRL",
         least=2.0,
         figure=_grpo_times((SMALL, "stock", "lora"), ours),
     )
     yield Bar(
-        name=f"{SMALL}, GRPO: speed of LoRA / full tuning",
+        name=f"{SMALL}, GRPO: speed of LoRA relative to full tuning",
         least=1.0,
         figure=_grpo_times((SMALL, "ours", "full"), ours),
     )
     yield Bar(
-        name=f"{SMALL}, GRPO: share of the weight sync in a step",
+        name=f"{SMALL}, GRPO: share of a step for the weight sync",
         most=0.02,
         figure=_grpo("sync_share", *ours),
     )
     for batch in BATCHES:
         yield Bar(
-            name=f"{SMALL}: speed of decoding {batch} with an adapter / bare model",
+            name=f"{SMALL}: decoding {batch} completions with an adapter, relative to the base",
             least=0.95,
             figure=_grpo("adapter_on_base", SMALL, "decode", str(batch)),
         )

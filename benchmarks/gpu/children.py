@@ -1,6 +1,7 @@
-"""Parent side: starts child processes ahead of time and reads their answers. Does not import torch.
+"""Parent process of the GPU benchmarks. Does not import torch.
 
-A case that raises, hangs or kills its process is recorded, and later cases run in a new process.
+It starts child processes ahead of time and reads their answers. If a case raises an error, hangs or
+ends its process, the failure is recorded and later cases run in a new process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .record import Record
 ROOT = Path(__file__).parents[2]
 SOURCES = ("kernels", "schema", "worker")
 ALL = "all of it"
-"""Placeholder for the cases of a process that has not reported them."""
+"""Placeholder for cases that a process has not reported yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,14 @@ class Job:
     part: str
     module: str
     cases: tuple[str, ...] = ()
-    """Empty: all cases of the module, which reports them."""
+    """Names of the cases. If empty, all cases of the module run, and the child reports their
+    names."""
     seconds: float
-    """Time limit of a case; after it the process is killed."""
+    """Time limit of a case. After this time, the process is killed."""
 
 
 class Child:
-    """One process. Its imports start when the object is created."""
+    """One process. The process starts its imports when this object is created."""
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self.job = job
@@ -64,7 +66,7 @@ class Child:
 
     def go(self) -> None:
         assert self._process.stdin is not None
-        # If the child died during its imports, answer() returns None.
+        # If the child ended during its imports, answer() returns None.
         with suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write("go\n")
 
@@ -77,7 +79,7 @@ class Child:
         return None if line is None else dict(json.loads(line))
 
     def close(self) -> str:
-        """End the process; return its exit status and the end of its stderr."""
+        """End the process. Return its exit status and the end of its stderr."""
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:
@@ -109,8 +111,8 @@ class Child:
 def run_all(
     jobs: Sequence[Job], record: Record, deadline: float, environment: Mapping[str, str]
 ) -> None:
-    """Run all jobs in order; the process of the next job starts while a job runs. Cases after
-    `deadline`, a time.monotonic() value, are recorded as skipped."""
+    """Run all jobs in order. While a job runs, the process of the next job starts. `deadline` is a
+    time.monotonic() value; cases after it are recorded as skipped."""
     ahead = Child(jobs[0], environment) if jobs else None
     for index, job in enumerate(jobs):
         child = ahead
@@ -131,7 +133,7 @@ def run_all(
 
 
 def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
-    """Run a child to its end; return the cases that did not run."""
+    """Run a child until it ends. Return the cases that did not run."""
     job, remaining = child.job, list(child.job.cases) or [ALL]
     child.go()
     begun = time.monotonic()
@@ -166,7 +168,7 @@ def _record(answer: dict[str, Any], record: Record, part: str, seconds: float) -
 
 
 def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which this tree's packages are importable."""
+    """Return an environment that makes this tree's packages importable."""
     paths = [str(ROOT), *(str(ROOT / name) for name in SOURCES)]
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])

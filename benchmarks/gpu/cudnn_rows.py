@@ -1,8 +1,8 @@
-"""cuDNN's attention on rows of unequal length with fewer key heads than query heads, against ours.
+"""cuDNN's attention compared with ours, on rows of unequal length with grouped key heads.
 
-cuDNN's attention is part of torch and may be faster than FlashAttention 2 on compute capability
-9.0, but torch's varlen function does not use it. This case calls the operator and compares values,
-gradients and time. It is a separate case because the call may kill the process.
+Torch includes cuDNN's attention, but torch's varlen function does not use it. On compute capability
+9.0 it may be faster than FlashAttention 2. This case calls the cuDNN operator and compares values,
+gradients and time. It is a separate case because the call may crash the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LENGTHS = [1500, 1, 1024, 700, 871]
 
 
 def cudnn_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare with ours: `errors` are the relative RMS differences of the output and the gradients
-    of q, k and v."""
+    """Compare cuDNN's attention with ours. `errors` are the relative RMS differences of the output
+    and of the gradients of q, k and v."""
     reason = why_not_varlen_here(device)
     if reason is not None:
         return {"refused": reason}

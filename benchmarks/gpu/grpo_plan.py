@@ -1,15 +1,15 @@
-"""Cases of part `grpo` in order. Imports nothing, so that the parent process stays small."""
+"""Ordered cases of part `grpo`. Imports nothing, to keep the parent process small."""
 
 from __future__ import annotations
 
 REAL, TINY = "qwen2.5-1.5b", "tiny-qwen"
 BATCHES = (8, 32, 128)
-"""Numbers of completions decoded at the same time."""
+"""Batch sizes of decoding, in completions."""
 
 
 def grpo_cases(model: str, rounds: int) -> list[tuple[str, ...]]:
-    """Cases by process: MODEL/SIDE/TUNING/TURN with alternating sides, then full tuning by ours,
-    then MODEL/decode/BATCH and MODEL/ragged/BATCH."""
+    """List the cases of each process. First MODEL/SIDE/TUNING/TURN with alternating sides, then our
+    full tuning, then MODEL/decode/BATCH and MODEL/ragged/BATCH."""
     trained = [
         (f"{model}/{side}/lora/{turn}",)
         for turn in range(1, rounds + 1)

@@ -1,8 +1,8 @@
-"""Check and time of the kernel that replaces a chunk of logits by its gradient.
+"""Accuracy and time of the kernel that overwrites a chunk of logits with its gradient.
 
-Shape: the rows of a bf16 head with a Llama 3 vocabulary that fit the 2 GiB budget of
-tunesmith_kernels.log_prob. The kernel reads a row twice, the second time from the cache, and writes
-the row once: 2 bytes in, 2 bytes out.
+The chunk has as many rows as fit the 2 GiB budget of tunesmith_kernels.log_prob, in bf16, with the
+vocabulary of Llama 3. The kernel reads a row twice and writes it once. The second read comes from
+the L2 cache, so the minimum traffic is 2 bytes read and 2 bytes written per logit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FP32_LIMIT = 1e-5
 
 
 def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Check and time the kernel; `ms_metrics` is the time with entropy and top-1."""
+    """Check and time the kernel. `ms_metrics` is the time with entropy and top-1."""
     vocabulary = VOCABULARY if device.type == "cuda" else 300
     rows = min(shape.rows, MOST_ROWS)
     error = _error(torch.randn(min(rows, 256), vocabulary, device=device) * 3)
@@ -65,8 +65,8 @@ def _statistics(logits: torch.Tensor, metrics: bool) -> RowStatistics:
 
 
 def _error(logits: torch.Tensor) -> float:
-    """Largest relative RMS error, against float64, of log-probabilities, entropy and the gradient
-    in place of the logits."""
+    """Return the largest relative RMS error against float64. Checks log-probs, entropy and the
+    gradient of the logits."""
     targets = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
     exact = logits.double()
     log_p = exact.log_softmax(-1)

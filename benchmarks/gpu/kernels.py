@@ -1,9 +1,10 @@
 """Part `kernels`: checks and times of our operations on real shapes.
 
-Checks of outputs and gradients: fp32 within a relative RMS of 1e-5 of eager torch in float64, and
-bf16's error against eager torch in fp32 at most 1.5 times the error of eager bf16. Times: forward
-and backward in bf16 of ours, eager torch and Liger. `ratio` is our rate relative to the ceiling
-measured in the same process: the copy bandwidth for bytes, and torch.mm for products.
+The checks compare outputs and gradients. In fp32, the relative RMS error against eager torch in
+float64 is at most 1e-5. In bf16, the error against eager torch in fp32 is at most 1.5 times the
+error of eager bf16. The times are forward and backward in bf16, for our kernels, eager torch and
+Liger. `ratio` is our rate divided by the ceiling measured in the same process. The ceiling is the
+copy bandwidth for bytes and the rate of torch.mm for matrix products.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ from .work import WORK
 FP32_LIMIT = 1e-5
 BF16_FACTOR = 1.5
 INTERPRETED_BF16 = 2**-8
-"""Extra error of Triton's interpreter, which truncates to bf16; hardware rounds to the nearest."""
+"""Extra error allowed in Triton's interpreter, because it truncates to bf16. A GPU rounds to the
+nearest bf16."""
 REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
 BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
     "head_rows": head_rows,
     "attention_paths": attention_paths,
     "cudnn_rows": cudnn_rows,
 }
-"""Cases outside OPERATIONS: an in-place kernel, and comparisons of several implementations."""
+"""Cases that are not in OPERATIONS: an in-place kernel, and comparisons of several
+implementations."""
 
 
 def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
@@ -63,7 +66,7 @@ def ceilings(device: torch.device) -> dict[str, Any]:  # Any: JSON
 
 
 def square_rate(device: torch.device) -> float:
-    """Rate of torch.mm on a large square in bf16, in TFLOP/s."""
+    """Measure the rate of torch.mm on large square matrices in bf16, in TFLOP/s."""
     square = [_square(device)]
     return operations(square) / product_seconds(square, device, torch.bfloat16) / 1e12
 
@@ -74,7 +77,7 @@ def _square(device: torch.device) -> Product:
 
 
 def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Check and time one operation. A failed check does not skip the times."""
+    """Check and time one operation. The times are measured even if the check fails."""
     result = check(operation, shape, device)
     problem = OPERATIONS[operation](shape, device, torch.bfloat16)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
@@ -132,7 +135,7 @@ def rates(
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Run both checks; return the worst errors and `passed`. NaN does not pass."""
+    """Run both checks. Return the worst errors and `passed`. NaN does not pass."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
@@ -148,8 +151,8 @@ def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:
 def errors(
     operation: str, shape: Shape, device: torch.device, dtype: torch.dtype, truth: torch.dtype
 ) -> list[tuple[float, float]]:
-    """Errors (ours, eager) against eager torch in the dtype `truth`, for each output and
-    gradient."""
+    """Return two errors for each output and gradient: of our kernel and of eager torch. The exact
+    values are from eager torch in the dtype `truth`."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     truths = _truths(problem, upstream, truth)
@@ -175,7 +178,8 @@ def _truths(problem: Problem, upstream: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error divided by RMS of the truth, in the truth's dtype."""
+    """Return the RMS of the error divided by the RMS of `truth`, computed in the dtype of
+    `truth`."""
     return float((actual.detach().to(truth.dtype) - truth).norm() / truth.norm())
 
 

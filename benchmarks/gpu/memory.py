@@ -1,11 +1,12 @@
-"""Part `memory`: memory predicted by the planner against measured memory (ENGINE.md: D1, D6, E5).
+"""Part `memory`: predicted and measured memory (ENGINE.md: D1, D6, E5).
 
-MODEL/ROWSxLENGTH/MODE   peak of a micro-batch, predicted in closed form and measured; pinned memory
-MODEL/offload            time of offloading every input except the last, relative to recomputation
-MODEL/long               one row of 80,000 tokens in 80 GB: the planner's prediction before loading,
-                         item by item, and the pass itself if the prediction fits
+MODEL/ROWSxLENGTH/MODE   peak memory of a micro-batch, predicted in closed form and measured; pinned
+                         memory
+MODEL/offload            time with all inputs except the last offloaded, relative to recomputation
+MODEL/long               one row of 80,000 tokens in 80 GB: the planner's prediction for each item
+                         before loading; the row runs if the prediction fits
 
-Models have random weights, LoRA r 16 on all linear layers, bf16 and our kernels.
+The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ OFFLOADED = {"tiny-llama": (2, 64)}
 
 
 class PatchedModel:
-    """Patched model with a batch of equal rows."""
+    """Patched model, and a batch of rows of equal length."""
 
     def __init__(self, name: str, device: torch.device, rows: int, length: int) -> None:
         self.model, _ = prepared(name, device, torch.bfloat16)
@@ -86,7 +87,7 @@ def policies(layers: int) -> dict[str, Policy]:
 
 
 def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> Result:
-    """Predict and measure a peak; `error` is predicted / held - 1."""
+    """Predict and measure a peak. `error` is predicted / held - 1."""
     patched = PatchedModel(name, device, rows, length)
     policy = policies(patched.shape.layers)[mode]
     patched.apply(policy)
@@ -108,8 +109,8 @@ def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> 
 
 
 def offload(name: str, device: torch.device) -> Result:
-    """Measure `overhead`, the time of offloading relative to recomputation - 1. `passed`: all
-    inputs except the last were offloaded."""
+    """Measure `overhead`: time with offloading / time with recomputation - 1. `passed` is True if
+    all inputs except the last were offloaded."""
     rows, length = OFFLOADED.get(name, (1, 4096))
     patched = PatchedModel(name, device, rows, length)
     patched.modes = LayerModes(patched.model, min_offloaded_tokens=1)
@@ -145,7 +146,8 @@ def offload(name: str, device: torch.device) -> Result:
 
 
 def long(name: str, device: torch.device) -> Result:
-    """Predict one long row and run it if it fits. `passed`: it does not fit, or held <= 80 GB."""
+    """Predict the memory of one long row. Run the row if it fits. `passed` is True if the row does
+    not fit, or if it held at most 80 GB."""
     tokens = LONG.get(name, 80_000)
     config = CONFIGS[name]()
     config.max_position_embeddings = max(config.max_position_embeddings, tokens)
@@ -185,7 +187,8 @@ def long(name: str, device: torch.device) -> Result:
 
 
 def _pinned_peak() -> int | None:
-    """Peak of pinned memory in bytes since the last reset, or None if torch does not report it."""
+    """Return the peak of pinned memory since the last reset in bytes, or None if torch does not
+    report it."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

@@ -101,8 +101,8 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype) -> Untyped
 
 @torch.no_grad()
 def with_large_gradients(model: Untyped) -> Untyped:
-    """Set weights that keep the size of signals, so that every layer affects loss and gradient:
-    [out, in] with standard deviation 1 / sqrt(in), logits of about 2. Changes `model`."""
+    """Change the weights of `model` so that every layer affects loss and gradient. Activations keep
+    their size: an [out, in] weight has standard deviation 1 / sqrt(in). Logits are about 2."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
@@ -119,10 +119,10 @@ def parameter_width(model: Untyped) -> int:
 
 
 def operations_per_token(model: Untyped, length: int) -> float:
-    """Multiplications and additions per token of forward and backward with LoRA, without
-    recomputation, in rows of `length` tokens: 4 per matmul parameter (frozen weights get no
-    gradient), plus attention with 2 T d forward and 5 T d backward per layer and head, T / 2 keys
-    on average. Adapters are not counted."""
+    """Return the floating-point operations per token of forward and backward with LoRA, without
+    recomputation, in rows of `length` tokens. Each weight of a frozen matrix counts 4, because it
+    gets no gradient. Attention has length / 2 keys on average; each key and head element counts 4
+    forward and 10 backward, in each layer. Adapters do not count."""
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -1,8 +1,9 @@
-"""Part `parity`: forward and backward of a whole patched model against the unpatched model.
+"""Part `parity`: forward and backward of a patched model and of the stock model.
 
-Stock is transformers' model with PEFT's LoRA and TRL's loss head. fp32, without TF32: every
-gradient within a relative RMS of 1e-5. bf16 weights with PEFT's fp32 adapters: error against fp32,
-pooled over layers, at most 1.5 times stock's for each kind of tensor.
+The stock model is an unpatched transformers model with PEFT's LoRA and TRL's loss head. In fp32
+without TF32, each gradient differs by a relative RMS of at most 1e-5. In bf16 with PEFT's fp32
+adapters, errors are measured against fp32 and pooled over layers. For each kind of tensor, our
+error is at most 1.5 times the error of the stock model.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FP32_LIMIT, BF16_FACTOR, LEAST_GRADIENT = 1e-5, 1.5, 1e-2
 
 
 def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare in fp32; `worst` is the largest relative RMS difference of a gradient."""
+    """Compare both models in fp32. `worst` is the largest relative RMS difference of a gradient."""
     model, batch = prepared(name, device, torch.float32)
     stock = step(model, batch)
     patched = patch(model)
@@ -58,8 +59,8 @@ def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
 
 
 def bf16(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare in bf16. `worst`: our error divided by stock's, for the kind of tensor where this
-    ratio is largest."""
+    """Compare in bf16. `worst` is our error divided by the error of the stock model, for the kind
+    of tensor with the largest ratio."""
     model, batch = prepared(name, device, torch.bfloat16)
     stock = step(model, batch)
     patched = patch(model)
@@ -93,7 +94,7 @@ def prepared(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Untyped, dict[str, Untyped]]:
     """Make a model with LoRA r 16 on all linear layers and TRL's head, and a packed batch. A and B
-    are random, so that both get gradients."""
+    are random, so that both get nonzero gradients."""
     model = with_large_gradients(random_model(name, device, dtype))
     lora = peft.LoraConfig(
         task_type="CAUSAL_LM", r=16, lora_alpha=16, target_modules=list(PROJECTIONS)
@@ -111,8 +112,8 @@ def prepared(
 def packed_batch(
     lengths: tuple[int, ...], vocabulary: int, device: torch.device
 ) -> dict[str, Untyped]:
-    """Random packed rows in the format of TRL's padding-free collator; a third of the labels is
-    ignored."""
+    """Make random packed rows in the format of TRL's padding-free collator. A third of the labels
+    is ignored."""
     draw, total = torch.Generator().manual_seed(2), sum(lengths)
     ids = torch.randint(vocabulary, (1, total), generator=draw)
     labels = ids.masked_fill(torch.rand(1, total, generator=draw) < 0.33, -100)
@@ -126,13 +127,13 @@ def packed_batch(
         "cu_seq_lens_k": ends.to(device),
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
-        # 1 makes the loss a sum over the labels, which keeps gradients large.
+        # With 1, the loss is a sum over the labels, so that gradients are large.
         "num_items_in_batch": torch.tensor(1, device=device),
     }
 
 
 def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
-    """Compute the gradient of every trainable tensor by name, and `loss`."""
+    """Compute `loss`, and the gradient of every trainable tensor under its name."""
     model.zero_grad()
     output = model(**batch, fused_lm_head=True)
     output.loss.backward()
@@ -143,13 +144,14 @@ def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error divided by RMS of the truth; NaN if a tensor has NaN."""
+    """Return the RMS of the error divided by the RMS of the exact values; NaN if a tensor has
+    NaN."""
     return float((actual.double() - truth.double()).norm() / truth.double().norm())
 
 
 def pooled(errors: dict[str, float]) -> dict[str, float]:
-    """RMS over the layers for each kind of tensor, because errors of single layers vary by
-    chance."""
+    """Return the RMS over all layers for each kind of tensor, because the errors of single layers
+    are noisy."""
     squares: dict[str, list[float]] = defaultdict(list)
     for name, error in errors.items():
         kind = re.sub(r".*layers\.\d+\.|\.default\.weight", "", name)

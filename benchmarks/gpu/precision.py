@@ -1,10 +1,12 @@
-"""Part `precision`: full tuning in bf16 with split masters (ENGINE.md, C2, C3, C4).
+"""Part `precision`: full tuning in bf16 with split masters (ENGINE.md: C2, C3, C4).
 
 MODEL/bytes   bytes per parameter of weights and optimizer, in every precision
-MODEL/time    time of a step (forward, backward, clipping, optimizer), split masters / plain bf16
-MODEL/loss    loss on held-out rows after 500 steps, relative to fp32, from the same random weights
-              on the same rows in the same order. The rows are samples of one Markov chain;
-              `benchmarks.precision` trains a real model.
+MODEL/time    step time with split masters / step time in plain bf16; a step is forward, backward,
+              clipping and optimizer
+MODEL/loss    loss on held-out rows after 500 steps, relative to fp32
+
+All losses start from the same random weights and use the same rows in the same order. The rows are
+samples of one Markov chain; `benchmarks.precision` trains a real model.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
     "fp32": "fp32",
 }
-"""Precisions by their keys in the results."""
+"""Precisions; the keys are those of the results."""
 BYTES = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
 LOSSES = ("fp32", "bf16_error_word", "bf16")
 RATE = 1e-4
@@ -119,8 +121,8 @@ def final_loss(name: str, device: torch.device) -> Result:
 def _chain(
     seed: int, trained: Trained, lengths: tuple[int, ...], device: torch.device
 ) -> dict[str, Untyped]:
-    """Sample rows of a Markov chain over 256 tokens with four successors each, the first most
-    likely."""
+    """Sample rows from a Markov chain over 256 tokens. Each token has four successors; the first is
+    the most likely."""
     batch = packed_batch(lengths, 256, device)
     draw = torch.Generator().manual_seed(seed + 1000)
     successors = torch.randint(256, (256, 4), generator=torch.Generator().manual_seed(7))

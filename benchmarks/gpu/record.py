@@ -1,4 +1,6 @@
-"""Results file, written after every case, so that a killed run keeps its results."""
+"""Results file of the GPU benchmarks, written after every case so that a killed run keeps its
+results.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,15 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """True after an error or a failed check. Skipped cases and missed bars are no failure."""
+        """True after an error or a failed check. Skipped cases and missed bars do not count as
+        failures."""
         return bool(self._results["errors"])
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
         self._results |= facts
 
     def add(self, part: str, case: str, result: dict[str, Any], seconds: float) -> None:
-        """Record a result. `passed`: False in the result records the case as failed."""
+        """Record a result. A result with `passed` False is recorded as failed."""
         self._results[part][case] = result | {"case_seconds": round(seconds, 1)}
         if result.get("passed") is False:
             self.fail(part, case, "check failed; the figures are recorded")
@@ -73,12 +76,12 @@ class Record:
         partial.write_text(json.dumps(self._results, indent=1) + "\n")
         partial.replace(self.path)
         if self._written is not None and self._written != self.path:
-            self._written.unlink()  # written before the first process reported the device
+            self._written.unlink()  # named before the first process reported its device
         self._written = self.path
 
 
 def _short(result: dict[str, Any]) -> str:
-    """Main figures of a result, for the log."""
+    """Return the main figures of a result, for the log."""
     keys = (
         *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
         *("seconds_per_step", "sync_share", "adapter_on_base"),

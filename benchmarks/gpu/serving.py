@@ -1,7 +1,7 @@
-"""Child side: runs named cases and answers each with one JSON line on the original stdout.
+"""Child process of the GPU benchmarks: runs named cases and answers each with one JSON line.
 
 A child finishes its imports and then waits for a line on stdin, so that its imports overlap with
-the previous measurement. Output of libraries goes to stderr.
+the previous measurement. Answers go to the original stdout; output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 Case = Callable[[], dict[str, Any]]  # Any: JSON
 
 DEVICE_LOST = 3
-"""Exit status after an error that leaves the CUDA context unusable."""
+"""Exit status after an error that makes the CUDA context unusable."""
 PACKAGES = (
     *("torch", "triton", "transformers", "trl", "peft", "accelerate", "liger_kernel"),
     *("flash_attn", "flash_attn_3", "unsloth"),
@@ -29,7 +29,8 @@ PACKAGES = (
 
 
 def serve(cases: Mapping[str, Case]) -> int:
-    """Report and run the cases of `--cases` in order, or all cases; return the exit status."""
+    """Report the names in `--cases`, or of all cases, and run these cases in order. Return the exit
+    status."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", nargs="+", default=list(cases))
     names: list[str] = arguments.parse_known_args()[0].cases
@@ -46,7 +47,7 @@ def serve(cases: Mapping[str, Case]) -> int:
     for name in names:
         try:
             result = cases[name]()
-        except Exception as error:  # any failure of a case is recorded
+        except Exception as error:  # every failure of a case is recorded
             traceback.print_exc()
             answer({"case": name, "error": describe(error)})
             if not usable():
@@ -70,14 +71,15 @@ def usable() -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception and its last frames by file name, without paths of the machine."""
+    """Describe an exception and its last frames. Only file names are used, not paths of this
+    machine."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
     return f"{type(error).__name__}: {str(error)[:600]} ({where})"
 
 
 def facts() -> dict[str, Any]:
-    """Device and versions of the measurement."""
+    """Return the device and versions of the measurement."""
     about: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
     for name in PACKAGES:
         try:

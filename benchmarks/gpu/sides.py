@@ -1,9 +1,9 @@
-"""Compared trainers: ours, stock TRL with PEFT, stock with Liger's layers, and Unsloth.
+"""Compared trainers: ours, stock TRL with PEFT, TRL with Liger's layers, and Unsloth.
 
-Each side makes its trainer as a user would, on a model with random bf16 weights and LoRA r 16 on
-all linear layers. Setting "no-recompute": one row of 4,096 tokens in a micro-batch, no
-recomputation on any side. Setting "defaults": rows of mixed lengths, about 4,096 tokens in total,
-and each side's defaults (TRL: padded rows, recomputation).
+Each trainer is made as its documentation tells users, on a model with random bf16 weights and LoRA
+r 16 on all linear layers. In the setting "no-recompute", a micro-batch is one row of 4,096 tokens,
+and no trainer recomputes. In the setting "defaults", rows have mixed lengths, about 4,096 tokens in
+total, and each trainer keeps its defaults (TRL: padded rows, recomputation).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ with quick_imports():
 
 Untyped = Any  # Any: transformers, PEFT, TRL and Unsloth are not typed
 
-SEED = 42  # TRL's default, so that all sides train the same rows in the same order
+SEED = 42  # the default of TRL, so that all sides train the same rows in the same order
 RANK, ALPHA = 16, 16
 
 
@@ -64,16 +64,16 @@ class Task:
 
     @property
     def length(self) -> int:
-        """Tokens of a row in the setting "no-recompute"."""
+        """Row length in the setting "no-recompute"."""
         return 64 if self.tiny else 4096
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a step; 12 rows of mixed lengths have 4,150 tokens on average."""
+        """Rows per step. 12 rows of mixed lengths have 4,150 tokens on average."""
         return 1 if self.whole else 12
 
     def dataset(self, vocabulary: int) -> Untyped:
-        """Random rows; mixed lengths are log-uniform."""
+        """Make random rows. Mixed lengths are log-uniform."""
         draw = random.Random(0)
         low, high = (4, 64) if self.tiny else (64, 1024)
 
@@ -89,7 +89,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltTrainer:
-    """Trainer of one side, with notes for the results."""
+    """Trainer of one side, and notes for the results."""
 
     trainer: Untyped
     model: Untyped
@@ -97,7 +97,7 @@ class BuiltTrainer:
 
 
 def ours(task: Task) -> BuiltTrainer:
-    """Make our trainer with the steps of tunesmith_worker.trainer.run."""
+    """Make our trainer in the same way as tunesmith_worker.trainer.run."""
     device, choices = find_device(), Choices()
     recipe = Recipe(
         lora=LoraRecipe(r=RANK, lora_alpha=ALPHA),
@@ -167,7 +167,7 @@ def ours(task: Task) -> BuiltTrainer:
 
 
 def stock(task: Task, *, liger: bool = False) -> BuiltTrainer:
-    """Make TRL's trainer with PEFT's adapters and no settings beyond the task."""
+    """Make TRL's trainer with PEFT's adapters. Only the settings of the task are set."""
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())
     args = trl.SFTConfig(
@@ -190,8 +190,8 @@ def liger(task: Task) -> BuiltTrainer:
 
 
 def unsloth(task: Task) -> BuiltTrainer:
-    """Make Unsloth's trainer with its documented functions, which load a saved model. Its default
-    is its own recomputation ("unsloth")."""
+    """Make Unsloth's trainer with its documented functions; they load a saved model. Unsloth's
+    default is its own recomputation ("unsloth")."""
     from unsloth import FastLanguageModel  # type: ignore[import-not-found, unused-ignore]  # optional
 
     with tempfile.TemporaryDirectory() as folder:

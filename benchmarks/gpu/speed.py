@@ -1,8 +1,8 @@
-"""Part `speed`: training steps of a whole trainer, each side in its own process.
+"""Part `speed`: training steps of whole trainers, each in its own process.
 
-Tokens exclude padding. The first steps compile and select kernels; they are printed but not
-counted. Times are between CUDA events at the ends of steps, without synchronization before the last
-step. Memory is torch's peak of allocated memory in training, including weights.
+Token counts exclude padding. The first steps compile and select kernels; they are printed but not
+counted. CUDA events at the ends of steps give the times; the host synchronizes only after the last
+step. Memory is torch's peak of allocated memory during training, including weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOP = 15
 
 
 def steps_of(model: str) -> tuple[int, int]:
-    """Numbers of warm-up and of measured steps."""
+    """Numbers of warm-up steps and of measured steps."""
     return (1, 2) if model in TINY else (WARM_UP, STEPS)
 
 
@@ -52,7 +52,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         self._mark()
 
     def seconds(self) -> list[float]:
-        """Seconds of each step."""
+        """Return the seconds of each step."""
         if not torch.cuda.is_available():
             return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
         torch.cuda.synchronize()
@@ -99,7 +99,7 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
 
 
 def profile(model: str, side: str) -> dict[str, Any]:  # Any: JSON
-    """Profile steps without recomputation: the kernels with the longest total time."""
+    """Profile steps without recomputation. Reports the kernels with the longest total time."""
     warm_up, _ = steps_of(model)
     traced = 2
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +146,8 @@ class Tracer(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
         self._profiler.stop()
 
     def kernels(self) -> list[tuple[str, float, int]]:
-        """Name, seconds and calls of each kernel, longest first."""
+        """Return name, seconds and calls of each kernel; the kernel with the most seconds comes
+        first."""
         on_gpu = torch.cuda.is_available()
         key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         rows = [
@@ -169,7 +170,8 @@ def quiet(trainer: Untyped, callback: Untyped) -> Untyped:
 
 
 def counting(trainer: Untyped) -> list[int]:
-    """Wrap the collator of `trainer`; the returned list receives the tokens of each batch."""
+    """Wrap the collator of `trainer`. The returned list receives the number of tokens of each
+    batch."""
     collate: Callable[..., dict[str, Untyped]] = trainer.data_collator
     counts: list[int] = []
 

@@ -1,7 +1,7 @@
-"""Minimum work of each operation of kernel_operations.OPERATIONS, forward plus backward.
+"""Minimum time of each operation in kernel_operations.OPERATIONS, forward plus backward.
 
-Moved bytes take at least their time at the copy bandwidth, products at least the BLAS's time for
-the same products. An operation with both takes at least the sum.
+Bytes take at least their time at the copy bandwidth. Matrix products take at least the BLAS time
+for the same shapes. An operation with both takes at least the sum.
 """
 
 from __future__ import annotations
@@ -16,34 +16,39 @@ from .timing import Product
 @dataclass(frozen=True, kw_only=True)
 class Work:
     elements: int = 0
-    """Elements read or written if each input is read and each result written once, except reads and
-    writes of the products."""
+    """Elements that an operation reads or writes if it reads each input and writes each result
+    once. The reads and writes of matrix products do not count."""
     products: tuple[Product, ...] = ()
-    """Matrix products. Empty: bandwidth bounds the operation."""
+    """Matrix products. If empty, bandwidth limits the operation."""
     attention: float = 0
-    """Multiplications and additions of attention, which the BLAS does not offer."""
+    """Multiplications and additions of attention. BLAS has no attention routine."""
     words: str
     """Formula, for readers of the results."""
     barred: bool = True
-    """True if the operation counts for the bar of its kind."""
+    """True if a bar applies to the operation."""
 
 
 def _rms_norm(s: Shape) -> Work:
-    return Work(elements=5 * s.rows * s.hidden, words="x, y; dy, x, dx: 5 rows hidden")
+    return Work(
+        elements=5 * s.rows * s.hidden,
+        words="5 * rows * hidden: forward reads x and writes y; backward reads dy and x, writes dx",
+    )
 
 
 def _rope(s: Shape) -> Work:
     heads = s.heads + s.kv_heads
     return Work(
         elements=4 * s.rows * heads * s.head_size,
-        words="q and k in and out, twice: 4 rows (heads + kv_heads) head_size",
+        words="4 * rows * (heads + kv_heads) * head_size: forward and backward each read and write "
+        "q and k",
     )
 
 
 def _gated(s: Shape) -> Work:
     return Work(
         elements=8 * s.rows * s.intermediate,
-        words="gate and up, out; gate and up, dout, dgate and dup: 8 rows intermediate",
+        words="8 * rows * intermediate: forward reads gate and up and writes out; backward reads "
+        "gate, up and d_out and writes d_gate and d_up",
     )
 
 
@@ -51,8 +56,8 @@ def _qk_norm(s: Shape) -> Work:
     columns = (s.heads + s.kv_heads) * s.head_size
     return Work(
         elements=5 * s.rows * columns,
-        words="q and k: x, y; dy, x, dx: 5 rows (heads + kv_heads) head_size. Our kernel works in "
-        "place and its time includes a copy of the input: no bar",
+        words="5 * rows * (heads + kv_heads) * head_size, the traffic of RMSNorm for q and k. No "
+        "bar, because our kernel works in place and its time includes a copy of the input",
         barred=False,
     )
 
@@ -61,8 +66,8 @@ def _attention(s: Shape) -> Work:
     pairs = sum(length**2 for length in s.lengths()) / 2
     return Work(
         attention=14 * pairs * s.heads * s.head_size,
-        words="4 + 10 sum(length^2) / 2 heads head_size, against the BLAS rate on a square: no "
-        "bar, because softmax keeps the best known kernels below this rate",
+        words="(4 + 10) * sum(length^2) / 2 * heads * head_size operations, compared with the BLAS "
+        "rate on square matrices. No bar, because softmax keeps all known kernels below this rate",
         barred=False,
     )
 
@@ -72,8 +77,8 @@ def _lora_qkv(s: Shape) -> Work:
     return Work(
         elements=7 * s.rows * s.hidden,
         products=_lora(s.rows, s.hidden, outs, s.rank),
-        words="x W', dy W, and for each adapter h A', its B', dy B, e A, e' h, dy' (h A'); "
-        "the norm: x, h; x, h again; dh, x, dx: 7 rows hidden",
+        words="products with the frozen weight in forward and backward, three products for all A "
+        "together and three for each B; 7 * rows * hidden for the norm, which backward recomputes",
     )
 
 
@@ -81,12 +86,14 @@ def _lora_down(s: Shape) -> Work:
     return Work(
         elements=8 * s.rows * s.intermediate + 3 * s.rows * s.hidden,
         products=_lora(s.rows, s.intermediate, [s.hidden], s.rank),
-        words="as lora_qkv with one adapter; SwiGLU: 8 rows intermediate; residual: 3 rows hidden",
+        words="the products of lora_qkv with one adapter; 8 * rows * intermediate for SwiGLU and "
+        "3 * rows * hidden for the residual",
     )
 
 
 def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, ...]:
-    """Products of frozen weights and adapters; all A's are one product, forward and backward."""
+    """Return the matrix products with frozen weights and adapters. Forward and backward have one
+    product with all A concatenated."""
     out, ranks = sum(outs), rank * len(outs)
     whole = [(rows, hidden, out), (rows, out, hidden)]
     thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]
@@ -102,7 +109,8 @@ def _log_prob(s: Shape) -> Work:
     return Work(
         elements=2 * s.rows * s.vocabulary,
         products=((s.rows, s.hidden, s.vocabulary), (s.rows, s.vocabulary, s.hidden)),
-        words="h W' and (f q) W; logits in, f q out: 2 rows vocabulary",
+        words="two products, hidden with weight and gradient of the logits with weight; "
+        "2 * rows * vocabulary: logits are read, their gradient is written",
     )
 
 

@@ -1,1 +1,2 @@
-"""docs/reference/performance.md and its plots, made by `python -m benchmarks.report`."""
+"""Program that writes docs/reference/performance.md and its plots: `python -m
+benchmarks.report`."""

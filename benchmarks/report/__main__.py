@@ -1,4 +1,4 @@
-"""Writes docs/reference/performance.md and its plots from benchmarks/results/: no arguments."""
+"""Write docs/reference/performance.md and its plots from benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "reference"
 INTRO = """# How fast it is
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
-[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is ours divided by
-the other side's, both measured alternately on one machine: a speed above 1 is faster, a memory
-below 1 is less. A bar is a required value.
+[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is our figure
+divided by the figure of the other side; both are measured alternately on one machine. A speed above
+1 is better; so is a memory below 1. A bar is a required value.
 """
 
 
@@ -62,7 +62,7 @@ def page(results: Path) -> str:
 
 
 def plots(results: Path) -> dict[str, Bars]:
-    """Plots of the page by file name."""
+    """Return the plots of the page by file name."""
     return {"training-on-a-cpu.svg": cpu_plot(load(results / "sft.json"))} | dict(
         gpu_plots(on_gpus(results))
     )
@@ -114,7 +114,7 @@ def recorded(path: Path) -> Any:  # Any: JSON
     """Read a results file; None if the file does not exist."""
     if not path.exists():
         return None
-    # The JSON lines keep the old name of the precision as their key.
+    # The JSON lines use the old name of the precision as their key.
     return json.loads(path.read_text().replace("bf16_error_word", "bf16_split_master"))
 
 

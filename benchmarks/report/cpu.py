@@ -1,4 +1,4 @@
-"""Sections of the CPU results: training against stock TRL, and the service."""
+"""Sections on training on a CPU against stock TRL, and on the service."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ AGAINST = {
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 FIRST_STEPS = {
-    "warm": "the worker's warm trainer is ready",
+    "warm": "a warm trainer is ready",
     "at_once": "the previous job has just ended",
-    "cold": "the first job after the workers' start",
-    "without": "a worker without a warm trainer",
+    "cold": "first job after the workers started",
+    "without": "the worker has no warm trainer",
 }
 SERVED = ("create", "upload", "sse", "lists")
 TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
 def newest(results: list[Result]) -> list[Result]:
-    """Newest run of each comparison; files list the newest run first."""
+    """Return the newest run of each comparison. Files list the newest run first."""
     newest_runs: dict[tuple[str, ...], Result] = {}
     for row in results:
         if row["benchmark"] == "sft":
@@ -37,12 +37,11 @@ def training(results: list[Result]) -> str:
     rows = newest(results)
     parts = [
         "## Training on a CPU\n",
-        "Whole training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, "
-        "LoRA r 32 on all linear layers or all weights. Ours and the other side alternate, one "
-        "process and one thread each (`python -m benchmarks.sft`). Speed: tokens per CPU-second. "
-        "Peak memory: minus memory before training. Loss: largest relative difference of a step's "
-        "loss (not comparable for padded batches, which have different rows). All runs: "
-        "`sft.json`.\n",
+        "Training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, with "
+        "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
+        "Speed is tokens per CPU-second of one thread. Peak memory excludes memory before "
+        "training. Loss is the largest relative difference of a step's loss; padded batches have "
+        "different rows, so their loss is not comparable.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
@@ -73,8 +72,9 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    """Section from the newest run of the first step and the first entry with the other parts, which
-    was measured on a quiet machine."""
+    """Write the section on the service. The time to the first step is from its newest run. The
+    other figures are from the first entry that has all of them; it was measured without other load.
+    """
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
@@ -86,25 +86,34 @@ def service(results: list[Result]) -> str:
         for way in ("post_multipart", "send_by_sdk", "download")
     )
     rows = [
-        ("create a job, 100 a second: p50 / p99", f"{alone['p50_ms']:g} / {alone['p99_ms']:g} ms"),
-        ("create a job, with 20 lists a second: p99", f"{beside['p99_ms']:g} ms"),
-        ("growth of the API's memory for 1 GiB: one request / parts / download", f"{growth} MB"),
+        (
+            "latency of creating a job at 100 requests/s: p50 / p99",
+            f"{alone['p50_ms']:g} / {alone['p99_ms']:g} ms",
+        ),
+        ("latency of creating a job with 20 list requests/s: p99", f"{beside['p99_ms']:g} ms"),
+        (
+            "memory growth of the API for 1 GiB: upload at once / upload in parts / download",
+            f"{growth} MB",
+        ),
         (
             f"{sse['watchers']} watchers: events delivered, lost, out of order",
             f"{sse['delivered']:,}, {sse['lost']}, {sse['repeated_or_out_of_order']}",
         ),
         (
-            "delivery of an event: p50 / p99",
+            "delay of an event until delivery: p50 / p99",
             f"{sse['delivery_p50_ms']:.0f} / {sse['delivery_p99_ms']:.0f} ms",
         ),
-        ("page of 10,000 items / first page, worst fifth", f"{max(map(max, pages)):.2f}x"),
+        (
+            "list of 10,000 items: latency of a page / first page, slowest fifth of the pages",
+            f"{max(map(max, pages)):.2f}x",
+        ),
     ]
     return "\n".join(
         [
             "## The service\n",
-            "The real processes on SQLite, loaded over loopback (`python -m benchmarks.service`; "
-            "all runs: `service.json`; "
-            f"[explanation of the figures](benchmarks.md)). {row['cores']} cores of "
+            "The real processes on SQLite, with requests over loopback "
+            "(`python -m benchmarks.service`; `service.json` has all runs). The "
+            f"[benchmarks page](benchmarks.md) explains the figures. {row['cores']} cores of "
             f"{row['cpu']}, Python {row['python']}, {versions(row)}; {date(row)}, commit "
             f"{row['commit']}.\n",
             table(("figure", "measured"), rows),
@@ -114,7 +123,8 @@ def service(results: list[Result]) -> str:
 
 
 def _first_step(row: Result) -> str:
-    """Table by kind. A run without kinds is from a worker without a warm trainer."""
+    """Write the table of times to the first step. A run without kinds is from a worker without a
+    warm trainer."""
     result = row["first_step"]
     kinds = {"without": result} if "first_step_seconds" in result else result
     rows = (
@@ -123,7 +133,7 @@ def _first_step(row: Result) -> str:
         if kind in kinds
     )
     return (
-        f"From the request to the first training step ({date(row)}, commit {row['commit']}, "
+        f"Time from the request to the first training step ({date(row)}, commit {row['commit']}, "
         f"{result['idle_share_of_all_cores']:.0%} of the cores idle):\n\n"
     ) + table(("when", "median", "fastest"), rows)
 

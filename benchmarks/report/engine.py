@@ -1,4 +1,4 @@
-"""Sections of the engine's parts: layouts, memory plan, precisions, resume points, self-check."""
+"""Sections on layouts, memory plan, precisions, resume points and self-check."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import statistics
 from .tables import NOT_MEASURED, Result, date, table, verdict, versions
 
 MIB = 2**20
+SHOWN = 3
+"""Worst rows of a long table on the page; the result's file has all."""
 
 
 def layouts(result: Result | None) -> str:
@@ -32,7 +34,7 @@ def layouts(result: Result | None) -> str:
             f"{row['cost']:.1%}",
             row["trial_steps"],
         )
-        for row in result["cells"]
+        for row in sorted(result["cells"], key=lambda row: (-row["slower"], -row["cost"]))[:SHOWN]
     )
     head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost", "trial steps")
     return f"{words}\nWorst of {len(result['cells'])}: {worst}. {_setup(result)}\n\n" + table(
@@ -43,11 +45,11 @@ def layouts(result: Result | None) -> str:
 def memory_plan(result: Result | None) -> str:
     words = (
         "## The memory plan\n\n"
-        "Peak memory of a step, predicted before the run and measured, on a CPU "
-        "(`python -m benchmarks.plan`; `plan.json`). Error: the closed form against tensors. "
-        "After the trial: the same, corrected by the trial that every run makes. Resident: the "
-        "corrected prediction with the allocator's share, against the growth of the process. Held "
-        "out: not used while the memory model was developed.\n"
+        "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
+        "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
+        "corrects the prediction; `after the trial` is its remaining error. `resident` compares "
+        "the corrected prediction with the growth of the process. Held-out settings were not used "
+        "to develop the prediction.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -66,15 +68,19 @@ def memory_plan(result: Result | None) -> str:
             f"{row['corrected_error']:+.1%}",
             NOT_MEASURED if row["rss_error"] is None else f"{row['rss_error']:+.1%}",
         )
-        for row in result["settings"]
+        for row in sorted(result["settings"], key=_memory_error, reverse=True)[:SHOWN]
     )
     head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error", "after the trial",
             "resident")  # fmt: skip
     return f"{words}\nWorst: {worst}. {_setup(result)}\n\n" + table(head, rows)
 
 
+def _memory_error(row: Result) -> float:
+    return max(abs(row["error"]), abs(row["rss_error"] or 0.0))
+
+
 def precisions(results: list[Result]) -> str:
-    """Section from the newest run of each part; files list the newest run first."""
+    """Write the section from the newest run of each part. Files list the newest run first."""
     words = (
         "## Precisions of full tuning\n\n"
         "Loss and optimizer cost of each `recipe.precision`, on the same rows in the same order "
@@ -118,7 +124,7 @@ def precisions(results: list[Result]) -> str:
             )
             for name, bytes_ in row["bytes_per_parameter"].items()
         )
-        head = ("precision", "bytes per parameter", "optimizer's CPU time / fp32",
+        head = ("precision", "bytes per parameter", "CPU time of the optimizer / fp32",
                 "extra share of a step")  # fmt: skip
         parts.append(table(head, rows_of_cost))
     return "\n".join(parts)
@@ -127,8 +133,8 @@ def precisions(results: list[Result]) -> str:
 def resume_points(result: Result | None) -> str:
     words = (
         "## Resume points\n\n"
-        "Cost at the default interval on one thread of a CPU: share of the time in which training "
-        "waits, and share of the CPU-seconds including the writing thread "
+        "Cost at the default interval on one thread of a CPU: the share of time in which training "
+        "waits, and the share of CPU-seconds, including the writing thread "
         "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
     )
     if result is None:
@@ -166,7 +172,7 @@ def _share(value: float, bar: float) -> str:
 def self_check(result: Result | None) -> str:
     words = (
         "## The self-check\n\n"
-        "CPU time of the checks before the first step, relative to 200 steps (`python -m "
+        "CPU time of the checks before the first step, compared with 200 steps (`python -m "
         "benchmarks.self_check`; `self_check.json`). Bar: 3 s or 3 % of 200 steps, whichever is "
         "greater.\n"
     )

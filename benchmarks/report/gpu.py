@@ -1,4 +1,4 @@
-"""Sections of the GPU results, one for each device, or the list of open figures."""
+"""Sections on GPU results, one for each device. Without results, a list of the open figures."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _speed(result: Result) -> str:
                 ratio = NOT_MEASURED if base is None else f"{rate / base:.2f}x"
                 rows.append((model, setting, name, f"{rate:,.0f}", ratio, f"{peak:.1f}"))
     words = (
-        "Whole training steps: LoRA r 16 on all linear layers, bf16 weights, random weights of "
-        "each shape. `no-recompute`: one row of 4,096 tokens in a micro-batch, no recomputation on "
-        "any side. `defaults`: 12 rows of 64 to 1,024 tokens and each side's defaults.\n"
+        "Whole training steps with LoRA r 16 on all linear layers and random bf16 weights. In "
+        "`no-recompute`, a micro-batch is one row of 4,096 tokens, and no side recomputes. In "
+        "`defaults`, a step has 12 rows of 64 to 1,024 tokens, and each side keeps its defaults.\n"
     )
     head = ("model", "setting", "side", "tokens/s", "/ stock", "peak, GiB")
     return words + "\n" + table(head, rows)
@@ -111,9 +111,9 @@ def _kernels(result: Result) -> str:
         if "ratio" in row
     ]
     words = (
-        "Kernels, forward and backward in bf16, against the device's rates in the same run: "
-        f"a copy at {ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s, a square product at "
-        f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s.\n"
+        "Kernels, forward and backward in bf16, compared with the device's rates in the same run: "
+        f"a copy at {ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s, a product of square "
+        f"matrices at {ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s.\n"
     )
     head = (
         "shape/operation",
@@ -137,8 +137,8 @@ def _parity(result: Result) -> str:
         for case, row in result["parity"].items()
     )
     words = (
-        "Gradients of a whole patched model against the unpatched model: in fp32 the largest "
-        "relative difference, in bf16 our error / stock's error.\n"
+        "Gradients of a whole patched model compared with the stock model: in fp32 the largest "
+        "relative difference, in bf16 our error divided by the error of the stock model.\n"
     )
     return words + "\n" + table(("model/dtype", "worst", "tensor", "within bounds"), rows)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from .cpu import DTYPES
 from .tables import NOT_MEASURED, Result, against_bar, date, table, verdict, versions
 
@@ -11,10 +9,11 @@ from .tables import NOT_MEASURED, Result, against_bar, date, table, verdict, ver
 def grpo(results: list[Result]) -> str:
     words = (
         "## GRPO\n\n"
-        "Whole steps against stock TRL's, CPU-seconds of one thread: a 12.4 M Llama, LoRA r 32, 2 "
-        "prompts x 8 completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). "
-        "Ragged: completions of 16 to 128 tokens, otherwise 128. LoRA: speed of LoRA / our full "
-        "tuning. Other: share of our step outside generation, forward and backward.\n"
+        "Training steps compared with stock TRL: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 "
+        "completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged "
+        "completions have 16 to 128 tokens, others 128. `LoRA` is the speed of LoRA relative to "
+        "our full tuning. `other` is the share of our step outside generation, forward and "
+        "backward.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.grpo` yet.\n"
@@ -27,31 +26,15 @@ def grpo(results: list[Result]) -> str:
             NOT_MEASURED if row["lora_over_full"] is None else f"{row['lora_over_full']:.2f}x",
             f"{row['beside_share']:.1%}" if "beside_share" in row else NOT_MEASURED,
             f"{row['parity']['gradient_difference']:.1e}",
-            len(row["speed_ratios"]),
-            row["load_average"],
         )
         for row in results
     )
-    head = ("case", "speed", "generation", "memory", "LoRA", "other", "gradient difference",
-            "rounds", "load of the 2 cores")  # fmt: skip
-    times = (
-        (
-            _case(row),
-            _split(row["phases"]["ours"]),
-            _split(row["phases"]["theirs"]),
-            " / ".join(f"{rate:,.0f}" for rate in row["generated_per_cpu_second"]),
-        )
-        for row in results
-    )
-    seconds = ("case", "ours: generate, forward, backward, rest", "theirs",
-               "generated tokens per CPU-second")  # fmt: skip
+    head = ("case", "speed", "generation", "memory", "LoRA", "other", "gradient difference")
     last = results[0]
     return "\n".join(
         [
             words,
             table(head, rows),
-            "CPU-seconds of a step:\n",
-            table(seconds, times),
             f"{last['cpu']}; {versions(last)}; {date(last)}.\n",
         ]
     )
@@ -60,9 +43,8 @@ def grpo(results: list[Result]) -> str:
 def learning(results: list[Result]) -> str:
     words = (
         "## GRPO learns\n\n"
-        "tiny-math-flat through the API, LoRA r 16, 16 prompts x 8 completions, graded by the "
-        "number in the answer (`python -m benchmarks.grpo_learns`; `grpo_learns.json`). pass@1 on "
-        "held-out rows, 8 completions each at temperature 1.\n"
+        "A job through the API trains tiny-math-flat on questions with numeric answers "
+        "(`python -m benchmarks.grpo_learns`; `grpo_learns.json`).\n"
     )
     if not results:
         return words + "\n**Open**: no result yet.\n"
@@ -84,7 +66,8 @@ def learning(results: list[Result]) -> str:
         [
             words,
             table(head, rows),
-            f"Mean after: {mean}. Cores: {row['cores']}, load: {row['load_average']}.\n",
+            f"Mean pass@1 after training: {mean}. "
+            f"Cores: {row['cores']}, load: {row['load_average']}.\n",
             _beside_stock(row, bars["stock_difference"]),
             f"{row['cpu']}; {versions(row)}; {date(row)}.\n",
         ]
@@ -97,7 +80,8 @@ def _beside_stock(row: Result, bar: float) -> str:
     pairs = zip(row["ours_last"], row["stock_last"], strict=True)
     apart = row["difference"]
     return (
-        "Mean reward of the last 10 steps, each with its own sampling, ours / stock TRL's by seed: "
+        "Mean reward of the last 10 steps for each seed, ours / stock TRL (each samples its own "
+        "completions): "
         + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
         + f"; difference of the means: {apart:+.3f}"
         + verdict(abs(apart) <= bar, f"{bar:g}")
@@ -116,11 +100,5 @@ def _below(seconds: float, bar: float) -> str:
 def _case(row: Result) -> str:
     dtype, ragged = DTYPES[row["dtype"]], ", ragged" if row["ragged"] else ""
     kind = "" if row["tuning"] == "lora" else ", full"
-    allocator = ", our allocator for both" if row["their_allocator"] else ""
+    allocator = ", our malloc options for both" if row["their_allocator"] else ""
     return f"{dtype}, {row['prompt_tokens']}-token prompts{ragged}{kind}{allocator}"
-
-
-def _split(phases: Mapping[str, float]) -> str:
-    rest = phases["score"] + phases["other"]
-    phase_seconds = [phases[name] for name in ("generate", "forward", "backward")]
-    return " / ".join(f"{seconds:.2f}" for seconds in [*phase_seconds, rest])

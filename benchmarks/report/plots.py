@@ -1,5 +1,6 @@
-"""Plots of the page as SVG. Each plot has a digest of its data, so that a test can check the plot
-independently of matplotlib's version."""
+"""Plots of the page as SVG. Each plot contains a digest of its data, so that a test can check it
+with any version of matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ INK = "#22303a"
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Groups of horizontal bars."""
+    """Data of a plot: groups of horizontal bars."""
 
     title: str
     unit: str
     groups: tuple[str, ...]
     series: dict[str, tuple[float | None, ...]]
-    """Values of each group by name of the series, ours first. None: no value."""
+    """Values for each group, by the name of the series. Our series comes first. None: no value."""
     marks: tuple[float | None, ...] = ()
     """Bar of each group."""
 

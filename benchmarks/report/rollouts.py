@@ -1,4 +1,4 @@
-"""Section of the rollout engine against transformers' `generate`."""
+"""Section that compares the rollout engine with transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from .tables import Result, against_bar, date, table
 def rollouts(results: list[Result]) -> str:
     words = (
         "## Rollouts\n\n"
-        "Generation including the weight sync: a 12.4 M Llama with a LoRA adapter of "
-        "rank 32, 2 prompts x 8 completions, CPU-seconds of one thread "
-        "(`python -m benchmarks.rollout`; `rollout.json`). Ragged: completions of 16 to 128 "
-        "tokens, otherwise 128. Sync: share of the weight sync in our time.\n"
+        "Generation by a 12.4 M Llama with LoRA r 32, 2 prompts x 8 completions (`python -m "
+        "benchmarks.rollout`; `rollout.json`). `sync` is the share of our time for the weight "
+        "sync.\n"
     )
     if not results:
         return (
@@ -30,13 +29,9 @@ def rollouts(results: list[Result]) -> str:
             f"{row['memory_ratio']:.2f}x",
             f"{row['sync_share']:.1%}",
             f"{statistics.median(run['tokens_per_cpu_second'] for run in row['ours']):,.0f}",
-            row["load_average"],
             date(row),
         )
         for row in results
     )
-    head = (
-        *("case", "against", "speed", "memory", "sync", "our tokens per CPU-second"),
-        *("load of the 2 cores", "date"),
-    )
+    head = ("case", "against", "speed", "memory", "sync", "our tokens per CPU-second", "date")
     return f"{words}\n{table(head, rows)}"

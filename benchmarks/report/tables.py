@@ -1,4 +1,4 @@
-"""Markdown tables and cell texts shared by the sections."""
+"""Markdown tables and texts of cells, shared by the sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def date(result: Result) -> str:
 
 
 def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> str:
-    """Text of a ratio with its bar, such as `2.57x (bar 2.4: met)`."""
+    """Return the text of a ratio with its bar, such as `2.57x (bar 2.4: met)`."""
     if ratio is None:
         return NOT_MEASURED
     if bar is None:
@@ -29,12 +29,12 @@ def against_bar(ratio: float | None, bar: float | None, *, at_least: bool) -> st
 
 
 def verdict(met: bool, bar: str) -> str:
-    """Text of a bar, such as ` (bar 2.4: met)`."""
+    """Return the text of a bar, such as ` (bar 2.4: met)`."""
     return f" (bar {bar}: {'met' if met else '**missed**'})"
 
 
 def versions(result: Result) -> str:
-    """Recorded versions as text."""
+    """Return the recorded versions as text."""
     numbers = dict(result.get("versions", {}))
     if "torch" in result:
         numbers["torch"] = result["torch"]

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Address of the API, and the API key."""
+    """Address and key of the API."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Target:
 
 
 class Connection:
-    """One connection: one request at a time, or one stream."""
+    """Connection that sends one request at a time or receives one stream."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -42,7 +42,8 @@ class Connection:
     async def ask(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Send a request; return status and body. Raises KeyError without content-length."""
+        """Send a request. Return status and body. Raises KeyError if the response has no
+        content-length."""
         reader, writer = await self.open()
         content = b"" if body is None else json.dumps(body).encode()
         about = {"content-type": "application/json", "content-length": str(len(content))}
@@ -51,7 +52,7 @@ class Connection:
         return status, await reader.readexactly(int(answered["content-length"]))
 
     async def events(self, path: str, last_event_id: int | None) -> AsyncIterator[tuple[int, Any]]:
-        """Yield the number and JSON of each server-sent event; `done` has number 0."""
+        """Yield number and JSON of each server-sent event. The event `done` has number 0."""
         reader, writer = await self.open()
         resume = {} if last_event_id is None else {"last-event-id": str(last_event_id)}
         writer.write(self._target.head("GET", path, {"accept": "text/event-stream", **resume}))
@@ -60,7 +61,7 @@ class Connection:
             raise ConnectionError(f"GET {path} returned status {status}")
         number, data = 0, b""
         while line := await reader.readline():
-            # Chunk sizes are on their own lines and match no field below.
+            # Lines with chunk sizes match none of the fields below.
             if line.startswith(b"id:"):
                 number = int(line[3:])
             elif line.startswith(b"data:"):

@@ -1,4 +1,4 @@
-"""Latency of job creation under load, alone and with concurrent lists, without workers."""
+"""Latency of job creation under load without workers, alone and with concurrent lists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PATH = "/v1/fine_tuning/jobs"
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 30 s at 100 requests/s alone, then with 20 lists/s. Any: JSON."""
+    """Measure for 30 s at 100 creates/s, then again with 20 lists/s. Any: JSON."""
     with installation(folder) as service:
         return measure_on(service, per_second=100, seconds=30)
 
 
 def measure_on(service: Installation, *, per_second: float, seconds: float) -> dict[str, Any]:
-    """Measure latencies in ms of `create` alone, then of `create` and `list` together."""
+    """Measure latencies in ms: first of `create` alone, then of `create` and `list` together."""
     target = Target(host=service.host, port=service.port, key=service.api_key)
     create = Load(
         name="create",

@@ -1,8 +1,8 @@
-"""Time to first step: from the POST until our watcher receives the first step's event, tiny model.
+"""Time from the POST of a job until our watcher receives its first step, with a tiny model.
 
-`cold`: first job after the workers' start. `warm`: the worker's warm trainer is ready. `at_once`:
-the previous job has just ended, and the warm trainer has just started. `without`: a worker without
-a warm trainer. Jobs of `warm` and `without` alternate.
+`cold`: the first job after the workers started. `warm`: a warm trainer is ready. `at_once`: the
+previous job has just ended, and the next warm trainer is starting. `without`: the worker has
+no warm trainer. Jobs of `warm` and `without` alternate.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .process_use import cpu_seconds
 STARTS = 3
 JOBS = 5
 QUIET_SECONDS = 2.0
-"""A warm trainer is ready after using no CPU for this long."""
+"""A warm trainer counts as ready if it has used no CPU for this long."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
-"""Phases before the first step, named as in the job's events."""
+"""Phases before the first step. The job's events use the same names."""
 
 Seconds = dict[str, float]
 """Seconds of each phase, and of `first_step`."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure the medians and every job of each kind. Any: JSON."""
+    """Measure every job of each kind, and the medians. Any: JSON."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, run_job):
             runs["cold"].append(run_job())
-            if number < STARTS - 1:  # only the first job after a start is cold
+            if number < STARTS - 1:  # only the first job after a start is a cold start
                 continue
             with _service(folder / "without", warm=False) as (_, run_without):
                 run_without()  # cold
@@ -55,7 +55,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
-    """Run a service below `folder`; yield it and a function that trains one small job."""
+    """Run a service inside `folder`. Yield it and a function that trains one small job."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)
@@ -81,7 +81,8 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 
 def warm_trainers(data_dir: Path) -> list[int]:
-    """Pids of trainers that wait for a run. A trainer with a run works in the run's directory."""
+    """Return the pids of trainers that wait for a run. A trainer that has a run works in the run's
+    directory."""
     pids = []
     for process in Path("/proc").iterdir():
         try:
@@ -89,7 +90,7 @@ def warm_trainers(data_dir: Path) -> list[int]:
                 continue
             if WARM in (process / "cmdline").read_text().split("\0"):
                 pids.append(int(process.name))
-        except OSError:  # not a process, or it has ended
+        except OSError:  # not a process, or a process that has ended
             continue
     return pids
 
@@ -106,7 +107,8 @@ def _summary(runs: list[Seconds]) -> dict[str, Any]:
 
 
 def _train_job(client: tunesmith.Client, file_id: str) -> Seconds:
-    """Train one job; return the seconds of its phases and until our watcher has `first_step`."""
+    """Train one job. Return the seconds of its phases, and `first_step`, the seconds until our
+    watcher receives the first step."""
     began = time.monotonic()
     job = client.fine_tuning.jobs.create(
         model=BASE_MODEL,

@@ -1,5 +1,6 @@
-"""Installation for measurements: embedded broker, `tunesmith api` and optionally both workers, each
-in its own process.
+"""Installation for measurements: embedded broker, `tunesmith api` and optionally both workers.
+
+Each part runs in its own process.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Installation:
         return _client(f"{self.url}/v1", self.api_key)
 
     def worker(self) -> httpx.Client:
-        """Client of the internal API with the worker's token."""
+        """Return a client of the internal API with the worker's token."""
         return _client(f"{self.url}/internal", self.worker_token)
 
     def new_file(self) -> str:
-        """Upload a data set of 64 rows and mark it as valid; return its id."""
+        """Upload a data set of 64 rows and mark it as valid. Return its id."""
         with self.user() as user, self.worker() as worker:
             file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
             file_id = str(file.raise_for_status().json()["id"])
@@ -78,9 +79,9 @@ def _client(base_url: str, token: str) -> httpx.Client:
 
 @contextmanager
 def installation(folder: Path, *, workers: bool = False, **settings: str) -> Iterator[Installation]:
-    """Run an installation below `folder`; `settings` are TUNESMITH_* variables without prefix.
+    """Run an installation inside `folder`. `settings` are TUNESMITH_* variables without the prefix.
 
-    Raises RuntimeError with the logs if a process does not start.
+    If a process does not start, raises RuntimeError with the logs.
     """
     data_dir, logs, models = folder / "data", folder / "logs", folder / "models"
     data_dir.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
-"""Latency of every page of a list against page 1: jobs, jobs with a metadata filter, a job's
-events.
+"""Latency of every page of a list, compared with page 1.
 
-Page 1 is requested before each page, so that other load on the machine affects both.
+The lists are jobs, jobs with a metadata filter, and the events of a job. Page 1 is requested before
+each page, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .installation import Installation, installation
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
-"""Number of groups of a list's pages. Medians of groups are compared, because single requests vary
-too much."""
+"""Number of groups into which the pages of a list are divided. Group medians are compared, because
+single requests vary too much."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 10,000 jobs and 10,000 events of one job, 20 a page. Any: JSON."""
+    """Measure lists of 10,000 jobs and of 10,000 events of one job, 20 per page. Any: JSON."""
     with installation(folder) as service:
         return measure_on(service, rows=10_000, limit=20)
 
 
 def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
-    """Measure the median latency in ms, and each page relative to page 1."""
+    """Measure the median latency in ms, and the latency of each page relative to page 1."""
     job_id = service.new_job(service.new_file())
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,7 +51,7 @@ def _paged(service: Installation, path: str, params: dict[str, Any], limit: int)
     with service.user() as user:
         first, later, ids = [], [], set[str]()
         cursor: dict[str, str] = {}
-        _timed(user, path, {**params, "limit": limit})  # opens the connection and fills caches
+        _timed(user, path, {**params, "limit": limit})  # opens the connection and fills the caches
         while True:
             first.append(_timed(user, path, {**params, "limit": limit})[0])
             milliseconds, page = _timed(user, path, {**params, "limit": limit, **cursor})
@@ -83,8 +83,8 @@ def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float
 
 
 def seed(database_url: str, job_id: str, rows: int) -> None:
-    """Insert copies of a job until there are `rows` jobs in ten teams, and `rows` events of the
-    job. Writes to the database, because requests would take longer than the measurement."""
+    """Insert copies of a job until there are `rows` jobs in ten teams. Also insert `rows` events of
+    the job. The rows go directly into the database, because requests would take too long."""
     database = Database(database_url)
     with database.write.begin() as session:
         job = session.get_one(JobRow, job_id)
@@ -111,6 +111,6 @@ def seed(database_url: str, job_id: str, rows: int) -> None:
     database.dispose()
 
 
-def _columns(row: Base) -> dict[str, Any]:  # Any: what columns hold
+def _columns(row: Base) -> dict[str, Any]:  # Any: values of columns
     mapper: Mapper[Any] = inspect(type(row))
     return {column.key: getattr(row, column.key) for column in mapper.column_attrs}

@@ -1,7 +1,7 @@
-"""Requests at a fixed rate (an open loop), sent from a separate process.
+"""Requests at a fixed rate (open loop), sent from a separate process.
 
-Latency counts from the planned time of a request. If the server stalls, every request due meanwhile
-counts its delay (no coordinated omission).
+Latency starts at the planned time of a request. If the server stalls, every request that was due
+meanwhile counts its delay (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAD_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One stream of requests. Several streams can run at the same time."""
+    """Stream of requests. Several streams can run at the same time."""
 
     name: str
     method: str
@@ -38,7 +38,8 @@ class Load:
 
 
 def run(target: Target, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """Run the loads; return figures in ms by name. Raises RuntimeError if a status is not 200."""
+    """Run the loads. Return figures in ms by name. Raises RuntimeError if a response has a status
+    other than 200."""
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         return client.submit(_run_here, target, loads).result()
 
@@ -54,7 +55,7 @@ async def _run_all(target: Target, loads: Sequence[Load]) -> dict[str, dict[str,
 
 
 async def _run_one(target: Target, load: Load) -> dict[str, float]:
-    idle: asyncio.Queue[Connection] = asyncio.Queue()  # FIFO: none idles for long
+    idle: asyncio.Queue[Connection] = asyncio.Queue()  # FIFO: no connection is idle for long
     for _ in range(CONNECTIONS):
         connection = Connection(target)
         await connection.open()

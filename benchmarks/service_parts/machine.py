@@ -1,4 +1,4 @@
-"""Facts about the machine and versions, recorded with every result. No host name, no path."""
+"""Hardware and versions, recorded with every result. Contains no host name and no path."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def facts() -> dict[str, object]:
 
 
 def commit() -> str:
-    """Measured commit, with `+changes` if the tree differs, or "unknown" without a repository."""
+    """Return the measured commit, with `+changes` if the working tree differs from it. Without a
+    repository, return "unknown"."""
     if shutil.which("git") is None:
         return "unknown"
     command = ["git", "describe", "--always", "--dirty=+changes"]

@@ -10,22 +10,24 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_PEAK = "5"
-"""Value for /proc/PID/clear_refs that resets VmHWM, see proc(5)."""
+"""Value to write to /proc/PID/clear_refs to reset VmHWM; see proc(5)."""
 
 
 @dataclass
 class Use:
-    """Use of a process during a `watched` block, set at the end of the block."""
+    """Memory and CPU use of a process during a `watched` block. The fields are set at the end of
+    the block."""
 
     rss_before_mb: float = 0.0
     rss_growth_mb: float = 0.0
-    """Peak resident set size minus its value at the start, in MB of 10^6 bytes."""
+    """Peak resident memory minus resident memory at the start, in MB (10^6 bytes)."""
     cpu_seconds: float = 0.0
 
 
 @contextmanager
 def watched(pid: int) -> Iterator[Use]:
-    """Measure process `pid` during the block. The kernel records the peak, so short peaks count."""
+    """Measure process `pid` during the block. The kernel records the peak memory, so short peaks
+    count."""
     Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
     use = Use(rss_before_mb=_status_mb(pid, "VmRSS"))
     cpu = cpu_seconds(pid)
@@ -36,7 +38,7 @@ def watched(pid: int) -> Iterator[Use]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of `pid`, without child processes."""
+    """Return the user and system time of all threads of `pid`, without its child processes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -49,7 +51,7 @@ def _status_mb(pid: int, name: str) -> float:
 
 
 def idle_share(seconds_before: tuple[float, float], seconds_after: tuple[float, float]) -> float:
-    """Idle share of all cores between two values of `machine_seconds`."""
+    """Return the idle share of all cores between two results of `machine_seconds`."""
     idle, total = (
         after - before for before, after in zip(seconds_before, seconds_after, strict=True)
     )
@@ -57,6 +59,6 @@ def idle_share(seconds_before: tuple[float, float], seconds_after: tuple[float, 
 
 
 def machine_seconds() -> tuple[float, float]:
-    """Idle and total seconds of all cores since boot."""
+    """Return the idle and total seconds of all cores since boot."""
     ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (ticks[3] + ticks[4]) / _TICKS, sum(ticks) / _TICKS

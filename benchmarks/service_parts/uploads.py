@@ -1,4 +1,4 @@
-"""Memory of the API and the SDK for a large upload and download, and integrity of the content."""
+"""Memory of the API and the SDK during a large upload and download, and a check of the content."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from .process_use import watched
 
 _LINE_BYTES = 4096
 LIMIT_BYTES = 8 * 1024**3
-"""Limit of one request; the default is below 1 GiB."""
+"""Size limit of one request. The default limit is below 1 GiB."""
 
 Way = Callable[[str, str, Path], str]
-"""Transfer with the API's URL, a key and a path; returns the sha256 at the receiver."""
+"""Function that transfers a file. Takes the API's URL, a key and a path; returns the sha256 of the
+received content."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 1 GiB in one request, 1 GiB in parts by the SDK, and a download. Any: JSON."""
+    """Measure an upload of 1 GiB in one request, an upload of 1 GiB in parts by the SDK, and a
+    download. Any: JSON."""
     path = folder / "rows.jsonl"
     sha256 = write_rows(path, 2**30)
     figures: dict[str, Any] = {"bytes": path.stat().st_size}
     for way in (post_multipart, send_by_sdk, download):
-        # A new service for each: stored content or grown memory would improve the next figure.
+        # Each transfer has a new service. Otherwise stored content or grown memory would improve
+        # the next figure.
         below = folder / way.__name__
         below.mkdir()
         with installation(below, MAX_FILE_BYTES=str(LIMIT_BYTES)) as service:
@@ -61,14 +64,14 @@ def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict
 
 
 def _watched_here(way: Way, service: Installation, path: Path) -> tuple[str, float]:
-    """Run `way` in this new process; return its sha256 and the memory growth in MB."""
+    """Run `way` in this new process. Return its sha256 and the memory growth in MB."""
     with watched(os.getpid()) as use:
         received = way(service.url, service.api_key, path)
     return received, use.rss_growth_mb
 
 
 def post_multipart(url: str, key: str, path: Path) -> str:
-    """Upload in one POST /v1/files; return the server's sha256."""
+    """Upload in one POST /v1/files. Return the sha256 from the server."""
     headers = {"authorization": f"Bearer {key}"}
     with path.open("rb") as content:
         reply = httpx.post(
@@ -83,13 +86,13 @@ def post_multipart(url: str, key: str, path: Path) -> str:
 
 
 def send_by_sdk(url: str, key: str, path: Path) -> str:
-    """Upload with `client.files.create` in parts of 16 MiB; return the server's sha256."""
+    """Upload with `client.files.create` in parts of 16 MiB. Return the sha256 from the server."""
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         return str(client.files.create(file=path, purpose="evals").sha256)
 
 
 def download(url: str, key: str, path: Path) -> str:
-    """Download the newest file; return the sha256 of the copy."""
+    """Download the newest file. Return the sha256 of the copy."""
     copy = path.with_name("copy.jsonl")
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         client.files.download(client.files.list(limit=1).data[0].id, copy)
@@ -100,7 +103,7 @@ def download(url: str, key: str, path: Path) -> str:
 
 
 def write_rows(path: Path, size: int) -> str:
-    """Write different JSON lines of at least `size` bytes; return the sha256."""
+    """Write at least `size` bytes of JSON lines that all differ. Return the sha256."""
     digest, written, number = hashlib.sha256(), 0, 0
     with path.open("wb") as file:
         while written < size:

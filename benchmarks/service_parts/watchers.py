@@ -1,4 +1,7 @@
-"""Watchers of one job over SSE in a separate process. Each watcher checks every event's number."""
+"""Watchers of one job over server-sent events (SSE), in a separate process.
+
+Each watcher checks the number of every event.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from .load import spread
 CONNECTED_AT_ONCE = 50
 GIVE_UP_SECONDS = 300.0
 SENT = "sent"
-"""Key in an event's data: Unix time at which the reporter sent the event."""
+"""Key in an event's data. Its value is the Unix time at which the reporter sent the event."""
 
 
 @dataclass
 class Seen:
-    """Events that one watcher received."""
+    """Counts of the events that one watcher received."""
 
     last: int = 0
     lost: int = 0
@@ -31,7 +34,7 @@ class Seen:
     latencies: list[float] = field(default_factory=list)
 
     def take(self, number: int) -> None:
-        """Count event `number`. Any order except 1, 2, 3, ... counts as lost or repeated."""
+        """Count event `number`. Numbers that are not 1, 2, 3, ... count as lost or repeated."""
         if number <= self.last:
             self.repeated += 1
             return
@@ -42,10 +45,10 @@ class Seen:
 def watch(
     target: Target, job_id: str, watchers: int, reconnecting: int, leave_after: int
 ) -> dict[str, float]:
-    """Run until all `watchers` have received the end of the job.
+    """Run until all `watchers` have received the event that ends the job.
 
-    The first `reconnecting` watchers close their connection after event `leave_after` + n, n being
-    the watcher's index, and reconnect with the event's number as Last-Event-ID.
+    The first `reconnecting` watchers reconnect once: watcher n closes its connection after event
+    `leave_after` + n and sends the event's number as Last-Event-ID.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Python SDK of Tunesmith: `Client`, the objects that it returns and the errors that it raises."""
+"""Python SDK of Tunesmith: `Client`, the objects that it returns, and the errors that it raises."""
 
 from tunesmith_schema import (
     Adapter,

@@ -25,14 +25,14 @@ def _connection(
     base_url: Annotated[
         str | None,
         typer.Option(
-            help="API of the server, ending in /v1. Default: TUNESMITH_BASE_URL, else "
-            "http://127.0.0.1:8000/v1.",
+            help="Base URL of the API, ending in /v1 (default: TUNESMITH_BASE_URL, else "
+            "http://127.0.0.1:8000/v1).",
         ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Default: TUNESMITH_API_KEY, else the content of ./.tunesmith/api-key.",
+            help="API key (default: TUNESMITH_API_KEY, else the content of ./.tunesmith/api-key).",
         ),
     ] = None,
 ) -> None:

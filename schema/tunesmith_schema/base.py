@@ -13,8 +13,8 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Key in pydantic's validation context. A client sets it so that unknown keys from a newer server
-are dropped."""
+"""Key in pydantic's validation context; a client sets it to drop unknown keys from a newer
+server."""
 
 _ALIASES = {
     "rank": "r",
@@ -40,7 +40,7 @@ class Request(BaseModel):
     """Object that a caller sends. An unknown key raises an error with the nearest valid key."""
 
     model_config = ConfigDict(
-        extra="ignore",  # only with FROM_SERVER: otherwise the validator below refuses the key
+        extra="ignore",  # with FROM_SERVER; otherwise the validator below refuses unknown keys
         use_attribute_docstrings=True,
         json_schema_extra={"additionalProperties": False},
     )

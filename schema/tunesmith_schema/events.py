@@ -65,7 +65,7 @@ class MetricPoint(Response):
     """Metrics by name; null means NaN. A step has `train_loss` and, after an evaluation,
     `valid_loss` (nats per token), `train_mean_token_accuracy`, `learning_rate`,
     `embedding_learning_rate` if different, `grad_norm`, `epoch`, `tokens_per_second` (input tokens)
-    and `trained_tokens`. About once a second, a step also has means since the last value:
+    and `trained_tokens`. About once a second, a step also has means since the previous means:
     `step_seconds`, `data_wait_share` (share of the time outside evaluations and checkpoints) and
     `padding_share` (share of the batch positions). About once a second, a step also has the current
     memory in bytes: `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and
@@ -78,10 +78,11 @@ class MetricPoint(Response):
     (nats per token), `completion_length` (mean, tokens), `completion_length_max`, `truncated_share`
     (share of completions cut at the length limit), `clip_ratio`, `rollout_gap` (mean absolute
     difference of a token's log-prob between generation and training) and, after an evaluation,
-    `valid_reward`. About once a second, it has shares of the time outside evaluations and
-    checkpoints: `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share`,
-    `backward_share` and `idle_share` (grading, and time outside these phases and the optimiser).
-    About once a second, it also has `generated_tokens_per_second`, measured during generation only.
+    `valid_reward`. About once a second, a reinforcement step also has shares of the time outside
+    evaluations and checkpoints: `sync_share`, `generate_share`, `grade_share`, `log_probs_share`,
+    `forward_share`, `backward_share` and `idle_share` (grading, and time outside these phases and
+    the optimiser). `generated_tokens_per_second` is sent as often and covers only the generation
+    time.
     """
 
 

@@ -1,8 +1,8 @@
 """Conversion of pydantic's validation errors to one plain sentence per field.
 
 Pydantic reports one error for each member of a union and puts the member's name into the path
-(`packing.bool`, `packing.literal['auto']`). This module joins such errors into one that lists all
-allowed values.
+(`packing.bool`, `packing.literal['auto']`). This module joins the errors of a union into one error
+that lists all allowed values.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class BadRows(Response):
 
 
 class FileValidation(Request):
-    """Result of validating a data set. It covers every method, because the job's method is not
-    known yet."""
+    """Result of validating a data set for every method; the job's method is not known yet."""
 
     ok: bool
     """True if at least one method can use the file."""
@@ -97,8 +96,8 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. They are bad for supervised training, or for
-    reinforcement if only reinforcement can use some of the rows."""
+    """First bad rows of a file that no method can use. The problems are those for supervised
+    training, or those for reinforcement if only reinforcement can use some rows."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 

@@ -66,8 +66,7 @@ def merged(recipe: Recipe, changes: dict[str, JsonValue]) -> dict[str, JsonValue
 
 
 def first_fixed_change(old: Recipe, new: Recipe) -> tuple[str, JsonValue, JsonValue] | None:
-    """Return the name, old value and new value of the first changed field that a fork cannot
-    change, or None."""
+    """Return the field name, old value and new value of the first forbidden change, or None."""
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in FIXED]
     shapes = (old.lora or LoraRecipe(), new.lora or LoraRecipe())
     pairs += [(f"lora.{name}", *(getattr(shape, name) for shape in shapes)) for name in LORA_FIXED]

@@ -1,5 +1,5 @@
-"""Graders: settings for scoring completions in reinforcement tuning. They have OpenAI's types, and
-our own types for answers that need no judge model.
+"""Graders: settings for scoring completions in reinforcement tuning. The types are OpenAI's, plus
+our own for answers that need no judge model.
 
 Texts are templates: `{{item.x}}` is a field of the data row, `{{sample.output_text}}` is the
 completion, and `{{sample.output_json.x}}` is a field of the completion parsed as JSON.
@@ -43,7 +43,7 @@ def _parses(template: str) -> str:
 
 def _compiles(pattern: str) -> str:
     try:
-        with warnings.catch_warnings():  # ignores syntax that a later Python may read differently
+        with warnings.catch_warnings():  # hides warnings about ambiguous patterns
             warnings.simplefilter("ignore")
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -199,8 +199,8 @@ class MultiGrader(Request):
     ]
     """Graders by the names used in the formula, or a single grader with its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Reward formula. It may use + - * / ** % (`^` means `**`), comparisons, and, or, not, `a if b
-    else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
+    """Reward formula from these parts: + - * / ** % (`^` means `**`), comparisons, and, or, not, `a
+    if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
 
     @property
     def by_name(self) -> dict[str, SingleGrader]:

@@ -1,5 +1,5 @@
-"""`recipe.grpo` and `recipe.rollout`: reinforcement tuning by GRPO
-(https://arxiv.org/abs/2402.03300), with TRL's names and meanings."""
+"""Settings of reinforcement tuning by GRPO (https://arxiv.org/abs/2402.03300): `recipe.grpo` and
+`recipe.rollout`, with TRL's names and meanings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GRPORecipe(Request):
     prompts."""
     max_completion_length: Annotated[int, Field(ge=1, le=1_048_576)] | Literal["auto"] = "auto"
     """Maximum number of tokens in a completion. `"auto"` is 512, or less if the longest prompt
-    leaves less of the model's context."""
+    leaves fewer tokens in the model's context."""
     temperature: float = Field(default=1.0, gt=0.0, le=10.0)
     """Sampling temperature. Training computes log-probs at the same temperature."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -40,13 +40,13 @@ class GRPORecipe(Request):
     `vespo` also change the loss of each token."""
     beta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Weight of the KL divergence from the reference model, which is the model before training.
-    With 0, there is no KL term and no forward pass of the reference model."""
+    `beta=0` skips the KL term and the reference model's forward pass."""
     epsilon: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
     """Lower clipping bound: the probability ratio between the current policy and the sampling
     policy is clipped to at least 1 - `epsilon`."""
     epsilon_high: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Upper clipping bound: the probability ratio is clipped to at most 1 + `epsilon_high`, or to
-    at most `epsilon_high` with `cispo`. None means the value of `epsilon`."""
+    at most `epsilon_high` with `cispo`. `epsilon_high=None` means the value of `epsilon`."""
     delta: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
     """Upper bound of the unclipped probability ratio (two-sided clipping); None sets no bound."""
     num_iterations: int = Field(default=1, ge=1, le=64)
@@ -99,7 +99,7 @@ class RolloutRecipe(Request):
     not available yet."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
-    `"auto"` does so if the smaller batch saves more time than the extra work costs."""
+    `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""
 
     @field_validator("fast_inference")
     @classmethod

@@ -17,8 +17,8 @@ from .methods import ReinforcementHyperparameters
 from .recipe import Recipe
 
 DOES_NOT_FIT = "recipe_does_not_fit"
-"""Pydantic error type of these checks. The error's context holds the dotted name of the recipe
-field."""
+"""Pydantic error type of the checks in this module. The error's context holds the dotted name of
+the recipe field."""
 
 Misfit = tuple[str, str]
 """Recipe field and error message."""
@@ -87,13 +87,13 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
     if recipe.from_scratch:
         yield (
             "from_scratch",
-            "is only for supervised training: completions from random weights earn no rewards",
+            "is only for supervised training: completions of random weights earn no rewards",
         )
     if recipe.patches != "auto" and "loss" not in recipe.patches:
         yield (
             "patches",
             f"{recipe.patches!r} is only for supervised training: the loss kernel computes the "
-            "log-probabilities of completions. Use ['loss'] for no other kernel, or 'auto'",
+            "log-probs of completions. Use 'auto', or ['loss'] for this kernel alone",
         )
     if recipe.quantization == "int8":
         yield (

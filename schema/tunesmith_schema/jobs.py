@@ -87,7 +87,8 @@ class JobCreate(Request):
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Part of the tuned model's name. Characters that are not allowed in a name become hyphens."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Random seed of weights, shuffling and dropout. Default: a random number, shown in the job."""
+    """Random seed of weights, shuffling and dropout; by default a random number, shown in the
+    job."""
     metadata: dict[Text, Text] | None = None
     """Metadata: at most 16 pairs, with keys of at most 64 and values of at most 512 characters."""
     integrations: list[JsonValue] | None = None
@@ -128,11 +129,12 @@ class JobCreate(Request):
             )
         if chosen.n_epochs != "auto" and recipe.max_steps != "auto":
             raise ValueError(
-                "hyperparameters.n_epochs and recipe.max_steps both set the length: set only one"
+                "hyperparameters.n_epochs and recipe.max_steps both set the length of the run: set "
+                "only one"
             )
         if "auto" not in (chosen.learning_rate_multiplier, recipe.learning_rate):
             raise ValueError(
-                "hyperparameters.learning_rate_multiplier scales the automatic rate: "
+                "hyperparameters.learning_rate_multiplier scales the automatic learning rate: "
                 "remove it, or remove recipe.learning_rate"
             )
         if isinstance(chosen, ReinforcementHyperparameters):
@@ -164,7 +166,7 @@ def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
     if (both and known != batch_size) or batch_size % known:
         raise ValueError(
             f"hyperparameters.batch_size={batch_size} is not per_device_train_batch_size x "
-            f"gradient_accumulation_steps ({rows} x {accumulated}): remove one or the other"
+            f"gradient_accumulation_steps ({rows} x {accumulated}): set batch_size or these two"
         )
 
 
@@ -188,7 +190,7 @@ class Job(Response):
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     created_at: int
-    """Unix seconds, like all times of a job."""
+    """Creation time in Unix seconds, like all times of a job."""
     finished_at: int | None = None
     """Time at which the job succeeded, failed or was cancelled."""
     estimated_finish: int | None = None
@@ -210,7 +212,7 @@ class Job(Response):
     """Kind of training, its hyperparameters and the reinforcement grader, in OpenAI's current
     format."""
     result_files: list[str] = Field(default_factory=list)
-    """OpenAI's field; always empty. `adapter_id` in `/v1/adapters` is the result."""
+    """OpenAI's field; always empty. The result is at `/v1/adapters/{adapter_id}`."""
     trained_tokens: int | None = None
     """Number of tokens that contributed to the loss in the whole run. Reinforcement counts the
     tokens of all completions, even with zero gradient, except completions excluded by

@@ -27,11 +27,11 @@ class SupervisedMethod(Request):
     """Settings of supervised fine-tuning."""
 
     hyperparameters: Hyperparameters | None = None
-    """OpenAI's hyperparameters. Default: all `"auto"`."""
+    """OpenAI's hyperparameters; all are `"auto"` by default."""
 
 
 class ReinforcementHyperparameters(Hyperparameters):
-    """OpenAI's hyperparameters of reinforcement tuning. `batch_size` counts prompts."""
+    """OpenAI's hyperparameters of reinforcement tuning, where `batch_size` counts prompts."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
     """Factor applied to the automatic number of completions per prompt.
@@ -50,7 +50,7 @@ class ReinforcementMethod(Request):
     grader: Grader
     """Grader that scores the completions."""
     hyperparameters: ReinforcementHyperparameters | None = None
-    """OpenAI's hyperparameters. Default: all `"auto"`."""
+    """OpenAI's hyperparameters; all are `"auto"` by default."""
 
     @field_validator("grader")
     @classmethod
@@ -69,7 +69,7 @@ class Method(Request):
     type: MethodName
     """Kind of training; the field of the same name has its settings."""
     supervised: SupervisedMethod | None = None
-    """Settings of supervised fine-tuning. Default: all `"auto"`."""
+    """Settings of supervised fine-tuning; all are `"auto"` by default."""
     reinforcement: ReinforcementMethod | None = None
     """Grader and hyperparameters of reinforcement tuning."""
 

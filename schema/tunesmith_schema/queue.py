@@ -10,8 +10,8 @@ LIGHT_QUEUE = "light"
 """Queue of the API's short CPU tasks."""
 
 TRAIN_TASK = "tunesmith.train"
-"""Task that wakes a train worker; the worker then claims the best eligible job. Its argument is the
-id of the job that triggered it."""
+"""Task that wakes a train worker; the worker then claims the best eligible job. The task's argument
+is the id of the job that triggered it."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
 """Task that validates an uploaded data set; its argument is the file id."""
 

@@ -78,9 +78,9 @@ class Recipe(Request):
     max_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Number of optimiser steps; overrides `num_train_epochs`."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
-    """Number of rows per forward pass. With `packing` a row is a packed sequence, with
-    reinforcement a completion. `"auto"` is at most 8; with reinforcement, it is all completions of
-    a step, split if they do not fit into memory."""
+    """Number of rows per forward pass. With `packing`, a row is a packed sequence; with
+    reinforcement, it is a completion. `"auto"` is at most 8; with reinforcement, it is all
+    completions of a step, split if they do not fit into memory."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of forward passes per optimiser step. With `"auto"`, a step has 16 rows, or a
     sixteenth of the rows if the data set is small. With reinforcement, `grpo` sets the number of
@@ -99,7 +99,7 @@ class Recipe(Request):
     """Tunesmith kernels that replace modules of the model. `"auto"` uses every kernel that supports
     the model, and lists the unsupported modules. A list uses only the named kernels
     (`"attention_block"` and `"mlp_block"` include `"attention"`). `"off"` uses the stock trainer.
-    Reinforcement requires `"loss"`."""
+    Reinforcement requires the kernel `"loss"`."""
     gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
     """Recompute activations in the backward pass to save memory. `true` recomputes all layers,
     `false` none, and `"auto"` as few as memory requires. `"offload"` recomputes all layers and, on
@@ -118,15 +118,15 @@ class Recipe(Request):
     quantisation, or 8-bit. Quantisation needs less memory, is slower, and changes the model
     slightly. `"int8"` is not available with reinforcement."""
     add_tokens: list[NewToken] = Field(default=[], max_length=1024)
-    """Tokens to add to the tokenizer, which is saved with the result. Each added text is then
-    always a single token. A new token's embedding starts as the mean over the tokens that encoded
-    its text before."""
+    """Tokens to add to the tokenizer, which is saved with the result. The tokenizer then encodes
+    each added text as a single token. A new token's embedding starts as the mean over the tokens
+    that encoded its text before."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
-    """Allow the embedding or the head in `lora.target_modules`. These matrices make an adapter
-    large. Without this setting, the job fails with an error that states their size."""
+    """Allow the embedding or the head in `lora.target_modules`, although they make the adapter
+    large. Without this setting, such a job fails with an error that states their size."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""
@@ -137,23 +137,24 @@ class Recipe(Request):
     evaluations per run."""
     save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Number of steps between two checkpoints. For LoRA, `"auto"` saves one checkpoint per epoch,
-    at most ten per run; for full tuning, it saves none. A number also sets the interval of the
-    resume points."""
+    at most ten per run; for full tuning, it saves none. A number in `save_steps` also sets the
+    interval of the resume points."""
     save_total_limit: Annotated[int, Field(ge=1)] | None = None
     """Number of newest checkpoints to keep; None keeps all. The checkpoint with the lowest
     `valid_loss` (reinforcement: the highest `valid_reward`) is always kept as well."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
     """Keep the checkpoint and resume point of each step divisible by this number, even after the
-    job has succeeded. `save_total_limit` does not remove them, and a fork can start from them. Of
-    all other resume points, only the newest two are kept, until the job succeeds."""
+    job has succeeded. `save_total_limit` does not remove these checkpoints, and a fork can start
+    from these resume points. Of all other resume points, only the newest two are kept, until the
+    job succeeds."""
     early_stopping: EarlyStoppingRecipe | None = None
     """Stop the training before its last step when the evaluations no longer improve. The learning
     rate schedule still spans all planned steps. Requires a validation file."""
     keep: Literal["last", "best"] = "last"
     """Weights to return: from the last step, or from the evaluation with the best
-    `early_stopping.metric`. The default metric is `valid_loss`, with reinforcement `valid_reward`;
-    the earliest of equal evaluations wins. `"best"` requires a validation file and disk space on
-    the worker for two copies of the weights."""
+    `early_stopping.metric`. The default metric is `valid_loss`, or `valid_reward` with
+    reinforcement. The earliest of several equal evaluations wins. `"best"` requires a validation
+    file and disk space on the worker for two copies of the weights."""
     assistant_only_loss: bool | Auto = "auto"
     """Train only on assistant turns and completions. `"auto"` means true, but `text` rows are
     always trained whole."""
@@ -213,7 +214,7 @@ class Recipe(Request):
         if self.tuning == "full" and self.quantization != "none":
             raise ValueError(
                 f"quantization={self.quantization!r} is only for tuning='lora': quantised weights "
-                "cannot be trained. The full tuning with the least memory is precision='bf16_sr8'"
+                "cannot be trained. Full tuning needs the least memory with precision='bf16_sr8'"
             )
         if self.tuning == "full" and self.lora is not None:
             raise ValueError("lora is only for tuning='lora': remove it, or set tuning='lora'")

@@ -161,11 +161,11 @@ class Rollouts(Response):
     ungraded_share: float | None = None
     """Share of completions that no grader could score; training excludes these completions."""
     zero_std_share: float | None = None
-    """Share of groups with equal rewards, among groups with rewards. Such groups give no learning
-    signal."""
+    """Share of groups with equal rewards, among groups with rewards. Groups with equal rewards give
+    no learning signal."""
     layout: Literal["shared", "plain"]
-    """Training layout: `shared` computes the prompt of a group once, `plain` once per completion.
-    """
+    """Training layout: `shared` computes a group's prompt once, `plain` computes it once per
+    completion."""
     token_ratio: float | None = None
     """Number of tokens that layout `plain` would compute, divided by the number computed."""
     weights: Literal["merged", "in_place"]
@@ -175,7 +175,7 @@ class Rollouts(Response):
 
 class Utilization(Response):
     """Model FLOPs utilisation (MFU): the FLOPs per second that the model requires, divided by the
-    device's peak. Recomputation does not count."""
+    device's peak. MFU does not count recomputation."""
 
     mfu: float | None = None
     """MFU; null if the device's peak or the model's FLOPs are unknown."""
@@ -202,8 +202,8 @@ class TrainingSettings(Response):
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
     """Layout of a step's rows; null while the layouts are being measured. `padded` pads rows to
-    equal length. `padding_free` concatenates rows and splits them by row count, `packed` by token
-    count."""
+    equal length. The other layouts concatenate rows; micro-batches are split by row count with
+    `padding_free`, and by token count with `packed`."""
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int
@@ -294,15 +294,15 @@ class RunReport(Response):
     started_at: float = Field(ge=0)
     """Start time, Unix seconds."""
     wall_seconds: float = Field(ge=0)
-    """Time from the claim to the end, or until now. For a run started by hand, the time starts with
-    its process."""
+    """Time from the claim to the attempt's end, or until now. For a run started by hand, the time
+    starts with its process."""
     queued_seconds: float | None = None
     """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds per phase (see `PhaseName`) in run order; the sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """Time during which the trainer was suspended because the server was unreachable. The phase of
-    that moment includes this time."""
+    """Time during which the trainer was suspended because the server was unreachable. The suspended
+    time is also part of the current phase."""
     steps: int = 0
     """Optimiser steps done."""
     total_steps: int | None = None
@@ -310,7 +310,7 @@ class RunReport(Response):
     settings: TrainingSettings | None = None
     """Settings of the attempt; null until chosen."""
     device: str | None = None
-    """`cpu`, or the GPU's name."""
+    """Device of the run: `cpu`, or the GPU's name."""
     throughput: Throughput | None = None
     """Training throughput; null before the first step."""
     rollouts: Rollouts | None = None

@@ -50,15 +50,14 @@ class RunSpec(Request):
     validation_file: str | None = None
     """Path of the validation file, relative to the run directory."""
     training_file_name: str | None = None
-    """User's name for the training file, shown in messages. None means the name in `training_file`.
-    """
+    """User's name for the training file, shown in messages; None means the name in
+    `training_file`."""
     validation_file_name: str | None = None
     """User's name for the validation file, shown in messages."""
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
-    """Grader of a reinforcement run. None means that all reward functions come from the command
-    line."""
+    """Grader of a reinforcement run; None if all reward functions come from the command line."""
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
@@ -108,7 +107,7 @@ class Plan(Request):
     """plan.json: all choices of a run, reused when the run is resumed or repeated."""
 
     made_for: str
-    """SHA-256 of the spec and its data files; the choices are valid only for them."""
+    """SHA-256 of the spec and data files for which the choices are valid."""
     choices: list[Choice]
     """Choices in the order in which they were made."""
 
@@ -117,8 +116,8 @@ class RunEvent(Request):
     """One line of events.jsonl."""
 
     source_seq: int = Field(ge=1)
-    """Number of the event within its attempt, counted from 1. The server uses it to skip repeated
-    events."""
+    """Number of the event within its attempt, counted from 1. The server uses this number to skip
+    repeated events."""
     created_at: float = Field(ge=0, allow_inf_nan=False)
     """Unix seconds."""
     kind: EventKind = EventKind.MESSAGE

@@ -1,4 +1,4 @@
-"""TLS contexts for connections between our own processes. They trust only the certificates in one
+"""TLS contexts for connections between our own processes; each trusts only the certificates in one
 file."""
 
 from __future__ import annotations

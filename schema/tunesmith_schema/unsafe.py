@@ -112,7 +112,7 @@ def first_error(error: ValidationError) -> str:
     """Return the first error of a settings object in one line, with the variable's name."""
     first = error.errors(include_url=False)[0]
     text = plain_text(first)
-    if not first["loc"]:  # the message names the variables itself
+    if not first["loc"]:  # the error message already names the variables
         return text
     variable = f"TUNESMITH_{'_'.join(str(part) for part in first['loc'])}".upper()
     return f"{variable}={first['input']!r}: {text}"

@@ -114,5 +114,5 @@ class Upload(Response):
     file: FileObject | None = None
     """The resulting file, once `status` is `completed`; null if the file has been deleted."""
     parts: list[UploadPart] | None = None
-    """Uploaded parts, oldest first. Only GET returns them, and they are removed soon after the
-    upload ends."""
+    """Uploaded parts, oldest first. Only GET returns the parts; the server removes them soon after
+    the upload ends."""

@@ -52,7 +52,7 @@ def unknown_variable_warnings(names: Iterable[str]) -> list[str]:
     """Return a warning for each of `names` that has our prefix but is not a setting."""
     warnings = []
     for name in sorted(names):
-        upper = name.upper()  # settings ignore upper and lower case
+        upper = name.upper()  # setting names are not case-sensitive
         if not upper.startswith(PREFIX) or upper.startswith(TESTS) or upper in VARIABLES:
             continue
         near = get_close_matches(upper.removeprefix(PREFIX), _NAMES, n=1)

@@ -143,8 +143,8 @@ class Report(Request):
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
     """New events in order; the server skips events that it already has."""
     run_report: RunReport | None = None
-    """Run report so far; it replaces the previous run report. None leaves the previous one
-    unchanged."""
+    """Run report so far; it replaces the previous run report. None keeps the previous run
+    report."""
     outcome: Outcome | None = None
     """Outcome of the attempt; only in the last report."""
 

@@ -12,8 +12,8 @@ from tunesmith_schema.unsafe import check_private
 
 def check_certificate(cert: Path, key: Path, host: str) -> None:
     """Raise ValueError if other users can read the key, or if a client that trusts `cert` would
-    refuse the certificate for `host`. The certificate may be unreadable, expired, or for another
-    key or name."""
+    refuse the certificate for `host`. A client refuses a certificate that is unreadable, expired,
+    or for another key or name."""
     for variable, path in (("TUNESMITH_TLS_CERT", cert), ("TUNESMITH_TLS_KEY", key)):
         if not path.is_file():
             raise ValueError(f"{variable}: file not found: {path}")

@@ -126,7 +126,7 @@ def check_backends(settings: Settings) -> None:
         database = Database(settings.database_url)
         try:
             with database.engine.connect():
-                pass  # a connection is proof enough
+                pass  # connecting is the whole check
         finally:
             database.dispose()
     except (SQLAlchemyError, ImportError) as error:
@@ -189,8 +189,8 @@ def _children(settings: Settings) -> list[Child]:
 
 
 def _without_secrets(env: dict[str, str]) -> dict[str, str]:
-    """Return the environment for workers and trainers. It lacks the secrets of database and
-    storage, because only the API may open them."""
+    """Return the environment for workers and trainers. The environment lacks the secrets of
+    database and storage, because only the API may open them."""
     ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
     stores = ("AWS_", "AZURE_", "GOOGLE_")
     return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}

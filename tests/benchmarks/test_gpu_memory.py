@@ -45,7 +45,7 @@ def test_offloading_is_timed_and_what_goes_to_the_host_is_counted() -> None:
     wide = found | {"hidden": 4096, "tokens": 4096, "planner_calls_it_free": True}
     for overhead, met in ((0.01, True), (0.03, False)):
         judged = bars({"memory": {"a/offload": wide | {"overhead": overhead}}})
-        assert judged["memory: overhead of offloading"] == (overhead, met)
+        assert judged["memory: time overhead of offloading"] == (overhead, met)
 
 
 def test_a_long_row_is_answered_before_it_is_loaded_and_then_run() -> None:
@@ -80,11 +80,13 @@ def test_precisions_are_weighed_timed_and_trained() -> None:
         pytest.approx(weighed["bf16_sr8"], rel=1e-3),
         True,
     )
-    assert judged["precision: relative difference of the loss with split masters from fp32"][0] == (
+    assert judged["precision: loss difference of split masters relative to fp32"][0] == (
         pytest.approx(abs(losses["relative"]["bf16_error_word"]), rel=1e-3)
     )
     slow = found | {"tiny-llama/time": {"ratio": 1.2}}
-    assert bars({"precision": slow})["precision: step time with split masters / plain bf16"] == (
+    assert bars({"precision": slow})[
+        "precision: step time with split masters relative to plain bf16"
+    ] == (
         1.2,
         False,
     )

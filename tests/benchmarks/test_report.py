@@ -33,7 +33,7 @@ def test_asking_for_help_writes_nothing() -> None:
     before = page_file.stat().st_mtime_ns
     asked = [sys.executable, "-m", "benchmarks.report", "--help"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parents[1])
-    assert "Writes docs/reference/performance.md" in done.stdout
+    assert "Write docs/reference/performance.md" in done.stdout
     assert page_file.stat().st_mtime_ns == before
 
 
@@ -52,7 +52,10 @@ def test_a_gpus_results_become_tables_and_a_plot(tmp_path: Path) -> None:
     assert "Nothing has been measured" not in text
     assert text.count("## Some Card") == 1
     assert "| llama-3.1-8b: tokens/s | at least 13,500 | 14,000 | met |" in text
-    assert "| llama-3.1-8b, no-recompute: speed / stock | at least 1.5 | 1.4 | **missed** |" in text
+    assert (
+        "| llama-3.1-8b, no-recompute: speed relative to stock | at least 1.5 | 1.4 | **missed** |"
+        in text
+    )
     assert "| qwen2.5-1.5b: tokens/s | at least 46,000 | - | open |" in text
     assert "| llama-3.1-8b | no-recompute | ours | 14,000 | 1.40x | 40.0 |" in text
     assert "the device was busy 91% of the time (share" in text
@@ -117,16 +120,16 @@ def test_the_first_step_is_the_newest_runs_by_kind(tmp_path: Path, newest: str) 
     (tmp_path / "service.json").write_text(json.dumps(entries))
     text = page(tmp_path)
     assert "(2027-01-01, commit abc, 50% of the cores idle)" in text
-    assert "| the worker's warm trainer is ready | 0.7 s | 0.6 s |" in text
-    assert "| a worker without a warm trainer | 7.3 s | 0.6 s |" in text
-    assert "| create a job, 100 a second: p50 / p99 | 6.35 / 14.22 ms |" in text
+    assert "| a warm trainer is ready | 0.7 s | 0.6 s |" in text
+    assert "| the worker has no warm trainer | 7.3 s | 0.6 s |" in text
+    assert "| latency of creating a job at 100 requests/s: p50 / p99 | 6.35 / 14.22 ms |" in text
 
 
 def test_a_first_step_from_before_there_were_kinds_had_no_warm_trainer(tmp_path: Path) -> None:
     copied(tmp_path)
     entries = json.loads((RESULTS / "service.json").read_text())
     (tmp_path / "service.json").write_text(json.dumps(entries[:1]))
-    assert "| a worker without a warm trainer | 4.8 s | 4.3 s |" in page(tmp_path)
+    assert "| the worker has no warm trainer | 4.8 s | 4.3 s |" in page(tmp_path)
 
 
 def test_rows_measured_before_a_mend_say_so(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from .output import (
 from .session import connected
 
 adapters = typer.Typer(
-    help="Results of training: adapters, or whole models after full fine-tuning.",
+    help="Trained adapters, or whole models after full fine-tuning.",
     no_args_is_help=True,
 )
 models = typer.Typer(help="Base models and tuned models.", no_args_is_help=True)
@@ -62,13 +62,13 @@ def download(
         str,
         typer.Argument(
             metavar="ID",
-            help="adp-..., or ftjob-... for the adapter of a job.",
+            help="Adapter id (adp-...), or job id (ftjob-...) for the job's adapter.",
         ),
     ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
     as_json: AsJson = False,
 ) -> None:
-    """Download an adapter. Every file is verified by sha256."""
+    """Download an adapter and verify every file by sha256."""
     with connected(ctx) as client:
         path = client.adapters.download(id_or_job, directory)
         if as_json:

@@ -1,4 +1,4 @@
-"""`tunesmith jobs cancel|pause|resume|stop|fork|retry`, each with one line of output."""
+"""The commands `tunesmith jobs cancel|pause|resume|stop|fork|retry`; each prints one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cancel(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a job and keep only its checkpoints. Asks for confirmation on a terminal."""
+    """End a job and keep only its checkpoints. On a terminal, ask for confirmation."""
     if not yes and _stdin_is_terminal():
         question = f"Cancel {job_id}? Only its checkpoints are kept."
         if not typer.confirm(question, err=True):
@@ -41,7 +41,7 @@ def cancel(
 
 
 def pause(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Save a resume point and free the GPU. `resume` continues the job."""
+    """Pause a job: save a resume point and free the GPU. `resume` continues the job."""
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.pause(job_id)
     _show(
@@ -78,27 +78,26 @@ def fork(
     step: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Newest resume point at or before this step; default: the newest."
+            min=1,
+            help="Use the newest resume point at or before this step (default: the newest of all).",
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Checkpoint (ftckpt-...) whose step is used, instead of --step."
+            metavar="ID", help="Use the step of this checkpoint (ftckpt-...) instead of --step."
         ),
     ] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
     grader: Annotated[
-        str | None, typer.Option(metavar="FILE|JSON", help="Grader in place of the job's grader.")
+        str | None, typer.Option(metavar="FILE|JSON", help="Grader that replaces the job's grader.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed; default: the seed of the job.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (default: the job's seed).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new job from a resume point of a job, with a changed recipe."""
+    """Start a new job with a changed recipe from a resume point of another job."""
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.fork(
             job_id,
@@ -113,7 +112,7 @@ def fork(
 
 
 def retry(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Repeat a job that failed or was cancelled, as a new job from its newest resume point."""
+    """Repeat a failed or cancelled job as a new job from its newest resume point."""
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.retry(job_id)
     start = (

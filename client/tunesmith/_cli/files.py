@@ -30,14 +30,14 @@ FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 @app.command("upload")
 def upload(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV or Parquet.")],
+    path: Annotated[Path, typer.Argument(help="File in JSONL, JSON, CSV or Parquet format.")],
     purpose: Annotated[
-        str, typer.Option(help="Purpose of the file. A data set needs fine-tune.")
+        str, typer.Option(help="Purpose of the file; a data set needs fine-tune.")
     ] = "fine-tune",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the file is validated.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file. A file that the server already has is reused."""
+    """Upload a file, unless the server already has the same file."""
     with connected(ctx) as client:
         file = client.files.create(file=path, purpose=purpose, progress=True)
         if file.reused:
@@ -101,7 +101,7 @@ def download(
             "-o",
             "--output",
             metavar="FILE",
-            help="Default: the file's own name.",
+            help="Path to write (default: the file's own name).",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -109,7 +109,7 @@ def download(
     """Download a file."""
     with connected(ctx) as client:
         file = client.files.retrieve(file_id)
-        # The last part of the name only: the uploader chose the name.
+        # Drop folders from the name, because the uploader chose it.
         path = output or Path(Path(file.filename).name or file.id)
         if output is None and path.exists():
             fail(f"{path} exists already", hint="choose another name with -o")

@@ -14,7 +14,7 @@ GraderOption = Annotated[
     typer.Option(
         "--grader",
         metavar="FILE|JSON",
-        help="Grader of completions, as a JSON file or as JSON. Selects reinforcement.",
+        help="Grader for completions, as JSON or a JSON file. This option selects reinforcement.",
     ),
 ]
 

@@ -1,4 +1,5 @@
-"""`tunesmith jobs`: create, list, show and watch jobs. Control is in control.py."""
+"""`tunesmith jobs`: create, list, show and watch jobs. control.py has the commands that change a
+job."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def create(
         str | None, typer.Option(help="Validation data: a local file or a file id.")
     ] = None,
     suffix: Annotated[str | None, typer.Option(help="Part of the tuned model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed; default: a random number.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (default: random).")] = None,
     recipe: RecipePairs = None,
     recipe_file: RecipeFile = None,
     method: Annotated[
@@ -64,10 +65,10 @@ def create(
     grader: GraderOption = None,
     n_epochs: Annotated[int | None, typer.Option(help="Epochs: passes over the data.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Rows per step; in reinforcement, prompts per step.")
+        int | None, typer.Option(help="Rows per step, or prompts per step with reinforcement.")
     ] = None,
     learning_rate_multiplier: Annotated[
-        float | None, typer.Option(help="Factor that multiplies the automatic learning rate.")
+        float | None, typer.Option(help="Factor applied to the automatic learning rate.")
     ] = None,
     eval_samples: Annotated[
         int | None, typer.Option(help="Completions per prompt of the validation file.")
@@ -76,7 +77,7 @@ def create(
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Local files are uploaded first, unless the server has them already."""
+    """Create a job. Local files that the server does not have yet are uploaded first."""
     options = {
         "n_epochs": n_epochs,
         "batch_size": batch_size,
@@ -157,7 +158,7 @@ def report(
     ctx: typer.Context,
     job_id: JobId,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Number of the attempt; default: the newest.")
+        int | None, typer.Option(min=1, help="Number of the attempt (default: the newest).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

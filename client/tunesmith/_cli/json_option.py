@@ -22,7 +22,7 @@ def read_json_object(path: Path, option: str) -> dict[str, Any]:  # Any: JSON
 
 
 def parse_json_object(text: str, source: str, option: str) -> dict[str, Any]:  # Any: JSON
-    """Parse `text`. Errors name `source` and quote the place of the mistake."""
+    """Parse `text`. Errors name `source` and quote the invalid line."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

@@ -18,7 +18,8 @@ MetadataPairs = Annotated[
 
 
 def build_metadata(pairs: Sequence[str]) -> dict[str, str] | None:
-    """Metadata from `pairs`; None without options. The schema checks the lengths later."""
+    """Return the metadata from `pairs`, or None if there are no pairs. The schema checks lengths
+    later."""
     metadata: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

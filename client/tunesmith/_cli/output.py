@@ -1,4 +1,4 @@
-"""Output of the CLI: wire JSON for programs, tables of 80 columns for people."""
+"""Output of the CLI: the API's JSON for programs, tables of 80 columns for people."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the API.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
 
 
 def wire_json(model: BaseModel) -> str:
-    """JSON as the server sent it, without defaults for missing keys."""
+    """Return the JSON that the server sent, without defaults for missing keys."""
     return model.model_dump_json(exclude_unset=True)
 
 
@@ -31,7 +31,7 @@ def show_page_json(data: Sequence[BaseModel], has_more: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. The first column never wraps: ids stay whole for copying."""
+    """Print a table. The first column never wraps, so that ids can be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         table.add_column(name, no_wrap=index == 0, overflow="fold")
@@ -52,14 +52,14 @@ def show_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def moment(seconds: int | None) -> str:
-    """Local date and time; empty for None."""
+    """Return the local date and time; empty for None."""
     if seconds is None:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def age(seconds: int) -> str:
-    """Time since a moment in its largest unit, such as `3h`."""
+    """Return the time since a moment in its largest unit, such as `3h`."""
     elapsed = max(0, int(time.time() - seconds))
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if elapsed >= length:

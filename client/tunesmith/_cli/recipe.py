@@ -1,4 +1,4 @@
-"""The options `--recipe lora.r=16` and `--recipe-file`: one nested recipe from both."""
+"""The options `--recipe lora.r=16` and `--recipe-file`, merged into one nested recipe."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ _NAME = "--recipe"
 
 
 def build_recipe(pairs: Sequence[str], file: Path | None) -> dict[str, Any] | None:  # Any: JSON
-    """Recipe from `file` with the fields in `pairs`; None without options.
-
-    The schema validates the fields later.
-    """
+    """Return the recipe from `file`, with the fields in `pairs` on top; None if both are empty. The
+    schema validates the fields later."""
     recipe = {} if file is None else read_json_object(file, "--recipe-file")
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -59,4 +57,4 @@ def _value(text: str) -> Any:  # Any: JSON
     try:
         return json.loads(text)
     except ValueError:
-        return text  # words such as auto and cosine need no quotes
+        return text  # plain words such as auto and cosine need no quotes

@@ -15,7 +15,7 @@ from .output import size
 BAR_COLUMNS = 26
 """Columns of the longest bar."""
 MIN_SHARE = 0.001
-"""Phases below this share of the time are shown together in one line."""
+"""Phases with a smaller share of the time are shown together in one line."""
 
 
 def show_report(report: JobReport) -> None:
@@ -24,7 +24,7 @@ def show_report(report: JobReport) -> None:
 
 
 def render(report: JobReport) -> RenderableType:
-    """Phases with their times, figures, bottleneck and advice."""
+    """Return the phases with their times, the figures, the bottleneck and the advice."""
     parts: list[RenderableType] = [_title(report), "", _phases(report), ""]
     parts += [_fields(_figures(report)), "", _fields(_advice(report))]
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""`tunesmith jobs samples`: generated completions of a reinforcement job, by prompt."""
+"""`tunesmith jobs samples`: completions of a reinforcement job, grouped by prompt."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .output import AsJson, Limit, show_page_json
 from .session import connected
 
 MAX_CHARACTERS = 1200
-"""Characters shown of one text; a longer text loses its middle."""
+"""Maximum number of characters shown of one text; a longer text is cut in the middle."""
 
 
 def samples(
     ctx: typer.Context,
     job_id: JobId,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Step; default: the newest steps.")
+        int | None, typer.Option(min=0, help="Optimiser step (default: the newest steps).")
     ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show generated completions of a reinforcement job with their rewards. Long texts are
-    shortened; --json prints them in full."""
+    shortened; --json prints full texts."""
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs
         page = jobs.samples(job_id, step=step, limit=limit)
@@ -53,12 +53,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _newest_step(newest: list[Sample]) -> str:
-    """Name the newest step with samples: only the first step on a set of completions has them."""
+    """Name the newest step with samples. If several steps train on the same completions, only the
+    first of these steps has samples."""
     return f"; the newest are at step {newest[0].step}" if newest else ""
 
 
 def render(newest_first: Iterable[Sample]) -> RenderableType:
-    """Newest step first; in a step, prompts and completions in the order of generation."""
+    """Return samples for display, newest step first. The samples of a step are in generation
+    order."""
     parts: list[RenderableType] = []
     for _, step_samples in groupby(newest_first, key=lambda sample: sample.step):
         in_order = list(step_samples)[::-1]
@@ -107,5 +109,5 @@ def _shortened(text: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """Escape control characters: a completion must not control the terminal."""
+    """Escape control characters, so that a completion cannot control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

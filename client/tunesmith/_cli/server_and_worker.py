@@ -1,6 +1,6 @@
-"""Commands of the server and the worker: exec replaces this process with their program.
+"""Commands of the server and the worker, run by exec in place of this process.
 
-This module imports no code of the server or the worker. It only checks that their libraries are
+This module imports no server or worker code; it only checks that the required libraries are
 installed.
 """
 
@@ -58,7 +58,7 @@ def add_to(app: typer.Typer) -> None:
             name,
             help=command.help,
             rich_help_panel="On this machine",
-            # The other program answers --help.
+            # The server or worker program handles --help.
             add_help_option=False,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )(_exec(name))

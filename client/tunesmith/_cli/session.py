@@ -1,4 +1,4 @@
-"""A client from the global options, and error output without tracebacks."""
+"""Creation of a client from the global options, and error output without tracebacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunesmith._http.settings import ClientSettings, unknown_variables
 from tunesmith._sdk.client import Client
 
 _KEY_FILE = Path(".tunesmith") / "api-key"
-"""File in which `tunesmith serve`, started in this directory, stores its key."""
+"""File for the API key of a `tunesmith serve` that runs in this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class Connection:
 
 @contextmanager
 def connected(ctx: typer.Context) -> Iterator[Client]:
-    """Yield a client. Exit codes: 1 failure, 2 wrong usage, 130 Ctrl-C."""
+    """Yield a client; if an error occurs, print it and exit. Exit codes: 1 failure, 2 wrong usage,
+    130 Ctrl-C."""
     options = ctx.ensure_object(Connection)
     for warning in unknown_variables():
         typer.echo(f"warning: {warning}", err=True)
@@ -50,7 +51,7 @@ def connected(ctx: typer.Context) -> Iterator[Client]:
 
 
 def without_errno(error: OSError) -> str:
-    """The error's text with its file, without `[Errno 2]`."""
+    """Return the error's text and file name, without `[Errno 2]`."""
     if error.filename is None or error.strerror is None:
         return str(error)
     missing = isinstance(error, FileNotFoundError)
@@ -60,7 +61,7 @@ def without_errno(error: OSError) -> str:
 def fail(
     message: str, *, hint: str | None = None, request_id: str | None = None, status: int = 1
 ) -> NoReturn:
-    """Print an error, with its hint in the words of the CLI, and exit."""
+    """Print an error with a hint that names CLI commands, and exit."""
     typer.echo(f"error: {message}", err=True)
     if hint:
         typer.echo(f"hint: {in_commands(in_python(hint))}", err=True)

@@ -1,4 +1,4 @@
-"""Retry rules: which responses to retry, and after how many seconds."""
+"""Retry rules: which responses to retry, and with which delay."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import httpx
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 8.0
 _LONGEST_RETRY_AFTER = 120.0
-"""Longest `Retry-After` that the client waits for; a longer one is raised as an error."""
+"""Longest `Retry-After` that the client accepts; with a longer delay, it does not retry."""
 
 
 def backoff(attempt: int) -> float:
-    """Seconds between try `attempt` (from 0) and the next: exponential, with full jitter.
+    """Return the seconds to wait after try `attempt` (from 0): exponential backoff with full
+    jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
@@ -23,7 +24,7 @@ def backoff(attempt: int) -> float:
 
 
 def retry_delay(response: httpx.Response, attempt: int) -> float | None:
-    """Seconds before the next try; None when the response must not be retried."""
+    """Return the seconds before the next try, or None if the response must not be retried."""
     if not _is_retryable(response):
         return None
     seconds = _retry_after(response.headers)
@@ -40,7 +41,7 @@ def _is_retryable(response: httpx.Response) -> bool:
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds in `retry-after-ms` or `Retry-After`, which holds seconds or a date."""
+    """Return the seconds from `retry-after-ms` or `Retry-After` (seconds or a date), or None."""
     try:
         return max(0.0, float(headers["retry-after-ms"]) / 1000)
     except (KeyError, ValueError):

@@ -33,7 +33,7 @@ _CONNECT_TIMEOUT = 5.0
 
 
 class Http:
-    """Requests relative to `base_url`. Tests replace `sleep` and `now`."""
+    """HTTP client with paths relative to `base_url`. Tests replace `sleep` and `now`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Http:
         return self.parse_json(model, response.content, response)
 
     def parse_json(self, model: type[M], text: str | bytes, response: httpx.Response) -> M:
-        """Parse `text`, a part of `response`, as `model`."""
+        """Parse `text` from `response` as a `model` object."""
         try:
             return model.model_validate_json(text, context={FROM_SERVER: True})
         except ValidationError as error:
@@ -135,10 +135,11 @@ class Http:
         retries: int | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> httpx.Response:
-        """Return a 2xx response, or raise. With `stream` the caller reads and closes the response.
+        """Return a 2xx response, or raise an error. With `stream`, the caller reads and closes the
+        response.
 
-        Only GET follows redirects, and httpx drops the key on another host. Any other method would
-        send the user's data to the host that the redirect names.
+        Only GET follows redirects, and httpx does not send the key to another host. Other methods
+        would send the user's data to the host named by the redirect.
         """
         timeout = httpx.Timeout(
             self._timeout if read_timeout is None else read_timeout,
@@ -149,7 +150,7 @@ class Http:
             cause: Exception | None = None
             problem: TunesmithError
             delay: float | None
-            # A new request per try: a multipart stream can be read only once.
+            # Each try needs a new request: a multipart stream can be read only once.
             request = self._client.build_request(
                 method,
                 path,
@@ -186,7 +187,7 @@ def connection_error(error: httpx.RequestError) -> APIConnectionError:
         )
     return APIConnectionError(
         f"no connection to {url}: {_reason(error)}",
-        hint="set SSL_CERT_FILE to a file with the certificate of the server or of its authority"
+        hint="set SSL_CERT_FILE to a file with the certificate of the server or of its issuer"
         if "CERTIFICATE_VERIFY_FAILED" in str(error)
         else "check that the server is running (tunesmith serve) and that the base URL is right",
     )
@@ -197,5 +198,6 @@ def _reason(error: httpx.RequestError) -> str:
 
 
 def path_of(*parts: str) -> str:
-    """Path below the base URL. Parts are quoted: an id may contain a slash."""
+    """Return a path relative to the base URL. Parts are quoted, because an id may contain a
+    slash."""
     return "/".join(quote(part, safe="") for part in parts)

@@ -14,7 +14,7 @@
 # │   ├── UnprocessableEntityError   422
 # │   ├── RateLimitError             429
 # │   └── InternalServerError        500 and above
-# ├── JobNotSucceededError           in _sdk/job.py, with the two below
+# ├── JobNotSucceededError           in _sdk/job.py, like its subclasses
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
 # ├── WaitTimeoutError (TimeoutError)
@@ -55,19 +55,19 @@ class TunesmithError(Exception):
 
 
 class InvalidArgumentError(TunesmithError, ValueError):
-    """An argument is invalid. Nothing was sent to the server."""
+    """An argument is invalid; nothing was sent to the server."""
 
 
 class APIConnectionError(TunesmithError, ConnectionError):
-    """No connection to the server, or the connection broke."""
+    """The connection to the server failed or broke."""
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
-    """The server accepted the connection and did not answer in time."""
+    """The server accepted the connection, but did not answer in time."""
 
 
 class APIResponseError(TunesmithError):
-    """The server answered with success, in a form that this version cannot read."""
+    """The server answered with success, but in a format that this version cannot read."""
 
 
 class APIStatusError(TunesmithError):
@@ -110,11 +110,11 @@ class UnprocessableEntityError(APIStatusError):
 
 
 class RateLimitError(APIStatusError):
-    """429: too many requests, also after all retries."""
+    """429: there were too many requests, even after all retries."""
 
 
 class InternalServerError(APIStatusError):
-    """500 and above: the server failed, also after all retries."""
+    """500 and above: the server failed, even after all retries."""
 
 
 class WaitTimeoutError(TunesmithError, TimeoutError):
@@ -122,11 +122,12 @@ class WaitTimeoutError(TunesmithError, TimeoutError):
 
 
 class UploadError(TunesmithError, OSError):
-    """The uploaded bytes differ from the local file: it changed, or the transfer damaged it."""
+    """The uploaded bytes differ from the local file: the file changed, or the transfer damaged the
+    bytes."""
 
 
 class DownloadError(TunesmithError, OSError):
-    """Nothing to download yet, a wrong sha256, or a target that already exists."""
+    """The download failed: no result yet, a wrong sha256, or a target that already exists."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {
@@ -141,7 +142,7 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def status_error(response: httpx.Response, base_url: str) -> APIStatusError:
-    """Error of a response that is not 2xx. The body must have been read."""
+    """Return the error for a response that is not 2xx. The caller must have read the body."""
     status = response.status_code
     body: Any = None  # Any: a proxy may answer with anything
     try:
@@ -161,7 +162,7 @@ def status_error(response: httpx.Response, base_url: str) -> APIStatusError:
 
 
 def v1_hint(base_url: str) -> str | None:
-    """Hint for a base URL that does not end in `/v1`; None when the URL does."""
+    """Return a hint if the base URL does not end in `/v1`, else None."""
     url = base_url.rstrip("/")
     if url.endswith("/v1"):
         return None
@@ -184,7 +185,7 @@ def _unexpected_body(response: httpx.Response, base_url: str) -> ErrorBody:
 
 
 def invalid_argument(error: ValidationError) -> InvalidArgumentError:
-    """Pydantic's report as one line per field: dotted name, value, problem."""
+    """Convert pydantic's errors to one line per field: dotted name, value, problem."""
     lines = []
     for field in field_errors(error.errors(include_url=False)):
         value = field.first["input"]

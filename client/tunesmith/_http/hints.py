@@ -1,4 +1,4 @@
-"""Hints in the words of each interface: routes in HTTP, calls in the SDK, commands in the CLI."""
+"""Translation of hints between interfaces: HTTP routes, SDK calls, CLI commands."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
     ("", f"{_JOBS}.wait('ID')", "tunesmith jobs watch ID"),
     ("", "base_url=", "--base-url"),
 )
-"""Route, SDK call, command. ID stands for any id; an empty string means there is no such form."""
+"""HTTP route, SDK call and CLI command for each action. ID stands for any id. An empty string means
+that the interface lacks the action."""
 
 
 def in_python(hint: str) -> str:
-    """Replace the routes in a server's hint by the SDK's calls."""
+    """Replace HTTP routes in a server's hint by SDK calls."""
     for route, call, _ in _NAMES:
         hint = _replaced(hint, route, call)
     return hint
 
 
 def in_commands(hint: str) -> str:
-    """Replace the SDK's calls in a hint by commands."""
+    """Replace SDK calls in a hint by CLI commands."""
     for _, call, command in _NAMES:
         shown = f"`{command}`" if command.startswith("tunesmith") else command
         hint = _replaced(hint, call, shown)

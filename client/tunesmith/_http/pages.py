@@ -1,4 +1,4 @@
-"""Pages of a list; iterating over a page fetches the following pages."""
+"""Pages of a list; iterating over a page also fetches the following pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tunesmith_schema as wire
 
 
 class Identified(Protocol):
-    """An item of a list. Its id is the cursor of the next page."""
+    """An item of a list; the last item's id is the cursor for the next page."""
 
     id: str
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Identified)
 
 @dataclass(frozen=True, kw_only=True)
 class Page(Generic[T]):
-    """One page in `data`. Iterating yields the items of this page and of all following pages."""
+    """One page of a list. Iterating yields the items of this page and of all following pages."""
 
     data: list[T]
     has_more: bool
@@ -33,14 +33,15 @@ class Page(Generic[T]):
             page = page.next_page()
 
     def next_page(self) -> Page[T] | None:
-        """Fetch the following page; None after the last."""
+        """Fetch the following page; return None after the last page."""
         if not (self.has_more and self.data):
             return None
         return self._fetch(self.data[-1].id)
 
 
 def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
-    """Fetch the page after the id `after`. `fetch` maps such an id to the wire page."""
+    """Fetch the page after the id `after`. `fetch` requests the page after an id from the
+    server."""
     answer = fetch(after)
     return Page(
         data=answer.data,

@@ -1,6 +1,6 @@
-"""Settings of the SDK and the command line; the only reader of the environment in the client.
+"""Settings of the SDK and the CLI. Only this module of the client reads the environment.
 
-Plain pydantic: pydantic-settings is not a dependency of the client.
+The settings use plain pydantic, because the client does not depend on pydantic-settings.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class ClientSettings(BaseModel):
-    """Address and key. An empty variable counts as unset."""
+    """Server address and API key. An empty variable counts as not set."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     base_url: str = DEFAULT_BASE_URL
     """Base URL of the API, ending in `/v1`."""
     api_key: SecretStr = SecretStr("")
-    """API key. Default of the command line: the content of `./.tunesmith/api-key`."""
+    """API key. The CLI's default is the content of `./.tunesmith/api-key`."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -34,12 +34,12 @@ class ClientSettings(BaseModel):
 
 
 def unknown_variables() -> list[str]:
-    """Warnings about TUNESMITH_* variables that no part of Tunesmith reads."""
+    """Return warnings about TUNESMITH_* variables that no part of Tunesmith reads."""
     return unknown_variable_warnings(os.environ)
 
 
 def cache_folder() -> Path:
-    """Tunesmith's folder in the platform's cache."""
+    """Return Tunesmith's folder in the user's cache directory."""
     if sys.platform == "win32":
         cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":

@@ -1,7 +1,7 @@
 """Parser of server-sent events: https://html.spec.whatwg.org/#server-sent-events.
 
-Works on bytes: httpx's iter_lines() also splits at U+2028 and similar characters, which are legal
-inside JSON strings.
+The parser works on bytes, because httpx's iter_lines() also splits at U+2028 and similar
+characters. JSON strings may contain these characters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# A CR at the end of a chunk may be the first half of a CRLF: the next chunk decides.
+# A CR at the end of a chunk may be the first half of a CRLF; the next chunk shows which.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
@@ -22,7 +22,7 @@ class ServerSentEvent:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield lines without line ends; drop an incomplete last line, as the standard says."""
+    """Yield lines without line ends. As the standard requires, drop an incomplete last line."""
     rest = b""
     first = True
     for chunk in chunks:
@@ -34,7 +34,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def events(source: Iterable[str]) -> Iterator[ServerSentEvent | None]:
-    """Yield an event for a line that completes one, and None for every other line."""
+    """Yield an event for each line that completes an event, and None for every other line."""
     event, data, last_id = "", list[str](), ""
     for line in source:
         if line:

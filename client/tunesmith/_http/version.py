@@ -1,4 +1,4 @@
-"""The installed version, from the distribution's metadata."""
+"""Installed version of Tunesmith, read from the package metadata."""
 
 from __future__ import annotations
 

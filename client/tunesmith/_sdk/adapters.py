@@ -1,4 +1,4 @@
-"""`client.adapters`: trained adapters, downloaded completely or not at all."""
+"""`client.adapters`: trained adapters. A download is complete or has no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunesmith_schema import Adapter
 
 
 class Adapters:
-    """Trained adapters; after full fine-tuning, whole models."""
+    """Trained adapters, or whole models after full fine-tuning."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -24,10 +24,10 @@ class Adapters:
         return self._http.get(Adapter, path_of("adapters", adapter_id))
 
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
-        """Download the files of an adapter (`adp-...`, or the job's id, `ftjob-...`) into `dir`.
+        """Download an adapter into `dir`, by its id (`adp-...`) or by the job's id (`ftjob-...`).
 
-        Every file is verified by sha256. After an error `dir` is unchanged. A `dir` that already
-        has these files is not changed either.
+        Every file is verified by sha256. After an error, `dir` is unchanged. If `dir` already has
+        the adapter's files, nothing is downloaded.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))

@@ -1,4 +1,4 @@
-"""The client: all resources over one connection."""
+"""The client, which gives access to all resources of a server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .uploads import Uploads
 
 
 class Client:
-    """A connection to one Tunesmith server, with the methods of the `openai` client.
+    """Client for one Tunesmith server, with the same methods as the `openai` client.
 
-    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout`:
-    seconds without a byte from the server. `max_retries`: tries after the first.
+    `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout` is the
+    longest time without a byte from the server, in seconds. `max_retries` is the number of tries
+    after the first.
     """
 
     def __init__(
@@ -85,6 +86,6 @@ def _checked_key(text: str) -> str:
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InvalidArgumentError(
             "the API key contains a space, a line break or another invalid character",
-            hint="copy the key again, as `tunesmith keys create` printed it",
+            hint="copy the key again from the output of `tunesmith keys create`",
         )
     return key

@@ -24,7 +24,7 @@ Order = Literal["asc", "desc"]
 _PARTS_ABOVE = 64 * 1024**2
 """Files larger than this are uploaded in parts."""
 _PART_SIZE = 16 * 1024**2
-"""Bytes of one part: the most that a broken connection loses."""
+"""Size of one part in bytes; a broken connection loses at most one part."""
 _MIME_TYPE = "application/octet-stream"
 _FIRST_POLL = 0.25
 _SLOWEST_POLL = 5.0
@@ -37,7 +37,7 @@ class File(FileObject):
 
     @property
     def reused(self) -> bool:
-        """True when `client.files.create` found the file on the server and uploaded nothing."""
+        """True if `client.files.create` found the file on the server and uploaded nothing."""
         return self._reused
 
 
@@ -53,12 +53,12 @@ class Files:
     ) -> File:
         """Upload a path, a `(name, bytes)` pair or a file open in binary mode.
 
-        When the server already has the same content for the same purpose, that file is returned
-        and `reused` is true. A file that failed validation or has an expiry is not reused.
+        If the server already has the same content for the same purpose, the existing file is
+        returned and `reused` is true. A file that failed validation or has an expiry is not reused.
 
-        Content is streamed, above 64 MiB in parts. A repeated call for a path resumes an upload
-        that was interrupted less than an hour ago. A stream without seek is never reused, and not
-        sent again after an error. `progress` shows a bar.
+        Content is streamed; files above 64 MiB are sent in parts. A repeated call for a path
+        resumes an upload that was interrupted less than an hour ago. A stream without seek is
+        always uploaded, and is not sent again after an error. `progress` shows a bar.
         """
         purposes = [str(known) for known in wire.FilePurpose]
         if purpose not in purposes:
@@ -95,10 +95,10 @@ class Files:
                 )
 
     def _existing(self, filename: str, sha256: str, purpose: str) -> File | None:
-        """Newest reusable file with this content, or None.
+        """Return the newest reusable file with this content, or None.
 
-        The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). A server
-        without the filter `sha256` returns other files too: this method compares again.
+        The suffix must match, because it selects the parser (JSONL, CSV, ...). This method compares
+        `sha256` again, because an older server ignores that filter.
         """
         params: dict[str, str | int | None] = {"sha256": sha256, "purpose": purpose}
         for file in self._http.get(wire.Page[File], "files", params | {"limit": 100}).data:
@@ -121,7 +121,7 @@ class Files:
         purpose: str | None = None,
         sha256: str | None = None,
     ) -> Page[File]:
-        """Files, newest first; of one purpose, or with one content."""
+        """List files, newest first. `purpose` and `sha256` select files by purpose and content."""
 
         def fetch(cursor: str | None) -> wire.Page[File]:
             params: dict[str, str | int | None] = {"limit": limit, "after": cursor}
@@ -134,11 +134,12 @@ class Files:
         return self._http.get(File, path_of("files", file_id))
 
     def content(self, file_id: str) -> bytes:
-        """Return the whole content in memory. For large files use `download`."""
+        """Return the whole content in memory. For large files, use `download`."""
         return self._http.send("GET", path_of("files", file_id, "content")).content
 
     def download(self, file_id: str, path: str | os.PathLike[str]) -> Path:
-        """Write the content to `path`, which appears only when complete and verified."""
+        """Download the content to `path`. The file appears only after it is complete and
+        verified."""
         target = Path(path)
         file = self.retrieve(file_id)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,9 +162,9 @@ class Files:
         return self._http.delete(FileDeleted, path_of("files", file_id))
 
     def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> File:
-        """Wait until the server has validated the file and return the file.
+        """Wait until the server has validated the file, and return the file.
 
-        Its `status` is then `processed` or `error`, with the reason in `status_details`.
+        The `status` is then `processed` or `error`; `status_details` has the reason for an error.
         """
         deadline = self._http.now() + timeout
         pause = _FIRST_POLL
@@ -181,8 +182,8 @@ class Files:
 
 
 def _is_reusable(file: File) -> bool:
-    """True for a file without expiry that has not failed validation, and whose validation covers
-    every method: an older server validated for fewer methods."""
+    """Return True if the file has no expiry, has not failed validation, and was validated for every
+    method. An older server validated for fewer methods."""
     if file.status == "error" or file.expires_at is not None:
         return False
     if file.validation is None:

@@ -1,4 +1,5 @@
-"""Events of a job over SSE until its end, across broken connections and server restarts."""
+"""Reader of a job's events over SSE until the job ends, across broken connections and server
+restarts."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ from tunesmith_schema import Event, EventKind, JobState
 from .job import Job
 
 _SERVER_TIMEOUT = 300.0
-"""Seconds without any answer of the server before following ends with an error."""
+"""Seconds without an answer from the server after which following fails."""
 _READ_TIMEOUT = 60.0
-"""Seconds without an event or a heartbeat before the connection is opened again."""
+"""Seconds without an event or heartbeat after which the client reconnects."""
 
 
 def follow(
     http: Http, job_id: str, *, after_seq: int | None = None, timeout: float | None = None
 ) -> Generator[Event | Job, None, None]:
-    """Yield the events in order, each once, then the finished job.
+    """Yield each event once, in order, then the finished job.
 
-    `timeout` is checked at every message of the server; heartbeats are messages too.
+    `timeout` is checked at every server message, including heartbeats.
     """
     follower = _Follower(http, job_id, after_seq, timeout)
     attempt = 0
@@ -55,12 +56,12 @@ def follow(
 
 
 def _is_temporary(error: APIStatusError) -> bool:
-    """True for the errors that a restarting server, or its proxy, returns."""
+    """Return True for errors that a restarting server or its proxy returns."""
     return error.retryable or error.status_code in (408, 429) or error.status_code >= 500
 
 
 class _Follower:
-    """Position in a job's events, kept across connections."""
+    """Reader that keeps its position in a job's events across connections."""
 
     def __init__(
         self, http: Http, job_id: str, after_seq: int | None, timeout: float | None
@@ -90,7 +91,8 @@ class _Follower:
             response.close()
 
     def pause(self, attempt: int, problem: TunesmithError | None) -> None:
-        """Sleep before the next connection. Raise when the time is up or the server is gone."""
+        """Sleep before the next connection. Raise an error after the timeout or if the server stays
+        unreachable."""
         self._check_deadline()
         now = self._http.now()
         self._down_since = self._down_since or now

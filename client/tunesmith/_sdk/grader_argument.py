@@ -1,4 +1,4 @@
-"""The argument `grader=...` of a job: reinforcement with this grader."""
+"""The argument `grader=...` of a new job; it selects reinforcement with this grader."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def with_grader(
     arguments: dict[str, Any],  # Any: JSON, or models of the schema
     grader: Any,  # Any: JSON, or a model of the schema
 ) -> dict[str, Any]:
-    """Move `grader` and the hyperparameters into `method`, the only field that accepts the
-    hyperparameters of reinforcement."""
+    """Move `grader` and the hyperparameters into `method`. No other field accepts reinforcement
+    hyperparameters."""
     if grader is None:
         return arguments
     if arguments["method"] is not None:

@@ -1,4 +1,4 @@
-"""The SDK's job: the wire's job with methods, and the errors of a job that did not succeed."""
+"""The SDK's job object with its methods, and the errors of jobs that did not succeed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JobRequests(Protocol):
 
 
 class Job(wire.Job):
-    """One fine-tuning job. Its methods update the object in place."""
+    """One fine-tuning job; the methods update the object in place."""
 
     _requests: JobRequests = PrivateAttr()
 
@@ -59,15 +59,15 @@ class Job(wire.Job):
         return self._requests.stream(self.id, after_seq)
 
     def metrics(self) -> list[MetricPoint]:
-        """Metrics of the job, one point per logged step."""
+        """Return the job's metrics, one point per logged step."""
         return self._requests.metrics(self.id)
 
     def samples(self, step: int | None = None) -> Iterator[Sample]:
-        """Generated completions of a reinforcement job, newest first; of one step, or of all."""
+        """Iterate over a reinforcement job's completions, newest first; `step` selects one step."""
         return iter(self._requests.samples(self.id, step=step, limit=MAX_SAMPLES_PAGE))
 
     def report(self, *, attempt: int | None = None) -> JobReport:
-        """Report on time, memory and bottleneck; see `jobs.report`."""
+        """Return the report on time, memory and bottleneck; see `jobs.report`."""
         return self._requests.report(self.id, attempt=attempt)
 
     def cancel(self) -> Self:

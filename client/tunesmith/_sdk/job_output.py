@@ -14,7 +14,7 @@ from .follow import follow
 
 
 class JobOutput:
-    """The part of `client.fine_tuning.jobs` that reads what jobs write."""
+    """Methods of `client.fine_tuning.jobs` that read the output of jobs."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -43,7 +43,7 @@ class JobOutput:
                 yield item
 
     def metrics(self, job_id: str) -> list[MetricPoint]:
-        """All metrics of the job, first step first."""
+        """Return all metrics of the job, lowest step first."""
         path = path_of("fine_tuning", "jobs", job_id, "metrics")
 
         def fetch(cursor: str | None) -> wire.Page[MetricPoint]:
@@ -61,8 +61,8 @@ class JobOutput:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[Sample]:
-        """Generated completions of a reinforcement job with their scores, newest first; of one
-        step, or of all. A page has at most 100; iterating fetches the following pages."""
+        """List a reinforcement job's completions and scores, newest first; `step` selects one step.
+        A page has at most 100 samples; iterating fetches the following pages."""
         path = path_of("fine_tuning", "jobs", job_id, "samples")
 
         def fetch(cursor: str | None) -> wire.Page[Sample]:
@@ -72,7 +72,7 @@ class JobOutput:
         return first_page(fetch, after)
 
     def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
-        """Report on time, memory and bottleneck of an attempt, by default the newest.
+        """Return the report on time, memory and bottleneck of an attempt, by default the newest.
 
         Raises NotFoundError (`code` is `no_report`) before the attempt has written a report.
         """

@@ -51,11 +51,11 @@ class Jobs(JobOutput):
         recipe: wire.Recipe | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start a job. A local path is uploaded with `client.files.create`, after all other
-        arguments have been checked. `grader` selects reinforcement, in place of `method`.
+        """Start a job. After all arguments have been checked, local paths are uploaded with
+        `client.files.create`. `grader` replaces `method` and selects reinforcement.
 
-        A second call with the same `idempotency_key` returns the first call's job. Pass file ids
-        with the key: a path may become a new file id in the second call.
+        A second call with the same `idempotency_key` returns the job of the first call. With a key,
+        pass file ids instead of paths: a path may get a new file id in the second call.
         """
         arguments = {
             "model": model,
@@ -92,7 +92,7 @@ class Jobs(JobOutput):
         order: Order | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Page[Job]:
-        """Jobs, newest first. `metadata` keeps the jobs that have all of these pairs."""
+        """List jobs, newest first. `metadata` selects jobs that have all of these pairs."""
         filters = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
 
         def fetch(cursor: str | None) -> wire.Page[Job]:
@@ -124,7 +124,8 @@ class Jobs(JobOutput):
         return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job, which continues from its resume point; withdraw a pause in progress.
+        """Queue a paused job, which continues from its resume point, or withdraw a pause in
+        progress.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """
@@ -132,9 +133,9 @@ class Jobs(JobOutput):
 
     def stop(self, job_id: str) -> Job:
         """End a job at its next step and keep its result: the job succeeds early. A queued or
-        paused job that has a resume point continues from there in order to end.
+        paused job with a resume point is claimed once more, to save its result.
 
-        Raises BadRequestError (`not_stoppable`) for a job that has ended or has nothing to keep.
+        Raises BadRequestError (`not_stoppable`) for a job that has ended or has no result to keep.
         """
         return self._send(job_id, "stop")
 
@@ -152,12 +153,13 @@ class Jobs(JobOutput):
         grader: Grader | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start a new job from a resume point of this job: the newest, or the newest at or before
-        `step` or the step of `checkpoint`. Arguments replace this job's values; a Recipe or
-        Hyperparameters object replaces only its fields that are set.
+        """Start a new job from a resume point of this job. `step`, or the step of `checkpoint`,
+        selects the newest resume point at or before this step; the default is the newest of all.
+        Arguments replace this job's values. In a Recipe or Hyperparameters object, only the fields
+        that are set replace values.
 
-        Raises BadRequestError: `not_forkable` without a resume point; with `param` for a change
-        that contradicts the trained weights, such as `recipe.lora.r`.
+        Raises BadRequestError (`not_forkable`) if there is no resume point. Raises BadRequestError
+        with `param` if a change contradicts the trained weights, such as `recipe.lora.r`.
         """
         if isinstance(recipe, wire.Recipe):
             recipe = recipe.model_dump(mode="json", exclude_unset=True)
@@ -185,10 +187,10 @@ class Jobs(JobOutput):
         )
 
     def retry(self, job_id: str) -> Job:
-        """Repeat a job that failed or was cancelled, as a new job from the newest resume point. A
-        second call returns the same new job.
+        """Repeat a failed or cancelled job as a new job from the newest resume point. A second call
+        returns the same new job.
 
-        Raises BadRequestError (`not_retryable`) for any other job.
+        Raises BadRequestError (`not_retryable`) for a job that is unfinished or has succeeded.
         """
         return self._send(job_id, "retry")
 
@@ -196,13 +198,13 @@ class Jobs(JobOutput):
         return self._bind(self._http.post(Job, path_of("fine_tuning", "jobs", job_id, command)))
 
     def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
-        """Wait until the job has succeeded and return the job; see `Job.wait`."""
+        """Wait until the job has succeeded, and return the job; see `Job.wait`."""
         job = self.wait_until_over(job_id, timeout, progress)
         raise_unless_succeeded(job)
         return job
 
     def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
-        """Wait until the job has ended in any way and return the job."""
+        """Wait until the job has succeeded, failed or been cancelled, and return the job."""
         if progress:
             from .progress import ProgressView  # importing rich is slow
 

@@ -15,14 +15,14 @@ from tunesmith_schema import TERMINAL, Event, EventKind, JobState
 
 
 class _Spinner(SpinnerColumn):
-    """A spinner that stops when the job has ended in any way."""
+    """A spinner that stops when the job has ended."""
 
     def render(self, task: Task) -> RenderableType:
         return self.finished_text if task.fields["is_over"] else super().render(task)
 
 
 class ProgressView:
-    """Progress line on stderr: the output of the program stays free for pipes."""
+    """Progress line on stderr, so that stdout stays free for pipes."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._progress = Progress(
@@ -66,7 +66,7 @@ class ProgressView:
         if step is None:
             return
         parts = [f"{step:.0f}" + (f"/{total:.0f}" if total else "")]
-        # The metrics of an evaluation have no training loss: the line keeps the last value.
+        # Evaluation metrics have no training loss, so the line keeps the last value.
         self._latest |= {key: value for key, value in event.data.items() if value is not None}
         parts += self._rewards() if "reward" in self._latest else self._losses()
         if total and (seconds := self._seconds_left(step, total, event.created_at)) is not None:
@@ -84,7 +84,7 @@ class ProgressView:
             yield f"{_short(speed)} tok/s"
 
     def _rewards(self) -> Iterator[str]:
-        """Fields of a reinforcement job, whose loss does not show progress."""
+        """Yield the fields for a reinforcement job; its loss does not show progress."""
         reward, spread = _number(self._latest["reward"]), _number(self._latest.get("reward_std"))
         yield f"reward {reward:.3g}" + ("" if spread is None else f" ± {spread:.2g}")
         if (valid := _number(self._latest.get("valid_reward"))) is not None:
@@ -93,7 +93,7 @@ class ProgressView:
             yield f"{length:.0f} tok"
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
-        """Estimate from the events' times, because past events arrive all at once."""
+        """Estimate the seconds left from event times, because past events arrive all at once."""
         if self._started is None or self._started[0] > step:
             self._started = (int(step), at)
         first_step, first_time = self._started

@@ -14,7 +14,7 @@ from tunesmith._transfer.source import Report, Slice, Source, open_source
 from tunesmith_schema import FileObject, Upload, UploadPart
 
 _COMPLETE_TIMEOUT = 600.0
-"""Seconds: the server reads and writes the whole file before it answers."""
+"""Timeout in seconds; the server reads and writes the whole file before it answers."""
 _PART_SIZE = 64 * 1024**2
 
 
@@ -41,13 +41,13 @@ class Uploads:
         return self._http.post(Upload, "uploads", json=body)
 
     def retrieve(self, upload_id: str) -> Upload:
-        """Fetch the upload with the `parts` that the server has."""
+        """Fetch the upload with its received `parts`."""
         return self._http.get(Upload, path_of("uploads", upload_id))
 
     def complete(
         self, upload_id: str, *, part_ids: Sequence[str], md5: str | None = None
     ) -> Upload:
-        """Create the file from the parts, in this order. Repeating the call is safe."""
+        """Create the file from the parts in the given order. Repeating the call is safe."""
         body = {"part_ids": [*part_ids]} | ({"md5": md5} if md5 is not None else {})
         return self._http.post(
             Upload,
@@ -70,8 +70,8 @@ class Uploads:
         part_size: int | None = None,
         md5: str | None = None,
     ) -> Upload:
-        """Upload a file in parts: create, send all parts, complete. A later call for the same path
-        resumes an interrupted upload."""
+        """Upload a file in parts: create an upload, send all parts, complete it. A later call for
+        the same path resumes an interrupted upload."""
         if isinstance(file, builtins.bytes):
             if filename is None:
                 raise InvalidArgumentError("bytes need a file name", hint="pass filename=")

@@ -1,1 +1,1 @@
-"""File transfer: uploads whole or in parts, verified downloads."""
+"""File transfer: uploads (whole or in parts) and verified downloads."""

@@ -1,4 +1,4 @@
-"""Download of one file: resumed with Range after a break, checked by size and sha256."""
+"""Download of one file, resumed with Range after a break and verified by size and sha256."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class _Transfer:
 
 
 def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
-    """Write and fsync `to`. Raise after more than `max_retries` breaks without progress.
+    """Download a file to `to` and fsync it. Raise DownloadError after more than `max_retries`
+    breaks without progress.
 
-    `name` is the file's name in errors.
+    `name` is the file's name in error messages.
     """
     with to.open("wb") as out:
         transfer = _Transfer(out, size)
@@ -72,7 +73,7 @@ def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to
 
 
 def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
-    """Read until the end of the file. Return the error when the connection breaks."""
+    """Read until the end of the file; return the error if the connection breaks."""
     # Range counts uncompressed bytes.
     headers = {"Accept-Encoding": "identity"}
     if transfer.done:
@@ -91,7 +92,7 @@ def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError |
 
 
 def _starts_at(response: httpx.Response, offset: int) -> bool:
-    """True when the server honoured Range, which is optional."""
+    """Return True if the server applied the Range header; servers may ignore it."""
     content_range = response.headers.get("content-range", "")
     return response.status_code == 206 and content_range.startswith(f"bytes {offset}-")
 

@@ -1,7 +1,8 @@
-"""Upload of one file in parts: hashed, sent, resumed after a break, compared at the end.
+"""Upload of one file in parts: parts are hashed and sent, and the whole file is verified at the
+end. An interrupted upload can be resumed.
 
-A part that the server already has is recognised by its sha256, which is computed from the file in
-every call. A stale record costs time and cannot put wrong bytes into a file.
+Parts that the server already has are recognised by their sha256. Every call computes the sha256
+from the file, so a stale record costs time, but cannot put wrong bytes into a file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .source import Report, Slice, Source
 from .upload_record import UploadRecord
 
 _TRIES = 3
-"""Number of tries for a part that arrives damaged. Connection errors are retried separately."""
+"""Number of tries for a part that arrives damaged; connection errors are retried separately."""
 
 
 class PartRequests(Protocol):
@@ -94,7 +95,7 @@ def send_in_parts(
             completed = transfer.run(upload)
         except (BadRequestError, UploadError):
             if record:
-                record.delete()  # a second try would fail as well
+                record.delete()  # resuming would fail as well
             raise
     if record:
         record.delete()
@@ -110,16 +111,16 @@ def _interrupted(uploads: UploadRequests, record: UploadRecord) -> Upload | None
 
 
 def _resume(transfer: _Transfer, upload: Upload) -> Upload | None:
-    """Complete an interrupted upload; None when a new upload must start."""
+    """Complete an interrupted upload; return None if a new upload is necessary."""
     if upload.status is UploadStatus.COMPLETED and upload.file:
-        # The earlier call completed the upload and lost the reply.
+        # The earlier call completed the upload, but its reply was lost.
         return upload if upload.file.sha256 == transfer.source.sha256() else None
     if upload.status is not UploadStatus.PENDING or upload.bytes != transfer.size:
         return None
     try:
         return transfer.run(upload)
     except (BadRequestError, UploadError):
-        return None  # expired meanwhile, full, or damaged
+        return None  # the upload has expired, is full, or has a damaged part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ class _Transfer:
         return completed
 
     def _hash(self, start: int, size: int, *file_hashes: hashlib._Hash) -> str:
-        """sha256 of one part. Its bytes update `file_hashes` too."""
+        """Return the sha256 of one part, and add the part's bytes to `file_hashes`."""
         part, part_hash, read = Slice(self.source.content, start, size), hashlib.sha256(), 0
         while chunk := part.read(1024 * 1024):
             read += len(chunk)

@@ -1,4 +1,4 @@
-"""Sources of an upload: a path, bytes or an open file, in a form that httpx streams."""
+"""Sources of an upload (a path, bytes or an open file), wrapped for streaming by httpx."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tunesmith._http.errors import InvalidArgumentError
 
 FileSource = str | os.PathLike[str] | tuple[str, bytes] | IO[bytes]
 Report = Callable[[int], None]
-"""Receiver of the number of bytes read so far."""
+"""Callback that receives the number of bytes read so far."""
 
 _CHUNK_BYTES = 1024 * 1024
 
 
 class _OneShot:
-    """Stream without seek, such as a pipe. Only `read`, because fstat reports size 0 for a pipe."""
+    """Stream without seek, such as a pipe; it only has `read`, because fstat reports size 0 for a
+    pipe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -33,9 +34,10 @@ class _OneShot:
 
 
 class Slice:
-    """View of `size` bytes of a stream from `start`, as a stream for httpx.
+    """Part of a stream, `size` bytes from `start`, as a stream for httpx.
 
-    `report` receives the position in the whole stream after each read; a retry starts lower again.
+    After each read, `report` receives the position in the whole stream. A retry starts again at a
+    lower position.
     """
 
     def __init__(
@@ -70,14 +72,14 @@ class Source:
     filename: str
     content: IO[bytes]
     path: Path | None = None
-    """Path of a file that this module opened; None for the caller's bytes or stream."""
+    """Path of the file if this module opened it; None for the caller's bytes or stream."""
 
     def size(self) -> int | None:
-        """Total bytes; None for a stream without seek."""
+        """Return the total number of bytes, or None for a stream without seek."""
         return None if isinstance(self.content, _OneShot) else self.content.seek(0, os.SEEK_END)
 
     def sha256(self) -> str | None:
-        """Hexadecimal sha256 of the content, read in chunks; None for a stream without seek."""
+        """Return the hexadecimal sha256 of the content, or None for a stream without seek."""
         if isinstance(self.content, _OneShot):
             return None
         digest = hashlib.sha256()
@@ -87,20 +89,20 @@ class Source:
         return digest.hexdigest()
 
     def reporting(self, report: Report | None) -> IO[bytes]:
-        """The whole content; `report` receives the number of bytes read."""
+        """Return the whole content as a stream; `report` receives the number of bytes read."""
         size = self.size()
         if report is None or size is None:
             return self.content
         return cast(IO[bytes], Slice(self.content, 0, size, report))
 
     def can_repeat(self) -> bool:
-        """True while the whole content can still be sent."""
+        """Return True while the whole content can still be sent."""
         return not (isinstance(self.content, _OneShot) and self.content.started)
 
 
 @contextmanager
 def open_source(source: FileSource) -> Iterator[Source]:
-    """Open a source. A stream of the caller stays open afterwards."""
+    """Open a source. The caller's own stream stays open afterwards."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         with path.open("rb") as stream:
@@ -125,6 +127,6 @@ def _stream_source(stream: IO[bytes]) -> Source:
     name = getattr(stream, "name", None)
     filename = os.path.basename(name) if isinstance(name, str) and name else "upload"
     seekable = hasattr(stream, "seekable") and stream.seekable()
-    # httpx calls `read` only, but its types demand all of IO.
+    # httpx only calls `read`, but its types require all methods of IO.
     content = stream if seekable else cast(IO[bytes], _OneShot(stream))
     return Source(filename=filename, content=content)

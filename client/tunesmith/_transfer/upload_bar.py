@@ -17,7 +17,7 @@ from rich.progress import (
 
 
 class UploadBar:
-    """Bar on stderr, drawn only in a terminal or a notebook."""
+    """Progress bar on stderr, drawn only in a terminal or a notebook."""
 
     def __init__(self, filename: str, size: int, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
@@ -46,5 +46,5 @@ class UploadBar:
         self._progress.stop()
 
     def show(self, done: int) -> None:
-        """Show the bytes sent so far; a repeated part lowers the number."""
+        """Show the number of bytes sent so far; repeating a part lowers the number."""
         self._progress.update(self._task, completed=done)

@@ -1,7 +1,7 @@
 """Records of interrupted uploads: one small JSON file per upload, in the user's cache folder.
 
-A record holds the upload's id and expiry, no key and no content. Without a usable record the next
-upload starts from the beginning.
+A record holds the upload's id and expiry, but no key and no content. Without a usable record, the
+next upload starts from the beginning.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pathlib import Path
 from tunesmith._http.settings import cache_folder
 
 _EDGE_BYTES = 64 * 1024
-"""Bytes at each end of a file that its fingerprint covers."""
+"""Number of bytes at each end of a file that are part of its fingerprint."""
 
 
 class UploadRecord:
-    """Record of the upload of one file, in its current state, to one server."""
+    """Record of one upload: the current version of one file, sent to one server."""
 
     def __init__(self, file: Path, *context: str | int) -> None:
-        """`context`: further values that must match, such as server, purpose and part size."""
+        """Set the record's path; `context` has further values that must match, such as server,
+        purpose and part size."""
         self._path = cache_folder() / "uploads" / f"{_fingerprint(file, context)}.json"
 
     def load(self) -> str | None:
-        """Id of the interrupted upload; None when there is none or it has expired."""
+        """Return the id of the interrupted upload, or None if the record is missing or expired."""
         try:
             record = json.loads(self._path.read_bytes())
             upload_id, expires_at = str(record["upload_id"]), float(record["expires_at"])
@@ -50,8 +51,8 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-    """Hash of path, size, modification time and both ends of the file. The upload itself compares
-    the content part by part with the server's."""
+    """Return a hash of the file's path, size, modification time and both ends. The upload itself
+    compares every part with the server's copy."""
     status = file.stat()
     edges = hashlib.sha256()
     with file.open("rb") as stream:
@@ -63,7 +64,7 @@ def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete records older than a day: uploads expire after an hour."""
+    """Delete records older than a day, because uploads expire after an hour."""
     for path in folder.iterdir():
         if path.stat().st_mtime < time.time() - 86_400:
             path.unlink(missing_ok=True)

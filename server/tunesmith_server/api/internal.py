@@ -1,4 +1,5 @@
-"""Routes under /internal, for workers. They require the worker token and refuse API keys."""
+"""Routes under /internal, for workers. These routes require the worker token and refuse API
+keys."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def _mark_replay(result: tuple[Job, bool], response: Response) -> Job:
 def list_jobs(
     caller: CallerDep, session: ReaderDep, cursor: CursorDep, request: Request
 ) -> Page[Job]:
-    """List jobs, newest first. `metadata[key]=value` filters; `metadata=null` selects jobs without
-    metadata."""
+    """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
+    selects jobs without metadata."""
     pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
     return jobs.list_jobs(
         session,
@@ -121,8 +121,8 @@ def fork(
     response: Response,
     body: JobFork | None = None,
 ) -> Job:
-    """Create a job that starts from a resume point of this job, with a changed recipe. This job may
-    be in any state and is not changed. `Idempotency-Key` works as for new jobs."""
+    """Create a job with a changed recipe that starts from a resume point of this job. The original
+    job may be in any state and is not changed. `Idempotency-Key` works as for new jobs."""
     changes = body or JobFork()
     result = job_fork.fork(session, state.settings, state.wake_ups, job_id, changes, requester)
     return _mark_replay(result, response)

@@ -76,7 +76,7 @@ class _Feed:
 
 @dataclass(frozen=True, kw_only=True)
 class _News:
-    """Events of one job that its feed does not have yet."""
+    """Events of one job that the job's feed does not have yet."""
 
     job_id: str
     lines: list[tuple[int, bytes]]

@@ -53,7 +53,7 @@ class WakeUps:
                 ignore_result=True,
                 expires=EXPIRES_SECONDS,
             )
-        except Exception as error:  # each transport has its own errors; the janitor sends again
+        except Exception as error:  # each transport has its own errors; the janitor resends
             log.warning("wake-up %s for %s not sent: %s", task, subject_id, error)
 
     def send_after_commit(self, session: Session, task: str, subject_id: str) -> None:

@@ -1,5 +1,5 @@
-"""Server settings. Only this module reads them, once at start, from the environment. Unsafe values
-are refused when they are read; `prepare` refuses unsafe files."""
+"""Server settings, read once at start from the environment. No other module reads the environment.
+Unsafe values are refused when they are read; `prepare` refuses unsafe files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Directory for all data that has no setting of its own. Other users must have no access to
-    it."""
+    """Directory for all data that has no setting of its own; other users must have no access."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""
@@ -51,21 +50,21 @@ class Settings(BaseSettings):
     """Comma-separated addresses and networks of the proxies that terminate TLS, or `*` if only
     proxies can reach the port. X-Forwarded-* headers are accepted only from these proxies."""
     database_url: str = Field(default="", repr=False)
-    """SQLAlchemy URL of the database. Default: SQLite in the data directory."""
+    """SQLAlchemy URL of the database; the default is SQLite in the data directory."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL. Default: the embedded broker of `tunesmith serve`."""
+    """Celery broker URL; the default is the embedded broker of `tunesmith serve`."""
     storage_url: str = Field(default="", repr=False)
-    """obstore URL for file contents and adapters. Default: `blobs/` in the data directory."""
+    """obstore URL for file contents and adapters; the default is `blobs/` in the data directory."""
     aws_secret_access_key: SecretStr = Field(
         default=SecretStr(""), validation_alias="AWS_SECRET_ACCESS_KEY"
     )
     """Secret key of an `s3://` store. The store's client reads this and the other `AWS_*`
     variables. The server only checks that the key is not a well-known default."""
     presigned_seconds: int = Field(default=0, ge=0, le=604_800)
-    """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With 0, and for
-    content in a local directory, the API sends the bytes itself."""
+    """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With a lifetime
+    of 0, and for content in a local directory, the API sends the bytes itself."""
     worker_token: SecretStr = SecretStr("")
-    """Token of the workers for `/internal`, at least 16 characters. Default: the content of
+    """Token that workers send to `/internal`, at least 16 characters. The default is the content of
     `worker-token` in the data directory; the first start creates this file."""
     model_dirs: str = ""
     """Colon-separated folders; each of their subfolders is a base model. The server logs a warning
@@ -79,11 +78,11 @@ class Settings(BaseSettings):
     janitor_seconds: float = Field(default=5.0, gt=0.0)
     """Time between two rounds of the janitor."""
     max_losses: int = Field(default=3, ge=1)
-    """Number of failed attempts after which a job fails instead of being queued again. An attempt
-    counts if its worker was lost or if another attempt may avoid the error."""
+    """Number of failed attempts after which a job fails instead of being queued again. A failed
+    attempt counts if its worker was lost or if another attempt may avoid the error."""
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Time in which the train worker must store a resume point when it stops; `serve` waits 15 s
-    longer. The worker reads the same variable."""
+    longer. Server and worker read the same variable."""
     retry_seconds: float = Field(default=10.0, ge=0.0)
     """Delay before the retry of the first failed attempt; each further delay is three times as
     long, up to ten minutes."""

@@ -24,9 +24,9 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
     "connect_timeout": timedelta(seconds=5),
     "read_timeout": timedelta(seconds=60),
-    # The default ends every transfer after 30 s.
+    # obstore's default ends every transfer after 30 s.
     "timeout": timedelta(days=1),
-    # An http:// endpoint then needs no extra variable.
+    # Allow http:// endpoints without an extra variable.
     "allow_http": True,
 }
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
@@ -162,7 +162,7 @@ class Storage:
         if expired:
             self._store.delete(expired)
         for path in self._folder.glob("*/*#*") if self._folder else ():
-            # `list` omits the staging files that obstore leaves in a killed process.
+            # `list` omits obstore's staging files, which remain if a process is killed.
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit.timestamp():
                     path.unlink()

@@ -40,8 +40,8 @@ class JobRow(Base):
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
-    """True if the job must end at the next step and keep the result. A requested pause is the state
-    `pausing` instead."""
+    """True if the job must end at the next step and keep the result. A requested pause has no flag;
+    it is the state `pausing`."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)

@@ -16,7 +16,8 @@ class SamplesRow(Base):
     """A later attempt that repeats the step replaces the row."""
     created_at: Mapped[float] = mapped_column(Double)
     count: Mapped[int] = mapped_column(Integer)
-    """Number of samples in the file, at least one; paging uses it instead of reading the file."""
+    """Number of samples in the file, at least one; paging uses this number instead of reading the
+    file."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     """Size of the stored file."""
     sha256: Mapped[str] = mapped_column(String(64))

@@ -1,4 +1,4 @@
-"""Table of workers that have reported. It serves readiness checks and job matching, never job
+"""Table of workers that have reported, used for readiness checks and job matching, never for job
 state."""
 
 from __future__ import annotations

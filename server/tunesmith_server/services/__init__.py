@@ -1,1 +1,1 @@
-"""Business rules, as functions that take a session. They never commit; the route commits."""
+"""Business rules, as functions that take a session. Only the routes commit a session."""

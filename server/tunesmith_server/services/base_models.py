@@ -68,7 +68,7 @@ def on_workers(session: Session) -> dict[str, list[str]]:
 
 
 def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
-    """Resolve the base model of a new job. Raises BadRequest if the job cannot use it."""
+    """Resolve the base model of a new job. Raises BadRequest if the job cannot use the model."""
     if name.startswith("ft:"):
         return _tuned(session, name)
     loadable = on_workers(session)

@@ -32,7 +32,7 @@ USE: dict[MethodName, str] = {
     "supervised": "trained on",
     "reinforcement": "used for reinforcement",
 }
-"""Words for the use of a file by each method; messages put them after "cannot be"."""
+"""Words that follow "cannot be" in messages about an unusable file, by method."""
 MAX_READINGS = 3
 """Number of crashed reads after which a file is skipped. A message that no worker received does not
 count."""

@@ -130,14 +130,14 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """Return the state that the user requested for the time after release, and a text for the
-    event; None if training should continue."""
+    """Return the state that the user's command requires after the release, and a text for the
+    event. Returns None if training should continue."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:
         return JobState.PAUSED, "paused"
     if job.stop_requested and not has_resume_point(session, job):
-        return JobState.CANCELLED, "cancelled, because the stop has no resume point to keep"
+        return JobState.CANCELLED, "cancelled at the stop, with no resume point to keep"
     return None
 
 

@@ -173,7 +173,7 @@ def _usable_file(session: Session, file_id: str, param: str, method: MethodName)
             ErrorCode.INVALID_REQUEST,
             f"{param}: file {file_id!r} ({row.filename}) has the purpose {row.purpose!r}",
             param=param,
-            hint="upload it with purpose 'fine-tune'",
+            hint="upload the file with purpose 'fine-tune'",
         )
     if reason := files.refusal(row, method):
         field = "problems" if row.status == "error" else f"refused.{method}.problems"

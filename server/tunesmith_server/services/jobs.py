@@ -225,8 +225,8 @@ def list_jobs(
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """Return an SQL condition: `metadata` contains this pair. JSON paths are not used, because
-    SQLite's cannot express every key."""
+    """Return an SQL condition: `metadata` contains this pair. The condition uses no JSON path,
+    because a path on SQLite cannot express every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
     pair = pairs_of(JobRow.labels).table_valued("key", "value")

@@ -53,7 +53,7 @@ def authenticate(session: Session, authorization: str | None) -> str:
             ErrorCode.INVALID_API_KEY,
             "no API key: send the header 'Authorization: Bearer <key>'",
             hint="the first start wrote a key to api-key in the server's data directory; "
-            "`tunesmith keys create NAME` creates another",
+            "`tunesmith keys create NAME` creates another key",
         )
     # Every request runs this query, so it reads only two columns.
     row = session.execute(

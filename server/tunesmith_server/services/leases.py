@@ -129,13 +129,13 @@ def _fenced_out(job: JobRow, fence: int) -> Conflict:
     return Conflict(
         ErrorCode.FENCED_OUT,
         f"fence {fence} no longer holds job {job.id}: it is {job.state} with fence {job.fence}",
-        hint="stop the trainer: another worker has the job, or it has ended",
+        hint="stop the trainer: another worker has the job, or the job has ended",
     )
 
 
 def check_stored(storage: Storage, report: Report) -> None:
-    """Refuse a report that lists files missing in storage. Call it before the transaction, because
-    storage may be slow."""
+    """Refuse a report that lists files missing in storage. Call this function before the
+    transaction, because storage may be slow."""
     listed = [file for event in report.events for file in event.files or []]
     listed += report.outcome.files if report.outcome else []
     for file in listed:
@@ -268,8 +268,8 @@ def _finish(
 
 
 def take_back_expired(session: Session, settings: Settings) -> int:
-    """Take jobs back from silent workers; return the number of jobs. Several processes may run
-    this."""
+    """Take jobs back from silent workers; return the number of jobs. Several processes may call
+    this function."""
     expired = session.scalars(
         select(JobRow)
         .where(JobRow.state.in_(HELD), JobRow.lease_until < epoch_now())

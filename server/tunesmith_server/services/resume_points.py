@@ -20,8 +20,8 @@ from . import events, job_fork, samples
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Store the resume point of a RESUME_POINT event. It replaces an earlier attempt's resume point
-    for the same step."""
+    """Store the resume point of a RESUME_POINT event; an earlier attempt's resume point for the
+    same step is replaced."""
     step, files = event.data.get("step"), event.files
     if not isinstance(step, int) or not files:
         return  # not stored, or replaced by a newer resume point before the upload

@@ -1,5 +1,5 @@
-"""Samples of reinforcement jobs: one row and one stored file per step. A page reads its texts from
-storage."""
+"""Samples of reinforcement jobs: one row and one stored file per step. The texts of a page are read
+from storage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Slice:
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
-    """Store the file of a SAMPLES event. It replaces an earlier attempt's file for the same
-    step."""
+    """Store the file of a SAMPLES event; an earlier attempt's file for the same step is
+    replaced."""
     step, count = event.data.get("step"), event.data.get("count")
     if not isinstance(step, int) or not isinstance(count, int) or count < 1 or not event.files:
         return
@@ -54,8 +54,7 @@ def delete_after(session: Session, job_id: str, step: int) -> None:
 def find_page(
     session: Session, job_id: str, *, step: int | None, after: str | None, limit: int, order: Order
 ) -> tuple[list[Slice], bool]:
-    """Return the slices of a page, and True if more samples follow. This reads only the
-    database."""
+    """Return the slices of a page, and True if more samples follow. Only the database is read."""
     cursor = _parse_cursor(job_id, after) if after else None
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:

@@ -160,7 +160,7 @@ def check_open(row: UploadRow) -> None:
 def closed(row: UploadRow) -> BadRequest:
     return BadRequest(
         ErrorCode.UPLOAD_CLOSED, f"upload {row.id!r} is {status_of(row)}",
-        hint="create another one with POST /v1/uploads",
+        hint="create a new upload with POST /v1/uploads",
     )  # fmt: skip
 
 

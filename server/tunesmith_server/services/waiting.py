@@ -55,7 +55,8 @@ def update_warnings(session: Session) -> None:
 
 
 def withdraw_at_claim(session: Session, job: JobRow) -> None:
-    """Withdraw an active warning of `job`; the newest event, the claim, refers to it."""
+    """Withdraw an active warning of `job`. The newest event, which is the claim, gets the warning's
+    id."""
     _withdraw(session, job, session.get_one(EventRow, (job.id, job.last_seq)))
 
 

@@ -1,6 +1,6 @@
-"""Wall time by phase: each moment belongs to one phase, so the phases sum to the total.
+"""Measure wall time by phase. Each moment belongs to one phase, so the phases sum to the total.
 
-A device that runs asynchronously provides a `Timeline`.
+For a device that runs asynchronously, a `Timeline` assigns the time to phases.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Protocol
 from tunesmith_schema import COMPUTE, PhaseName
 
 Charge = Callable[[str, float], None]
-"""Adds seconds to a phase."""
+"""Function that adds seconds to a phase."""
 
 
 class Timeline(Protocol):
-    """Assigns the host's time to phases once the device's work is known."""
+    """Assigns the host's time to phases after the device's work is known."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
-        """Note that the host changed from phase `ended`, after `seconds`, to phase `begins`."""
+        """Record that phase `ended` took `seconds` on the host and phase `begins` started."""
 
     def finish(self, seconds: float) -> None:
-        """Wait for the device and assign all `seconds` since the start."""
+        """Wait for the device, then assign all `seconds` since the start."""
 
 
 class WallClock:
-    """Starts in the phase `other`. `now` returns seconds."""
+    """Clock that starts in the phase `other`. `now` returns the time in seconds."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -38,7 +38,8 @@ class WallClock:
         self.phase: str = PhaseName.OTHER
         """Current phase."""
         self.computed: Callable[[str, float], None] = lambda phase, seconds: None
-        """Called with phase and seconds of each forward, backward and optimiser step."""
+        """Function called with the phase and seconds of each forward, backward and optimiser
+        step."""
 
     def switch(self, phase: str) -> str:
         """Change to `phase`; return the previous phase."""
@@ -65,12 +66,12 @@ class WallClock:
             self.computed(phase, seconds)
 
     def move(self, phase: str, to: str, seconds: float) -> None:
-        """Move seconds from `phase` to another phase."""
+        """Reassign seconds from `phase` to the phase `to`."""
         self._spent[phase] = self._spent.get(phase, 0.0) - seconds
         self._spent[to] = self._spent.get(to, 0.0) + seconds
 
     def follow(self, timeline: Timeline) -> None:
-        """Let `timeline` assign the time until `unfollow`."""
+        """Let `timeline` assign the time to phases until `unfollow`."""
         self.switch(self.phase)
         self._timeline, self._timeline_began = timeline, self._now()
 
@@ -86,7 +87,7 @@ class WallClock:
         return self._now() - self._began
 
     def read(self) -> dict[str, float]:
-        """Return seconds by phase. Time not assigned yet counts for the current phase."""
+        """Return the seconds of each phase. Unassigned time counts for the current phase."""
         spent = dict(self._spent)
         missing = self.wall - sum(spent.values())
         spent[self.phase] = spent.get(self.phase, 0.0) + missing

@@ -1,6 +1,6 @@
-"""Requests to end a run: SIGTERM (save and exit) and control.json (cancel or stop).
+"""Handle requests to end a run: SIGTERM (save and exit) and control.json (cancel or stop).
 
-During training the trainer's callback saves and acts on `stop_requested`.
+During training, the trainer's callback reads `stop_requested` and saves a resume point.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class StopControl:
         self._run, self._before_exit = run, before_exit
         self._step: int | None = None
         self.stop_requested = False
-        """Save and exit at the end of the step; the job continues later."""
+        """True if the trainer must save and exit after this step. The job continues later."""
         self.end_requested = False
-        """End training after this step, with a result. SIGTERM has priority."""
+        """True if training must end after this step, with a result. SIGTERM has priority."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
-        """Note that training begins: from now on SIGTERM waits for the end of the step."""
+        """Record the start of training. After this, SIGTERM takes effect at the end of a step."""
         self._step = 0
 
     def step_ended(self, step: int) -> None:
-        """Exit if cancelled. Costs one `stat` without a request."""
+        """Exit if the job is cancelled. If no request exists, this costs one `stat` call."""
         self._step = step
         action = self._requested_action()
         if action == ControlAction.CANCEL:
@@ -49,13 +49,13 @@ class StopControl:
             return None
         try:
             return ControlFile.model_validate_json(self._run.control.read_bytes()).action
-        except ValidationError:  # incomplete: read again after the next step
+        except ValidationError:  # incomplete file: read it again after the next step
             return None
 
     def _exit(self) -> None:
         remove_unfinished(self._run.root)
-        # os._exit: the signal may arrive during an import of an optional package, where an
-        # exception would be caught.
+        # Use os._exit. The signal may arrive while an optional package is imported, and that code
+        # would catch an exception.
         self._before_exit()
         write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))
         os._exit(EXIT_STOPPED)

@@ -1,4 +1,4 @@
-"""Conversion of exceptions to `JobFailure`s with a message and a hint for the user."""
+"""Convert exceptions to `JobFailure`s with a message and a hint for the user."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 _MESSAGE_LIMIT = 4000
 EXIT_DISK_FULL = 74
-"""Exit status of a trainer without disk space for its result (EX_IOERR of sysexits.h)."""
+"""Exit status if the disk is too full for the trainer's result (EX_IOERR in sysexits.h)."""
 EXIT_READ_ONLY = 73
-"""Exit status of a trainer that cannot write its result (EX_CANTCREAT of sysexits.h)."""
+"""Exit status if the trainer cannot write its result (EX_CANTCREAT in sysexits.h)."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _DEVICE = ("cuda error", "cuda driver error", "[cuda]", "nccl", "cublas_status", "cudnn_status")
-"""Words of device errors in torch, Triton and bitsandbytes, lower case."""
+"""Lower-case words in device errors of torch, Triton and bitsandbytes."""
 _SUPPORT = "See the traceback in the worker's log. If it happens again, report it with the job id."
 
 
 class RunError(Exception):
-    """An expected failure, with the message for the user."""
+    """Expected failure with a message for the user."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DataError(RunError):
 
 
 def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure:
-    """Return the failure for the user. `writable`: folder that must be writable."""
+    """Convert an exception to a failure for the user. `writable`: folder that must be writable."""
     if isinstance(error, RunError):
         return error.failure
     if is_out_of_memory(error):
@@ -79,7 +79,7 @@ def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception; of an OSError the cause and the path, without its number."""
+    """Return the text of an exception; for an OSError, the cause and the path."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     cause = "file not found" if isinstance(error, FileNotFoundError) else error.strerror.lower()
@@ -90,18 +90,18 @@ def error_text(error: BaseException) -> str:
 
 
 def print_failure(failure: JobFailure) -> None:
-    """Print error and hint on stderr, a line each."""
+    """Print the error and its hint on stderr, each on its own line."""
     sys.stderr.write(f"error: {failure.message}\n")
     if failure.hint:
         sys.stderr.write(f"hint: {failure.hint}\n")
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return True if a write failed for lack of space, a quota or a limit on file size."""
+    """Return True if a write failed because of disk space, a quota or a file size limit."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True
-        # Rust libraries (safetensors, tokenizers) raise their own errors.
+        # Rust libraries (safetensors, tokenizers) raise errors of their own types.
         if any(f"os error {number})" in str(error) for number in _NO_SPACE):
             return True
         error = error.__cause__
@@ -144,7 +144,7 @@ def storage_read_only(cause: str) -> JobFailure:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return True for an error of the GPU or its driver, other than out of memory."""
+    """Return True for errors of the GPU or its driver, except out of memory."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _DEVICE)
 
@@ -177,7 +177,7 @@ def _device_error(error: BaseException) -> JobFailure:
 
 @contextmanager
 def explain_out_of_memory(batch_size: int) -> Iterator[None]:
-    """Add the batch size and advice to an out-of-memory error of the block."""
+    """Add the batch size and advice to out-of-memory errors raised in this block."""
     try:
         yield
     except Exception as error:
@@ -194,7 +194,7 @@ def explain_out_of_memory(batch_size: int) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the host or the device ran out of memory."""
-    # torch.OutOfMemoryError is a RuntimeError; the other texts are of CPU allocators.
+    # torch.OutOfMemoryError is a RuntimeError. The other texts come from CPU allocators.
     text = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in text for words in _NO_MEMORY)

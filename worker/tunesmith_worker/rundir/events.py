@@ -1,6 +1,6 @@
-"""Writer of events.jsonl: one RunEvent per line, numbered without gaps.
+"""Write events.jsonl: one RunEvent per line, numbered without gaps.
 
-The supervisor writes the first lines, before the trainer starts.
+The supervisor writes the first lines before the trainer starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Level = Literal["info", "warn", "error"]
 
 
 class EventLog:
-    """Appends events to a file; a line cut off by a crash is removed before the next is written."""
+    """Appends events to a file. If a crash left an incomplete last line, that line is removed
+    first."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class EventLog:
         clock: WallClock | None = None,
         on_event: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
-        """`clock` is switched at each phase; `on_event` is called with each written event."""
+        """`clock` changes its phase with each `phase` block. `on_event` is called with each written
+        event."""
         self._path = path
         self._clock, self._on_event = clock or WallClock(), on_event
         self._last_seq = self._repair()
@@ -57,7 +59,8 @@ class EventLog:
 
     @contextmanager
     def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
-        """Write a PHASE event with the duration if the block succeeds. `waited`: seconds to add."""
+        """Write a PHASE event with the block's duration if it succeeds. `waited`: seconds to
+        add."""
         began = time.perf_counter()
         with self._clock.during(_CLOCK_PHASE.get(name, name)):
             yield
@@ -67,7 +70,7 @@ class EventLog:
         )
 
     def _repair(self) -> int:
-        """Cut off an incomplete last line; return the number of the last event."""
+        """Remove an incomplete last line; return the number of the last event."""
         if not self._path.exists():
             return 0
         content = self._path.read_bytes()
@@ -79,11 +82,11 @@ class EventLog:
 
 
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""Training switches the clock by itself; the time before its first phase is set-up."""
+"""The trainer switches the clock during training. Time before its first phase is set-up."""
 
 JsonData = Mapping[str, JsonValue]
 
 
 def finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON does not have."""
+    """Return None for NaN and infinity, because JSON cannot represent them."""
     return value if value is not None and math.isfinite(value) else None

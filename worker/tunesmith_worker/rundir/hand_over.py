@@ -1,7 +1,7 @@
-"""Protocol by which the supervisor gives a run to a warm trainer, over the trainer's stdin socket.
+"""Protocol to hand a run over to a warm trainer, through the trainer's stdin socket.
 
-The trainer sends READY after its imports; the supervisor sends one `HandOver` line; the trainer
-answers TAKEN, or ends without an answer.
+The trainer sends READY after its imports. The supervisor then sends one `HandOver` line. The
+trainer answers TAKEN, or exits without an answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARM = "--warm"
-"""Argument of a warm trainer, in place of the run directory."""
+"""Command-line argument of a warm trainer, instead of the run directory."""
 READY, TAKEN = b"ready\n", b"taken\n"
 
 
@@ -17,4 +17,4 @@ READY, TAKEN = b"ready\n", b"taken\n"
 class HandOver:
     run_dir: str
     at: float
-    """Time of the hand-over by `time.monotonic`, which all processes share."""
+    """Time of the hand-over from `time.monotonic`, which is the same in all processes."""

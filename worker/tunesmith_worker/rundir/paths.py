@@ -1,4 +1,4 @@
-"""Paths of a run directory, and atomic writes of its files and folders."""
+"""Paths in a run directory, and atomic writes of files and folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 KEEP_SECONDS = 14 * 24 * 3600.0
-"""Age at which unused run directories, cached base models and cached tokens are removed."""
+"""Age in seconds at which unused run directories and cached files are removed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunDirectory:
         return self.root / "adapter"
 
     def remove_outcome(self) -> None:
-        """Remove result and report of an earlier run, so that a killed run leaves none."""
+        """Remove the result and report of an earlier run, so that a killed run has none."""
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
 
@@ -68,7 +68,7 @@ class RunDirectory:
 
     @property
     def rollouts(self) -> Path:
-        """File of the completions generated so far for the current step."""
+        """File with the completions generated so far for the current step."""
         return self.root / "rollouts.jsonl"
 
     def relative(self, path: Path) -> str:
@@ -76,7 +76,7 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: BaseModel) -> None:
-    """Replace `path` atomically: a reader sees the whole old or the whole new content."""
+    """Replace `path` atomically: a reader sees either the old or the new content."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         file.write(value.model_dump_json(indent=1))
@@ -88,7 +88,7 @@ def write_json(path: Path, value: BaseModel) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it gets its name once all its files are on disk."""
+    """Yield a new folder to fill. It is renamed to `path` after all its files are on disk."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -102,14 +102,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def move_folder(path: Path, to: Path) -> None:
     """Rename a folder durably within the run directory."""
-    if to.exists():  # left by an earlier attempt
+    if to.exists():  # an earlier attempt left it
         shutil.rmtree(to)
     path.replace(to)
     _sync_folder(to.parent)
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove unfinished files of `write_json`, `new_folder` and downloads below `root`."""
+    """Remove unfinished files that `write_json`, `new_folder` and downloads left below `root`."""
     for part in list(root.rglob(".*.part")):
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
@@ -118,10 +118,10 @@ def remove_unfinished(root: Path) -> None:
 
 
 def remove_unused(folders: Path, older_than: float) -> None:
-    """Remove folders without a change for `older_than` seconds."""
+    """Remove folders that have not changed for `older_than` seconds."""
     limit = time.time() - older_than
     for folder in folders.iterdir():
-        # Workers share the folder: one that another worker renames or removes is skipped.
+        # Workers share these folders, so another worker may rename or remove one meanwhile.
         with contextlib.suppress(FileNotFoundError):
             times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
             if max(times) < limit:
@@ -129,7 +129,7 @@ def remove_unused(folders: Path, older_than: float) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """Return the sha256 of a file, hexadecimal."""
+    """Return a file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

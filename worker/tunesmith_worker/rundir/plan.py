@@ -1,4 +1,4 @@
-"""The choices for settings left at "auto", with their reasons, and the plans built from them."""
+"""Values chosen for settings left at "auto", with reasons, and the plans built from them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ T = TypeVar("T")
 
 
 class Choices:
-    """The choices of one run; a choice of an earlier attempt (plan.json) is reused."""
+    """Choices of one run. Choices of an earlier attempt are reused from plan.json."""
 
     def __init__(
         self, earlier: Plan | None = None, on_choice: Callable[[Choice], None] = lambda choice: None
     ) -> None:
-        """`on_choice`: receives every choice that is added, reused or revised."""
+        """`on_choice` is called with every choice that is added, reused or replaced."""
         self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
         self._on_choice = on_choice
         self.made: list[Choice] = []
 
     def resolve(self, name: str, setting: T | Auto, value: T, reason: str) -> T:
-        """Return `setting` if it is not "auto"; else the earlier choice, else `value`.
+        """Return `setting`; for "auto", return the earlier choice or, if none exists, `value`.
 
         Records a choice if `setting` is "auto"."""
         if setting != "auto":
@@ -39,7 +39,7 @@ class Choices:
         return cast(T, choice.value)
 
     def earlier(self, name: str) -> Choice | None:
-        """Return the choice of this name in plan.json."""
+        """Return the choice with this name in plan.json, or None."""
         return self._earlier.get(name)
 
     def add(self, choice: Choice) -> None:
@@ -48,23 +48,23 @@ class Choices:
         self._on_choice(choice)
 
     def reuse(self, choice: Choice) -> None:
-        """Record an earlier choice unchanged; its event says that plan.json had it."""
+        """Record an earlier choice without changes. Its event says that it comes from plan.json."""
         self.made.append(choice)
         reason = f"reused from plan.json: {choice.reason}"
         self._on_choice(choice.model_copy(update={"reason": reason}))
 
     def replace(self, choice: Choice) -> None:
-        """Replace an earlier choice of the same name that was wrong."""
+        """Replace the recorded choice that has the same name."""
         self.made = [choice if made.name == choice.name else made for made in self.made]
         self._on_choice(choice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The facts about the machine that the plans depend on."""
+    """Properties of the training device that the plans depend on."""
 
     name: str
-    """Display name: `cpu` or the name of the GPU."""
+    """Display name: `cpu` or the GPU's name."""
     is_gpu: bool
     has_bf16: bool
 
@@ -81,7 +81,7 @@ class DataPlan:
     assistant_only_loss: bool
     packing: bool
     context: int | None = None
-    """Positions of the model; None if its configuration does not give them."""
+    """Maximum number of positions of the model; None if its configuration does not set it."""
 
     @property
     def fits_longer_rows(self) -> bool:
@@ -101,9 +101,9 @@ class TrainPlan:
     total_steps: int
     logging_steps: int
     eval_steps: int | None
-    """None without a validation file."""
+    """Steps between evaluations; None without a validation file."""
     save_steps: int | None
-    """None: no checkpoint before the end of training."""
+    """Steps between checkpoints; None: no checkpoint before the end of training."""
 
     @property
     def rows_per_step(self) -> int:

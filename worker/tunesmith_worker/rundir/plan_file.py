@@ -1,6 +1,6 @@
-"""plan.json of a run directory: the choices of an earlier run of the same spec and of this run.
+"""Read and write plan.json: the choices of this run, and of an earlier run with the same spec.
 
-Every choice is an event too.
+Every choice is also written as an event.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PlanFile:
 
 
 def made_for(run: RunDirectory, spec: RunSpec) -> str:
-    """Return a SHA-256 of what the choices depend on: the spec and its data files."""
+    """Return the SHA-256 of the choices' inputs: the spec and its data files."""
     files = filter(None, (spec.training_file, spec.validation_file))
     parts = [spec.sha256(), *(file_hash(run.root / file) for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

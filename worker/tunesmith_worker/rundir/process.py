@@ -1,6 +1,6 @@
-"""Process settings of the trainer: end with the supervisor, environment, memory, quick imports.
+"""Set up the trainer's process: environment, memory, fast imports, end with the supervisor.
 
-Standard library only, because it runs before heavy imports.
+Uses only the standard library, because it runs before slow imports.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
-"""Options of mallopt (glibc's malloc.h); their thresholds are an int, in bytes."""
+"""Option numbers for mallopt (glibc's malloc.h). The values are bytes, as a C int."""
 _INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpawnSettings:
-    """Environment variables that a supervisor sets for its child; absent when run by hand."""
+    """Environment variables that a supervisor sets for its child; not set when run by hand."""
 
     supervisor_pid: int | None = None
-    """Process whose death ends the child."""
+    """Process id of the supervisor. The child ends when this process ends."""
     spawned_at: float | None = None
-    """Time of the spawn, unix seconds."""
+    """Time when the child was spawned, in Unix seconds."""
     token_cache: str | None = None
-    """Folder of tokenised files that runs share; None: no cache."""
+    """Shared cache folder of tokenised files; None: no cache."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -55,11 +55,11 @@ class SpawnSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StartDelay:
-    """Seconds before the trainer's `main`."""
+    """Seconds from the spawn to the trainer's `main`."""
 
     spawn: float
     imports: float = 0.0
-    """Remaining imports of a warm trainer; a fresh trainer imports later."""
+    """Remaining import time of a warm trainer. A fresh trainer imports later."""
 
 
 def spawn_delay() -> StartDelay | None:
@@ -69,18 +69,18 @@ def spawn_delay() -> StartDelay | None:
 
 
 def die_with_supervisor() -> None:
-    """Request SIGKILL from Linux for the supervisor's death; exit if it is already dead."""
+    """Let Linux send SIGKILL when the supervisor ends; exit if it has already ended."""
     expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The supervisor may have died before the line above: the parent is then another process.
+    # The parent is another process if the supervisor ended before the line above.
     if os.getppid() != expected:
         os._exit(1)
 
 
 def treat_ctrl_c_as_sigterm() -> None:
-    """Make the first Ctrl-C save and exit, as SIGTERM does, and the second end the process."""
+    """Make the first Ctrl-C save and exit (like SIGTERM), and the second end the process."""
 
     def save_and_exit(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -92,36 +92,37 @@ def treat_ctrl_c_as_sigterm() -> None:
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:
-    """Set defaults for CPU threads, which the operator can override, and one GPU.
+    """Set defaults for CPU threads, and make only one GPU visible.
 
-    Two busy-waiting OpenMP threads on two shared cores are up to ten times slower than one.
+    The operator can override the thread settings. On two shared cores, two busy-waiting OpenMP
+    threads are up to ten times slower than one.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
-    env.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints a line on stderr otherwise
-    # With several visible GPUs the Trainer would split each batch over all of them, which changes
-    # the meaning of batch size and epochs. One worker uses one GPU.
+    env.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints a line on stderr
+    # One worker uses one GPU. With several visible GPUs, the Trainer would split each batch over
+    # all of them, and the batch size would have another meaning.
     env["CUDA_VISIBLE_DEVICES"] = trainer_gpu(env)
 
 
 def trainer_gpu(env: Mapping[str, str] | None = None) -> str:
-    """Return the CUDA name of the trainers' only GPU. `env`: default os.environ."""
+    """Return the CUDA id of the GPU that trainers use. `env` defaults to os.environ."""
     env = os.environ if env is None else env
     return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` without TUNESMITH_* settings and cloud keys, for a child that reads uploads."""
+    """Return `env` without TUNESMITH_* settings and cloud keys, for child processes."""
     secrets = ("TUNESMITH_", "AWS_", "AZURE_", "GOOGLE_")
     return {key: value for key, value in env.items() if not key.startswith(secrets)}
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next tensor instead of returning it to the kernel.
+    """Make glibc keep freed memory for later tensors instead of returning it to the kernel.
 
-    Page faults on fresh memory cost a trainer on a CPU 7-18 % of its time
-    (docs/contributing/log). No effect without glibc.
+    On a CPU, page faults on new memory take 7-18 % of a trainer's time (docs/contributing/log).
+    Without glibc, this function has no effect.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
@@ -136,13 +137,13 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def quick_imports(*, quantized: bool = False) -> Iterator[None]:
-    """Import torch, transformers, trl and peft in 2.9 s instead of 4.5 s (measured).
+    """Within this block, import torch, transformers, trl and peft faster: 2.9 s instead of 4.5 s.
 
-    The garbage collector is off during imports, which create nothing to free. The half million
-    objects are frozen afterwards; each full collection would need 0.3 s for them.
+    The garbage collector is off during imports, because they create no garbage. Afterwards the half
+    million imported objects are frozen, which saves 0.3 s in each full collection.
 
-    Without `quantized`, peft's import of bitsandbytes, which imports torch's compiler, is disabled:
-    `None` in sys.modules makes an import fail (documented), as if bitsandbytes were not installed.
+    Unless `quantized`, peft does not import bitsandbytes, which would import torch's compiler.
+    `None` in sys.modules makes the import fail as if bitsandbytes were not installed.
     """
     freezes = "torch" not in sys.modules
     if not quantized:
@@ -157,7 +158,7 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
 
 
 def exit_fast(status: int) -> NoReturn:
-    """Exit like `sys.exit`, but skip the teardown of the interpreter and torch."""
+    """Exit like `sys.exit`, but without the slow cleanup of the interpreter and torch."""
     atexit._run_exitfuncs()  # temporary folders, locks, logs: 10 ms
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,8 @@
 """Format of a resume point: a flat folder of safetensors and JSON files, listed in its manifest.
 
-`checkpoints/resume-N/` of a run directory is the state after N optimiser steps. The manifest is
-written last; without it, or with other files than it lists, the folder is not a resume point.
+In a run directory, `checkpoints/resume-N/` holds the state after N optimiser steps. The manifest is
+written last. A folder is a valid resume point only if it has a manifest and all files listed there,
+unchanged.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 TRAINED = "trained.safetensors"
-"""Trainable parameters under the model's parameter names, in their training dtype."""
+"""File of the trainable parameters, by parameter name, in their training dtype."""
 OPTIMIZER = "optimizer.safetensors"
-"""Tensors of the optimizer, as `exp_avg/PARAMETER`."""
+"""File of the optimizer's tensors, with names such as `exp_avg/PARAMETER`."""
 OPTIMIZER_JSON = "optimizer.json"
-"""Optimizer class, groups and numbers, and the scheduler."""
+"""File of the optimizer's class, parameter groups and numbers, and the scheduler's state."""
 TRAINER_STATE = "trainer_state.json"
-"""TrainerState of transformers, with the callbacks' state."""
+"""File of transformers' TrainerState, including the callbacks' states."""
 RUN_STATE = "run_state.json"
-"""Layouts, random states of Python and NumPy, and metrics not reported yet."""
+"""File of layouts, random states of Python and NumPy, and unreported metrics."""
 RUN_TENSORS = "run_state.safetensors"
-"""Random states of torch, and token sums not reported yet."""
+"""File of torch's random states and unreported token sums."""
 PLAN = "plan.json"
 PREFIX = "resume-"
 
@@ -38,7 +39,7 @@ class FileEntry(BaseModel):
 
 
 class RunIdentity(BaseModel):
-    """Model, data, seed and settings that a resume point belongs to."""
+    """Model, data, seed and settings of the run that wrote a resume point."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,9 +48,9 @@ class RunIdentity(BaseModel):
     base_model: str
     """Fingerprint of the base model's files."""
     training_file: str
-    """sha256"""
+    """SHA-256 of the training file."""
     validation_file: str | None
-    """sha256"""
+    """SHA-256 of the validation file."""
     seed: int
     recipe: dict[str, JsonValue]
     hyperparameters: dict[str, JsonValue]
@@ -65,23 +66,24 @@ class Manifest(BaseModel):
 
     format: Literal[1] = FORMAT
     step: int = Field(ge=0)
-    """Number of optimiser steps done."""
+    """Number of completed optimiser steps."""
     made_for: RunIdentity
     made_with: dict[str, str]
-    """Versions of the code. With others the run continues, but may not be bit-identical."""
+    """Versions of the code. With different versions a run can continue, but may not be
+    bit-identical."""
     files: dict[str, FileEntry]
-    """All other files by name."""
+    """All files except the manifest, by name."""
 
 
 def resume_step(folder: Path) -> int | None:
-    """Return N of `resume-N`; None for another name."""
+    """Return N for a folder named `resume-N`; None for any other name."""
     number = folder.name.removeprefix(PREFIX)
     is_valid = folder.name.startswith(PREFIX) and number.isascii() and number.isdecimal()
     return int(number) if is_valid else None
 
 
 def list_resume_points(checkpoints: Path) -> list[Path]:
-    """Return folders named as resume points, newest first, without verifying them."""
+    """Return the folders named `resume-N`, newest first, without verifying them."""
     if not checkpoints.is_dir():
         return []
     folders = {

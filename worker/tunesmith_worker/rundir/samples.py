@@ -1,7 +1,7 @@
-"""Writer of samples/step-000012.jsonl: the completions of a reinforcement step.
+"""Write samples/step-N.jsonl (N with six digits): the completions of a reinforcement step.
 
-One JSON object per line, in the order of the batch. Not compressed, so that the trainer does not
-wait; the supervisor compresses, stores and removes the file. A run by hand keeps it.
+Each line is a JSON object, in the order of the batch. The trainer writes the file uncompressed to
+save time. The supervisor compresses, stores and removes it. A run by hand keeps the file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .events import EventLog, finite
 from .paths import RunDirectory
 
 Sample = Mapping[str, JsonValue]
-"""`group`, `row`, `prompt`, `completion`, `reward`, `scores` by grader, `advantage`,
-`prompt_tokens`, `completion_tokens`, `finish_reason` ("stop" or "length")."""
+"""Fields of a sample: `group`, `row`, `prompt`, `completion`, `reward`, `scores` by grader,
+`advantage`, `prompt_tokens`, `completion_tokens`, `finish_reason` ("stop" or "length")."""
 
 _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
 
@@ -29,9 +29,9 @@ _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
 def write_samples(
     run: RunDirectory, events: EventLog, step: int, samples: Sequence[Sample]
 ) -> None:
-    """Write the samples of optimiser step `step` and an event, once the rewards are known.
+    """Write the samples of optimiser step `step`, and an event. Rewards must be known.
 
-    Texts are complete; NaN and infinity become null. A write error only causes a warning.
+    Texts are not shortened. NaN and infinity become null. A write error only causes a warning.
     """
     path = run.samples / f"step-{step:06d}.jsonl"
     part = path.with_name(f".{path.name}.part")
@@ -55,7 +55,7 @@ def write_samples(
 
 
 def remove_samples(run: RunDirectory, *, after: int) -> None:
-    """Remove samples of later steps, which the run will repeat."""
+    """Remove samples of steps after `after`. The run will repeat these steps."""
     for path in run.samples.glob("step-*.jsonl"):
         name = _NAME.fullmatch(path.name)
         if name is not None and int(name[1]) > after:
@@ -70,7 +70,7 @@ def _line(sample: Sample) -> bytes:
 
 
 def _as_unicode(value: object) -> object:
-    """Replace lone surrogates, which a tokenizer can produce, by "?"."""
+    """Replace lone surrogates with "?". A tokenizer can produce them."""
     if isinstance(value, Mapping):
         return {_as_unicode(key): _as_unicode(inner) for key, inner in value.items()}
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

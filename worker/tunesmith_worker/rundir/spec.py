@@ -1,4 +1,4 @@
-"""Reading and checking spec.json and the files that it names, before anything is loaded."""
+"""Read and check spec.json and the files that it names, before loading anything."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tunesmith_schema.renames import read_stored
 from .errors import RunError
 
 EXIT_UNUSABLE = 2
-"""Exit status of a trainer with an unusable run directory, as argparse's for wrong arguments."""
+"""Exit status if the run directory is unusable. argparse uses the same for wrong arguments."""
 
 
 class UnusableRunDirectory(RunError):
-    """The run directory has an error that the user must fix."""
+    """Raised if the run directory has an error that the user must fix."""
 
 
 def read_spec(root: Path) -> RunSpec:
-    """Read and check spec.json. Raise UnusableRunDirectory."""
+    """Read and check spec.json. Raises UnusableRunDirectory if it has an error."""
     if not root.is_dir():
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
@@ -41,7 +41,7 @@ def read_spec(root: Path) -> RunSpec:
 
 
 def check_grader(spec: RunSpec, rewards: Sequence[str]) -> None:
-    """Raise UnusableRunDirectory if nothing scores completions. `rewards`: values of `--reward`."""
+    """Raise UnusableRunDirectory if a reinforcement run has no grader and no `--reward`."""
     if spec.method == "reinforcement" and spec.grader is None and not rewards:
         raise UnusableRunDirectory(
             ErrorCode.GRADER_INVALID,
@@ -84,7 +84,7 @@ def _check_file(root: Path, field: str, name: str) -> None:
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
             f"{root / 'spec.json'}: {field} must be a path inside the run directory, got {name}",
-            # An absolute target, because a relative one counts from the link's folder.
+            # Use an absolute target: a relative target would start at the link's folder.
             hint=f"create a link: ln -s {(root / path).resolve()} {root / 'data' / path.name}, "
             f"and set {field} to data/{path.name}",
             param=field,
@@ -100,7 +100,7 @@ def _check_file(root: Path, field: str, name: str) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Check a model path. Other names can be Hugging Face ids, which loading checks."""
+    """Check that a model path exists. Hugging Face ids are checked when the model is loaded."""
     path = Path(spec.model_path)
     if not path.is_dir() and (path.is_absolute() or spec.model_path.startswith(".")):
         raise UnusableRunDirectory(

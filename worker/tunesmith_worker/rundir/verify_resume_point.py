@@ -1,4 +1,4 @@
-"""Verification of a resume point: all files exist with the size and sha256 in the manifest."""
+"""Verify a resume point: all files must exist with the manifest's sizes and hashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resume_point import FORMAT, MANIFEST, PREFIX, Manifest, list_resume_points
 
 
 class DamagedResumePoint(Exception):
-    """A resume point that fails verification; the message names the file and the error."""
+    """Raised if a resume point fails verification. The message names the file and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ValidResumePoint:
 
 
 def verify(folder: Path) -> ValidResumePoint:
-    """Verify the hash of every file. Raise DamagedResumePoint."""
+    """Verify the hash of every file. Raises DamagedResumePoint if one does not match."""
     path = folder / MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
@@ -51,8 +51,9 @@ def verify(folder: Path) -> ValidResumePoint:
 
 
 def newest_valid(checkpoints: Path, refused: Callable[[str, str], None]) -> ValidResumePoint | None:
-    """Return the newest valid resume point. Call `refused(name, reason)` for each damaged or
-    incomplete one before it."""
+    """Return the newest valid resume point.
+
+    Calls `refused(name, reason)` for each newer resume point that is damaged or incomplete."""
     for part in sorted(checkpoints.glob(f".{PREFIX}*.part")):
         refused(part.name, "incomplete: the run ended while writing it")
     for folder in list_resume_points(checkpoints):

@@ -1,3 +1,4 @@
-"""The Celery worker: it claims jobs, fetches their inputs, runs trainers as child processes and
-reports to the server. Never imports torch.
+"""The Celery worker: claims jobs, fetches inputs, runs trainers and reports to the server.
+
+Trainers run as child processes. The worker never imports torch.
 """

@@ -1,6 +1,6 @@
-"""The Celery worker. Its messages only wake the pool: early ack, one process, no prefetch.
+"""Start the Celery worker. Broker messages only wake its pool: early ack, one process, no prefetch.
 
-The database is the only record of jobs. The heartbeat thread wakes the pool when a message is lost.
+Only the database records jobs. If a message is lost, the heartbeat thread wakes the pool.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .shutdown import DRAINING, ShutdownState
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
-    """Serve one queue until SIGTERM; a job in progress is released."""
+    """Serve one queue until SIGTERM. A job in progress is then released."""
     runs, models = settings.data_dir / "runs", settings.data_dir / "models"
     for folder in (runs, models, settings.token_cache, settings.compile_cache):
         folder.mkdir(parents=True, exist_ok=True)
         remove_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    # Created before the pool forks: parent and child share the state.
+    # Create it before the pool forks, so that parent and child share the state.
     shutdown = ShutdownState(settings, worker_id)
     is_train_worker = queue == TRAIN_QUEUE
     health = DeviceHealth(settings.data_dir, free_gpu_memory if is_train_worker else lambda: None)
@@ -47,13 +47,11 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     heartbeat = HeartbeatThread(app, settings, queue, worker_id, why_not_ready)
     orphans = OrphanReporter(settings)
 
-    # Strong references: Celery's signals hold their receivers weakly by default.
+    # weak=False keeps the receivers alive: Celery's signals hold weak references by default.
     signals.worker_ready.connect(lambda **_: heartbeat.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: shutdown.request(), weak=False)
     signals.worker_shutdown.connect(lambda **_: heartbeat.stop(), weak=False)
-    if (
-        is_train_worker
-    ):  # in the pool's process: a warm trainer dies with the process that spawned it
+    if is_train_worker:  # warm trainers belong to the pool's process and end with it
         signals.worker_ready.connect(lambda **_: orphans.start(), weak=False)
         signals.worker_shutdown.connect(lambda **_: orphans.stop(), weak=False)
         signals.worker_process_init.connect(lambda **_: launcher.keep_warm_trainer(), weak=False)
@@ -77,7 +75,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
 
 
 def make_app(broker_url: str) -> Celery:
-    """Return a Celery app whose settings make a lost or doubled message harmless."""
+    """Create the Celery app. With its settings, lost or duplicate messages do no harm."""
     url, options = broker_transport(broker_url)
     app = Celery("tunesmith", broker=url)
     app.conf.update(

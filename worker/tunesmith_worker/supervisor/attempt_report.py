@@ -1,6 +1,6 @@
-"""The run report of one attempt: the trainer's report.json plus the phases before and after it.
+"""Build an attempt's run report: the trainer's report.json plus phases before and after it.
 
-Without a report.json the phases come from events.
+If report.json does not exist, the phases come from events.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
 from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
-"""Phases that are known from events only."""
+"""Phases that only events contain."""
 
 
 class AttemptReport:
-    """Report of one attempt, from its claim on.
+    """Report of one attempt, starting with its claim.
 
-    `phases`: seconds by phase from events; read at each report.
+    `phases`: seconds by phase, from events. It is read again for each report.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AttemptReport:
         self.paused_seconds = 0.0
 
     def claimed(self, seconds: float) -> None:
-        """Note the duration of the claim, which has just ended."""
+        """Record that the claim has just ended after `seconds`."""
         self._claim_seconds, self._began = seconds, self._now() - seconds
         self._began_at = time.time() - seconds
 
@@ -49,20 +49,20 @@ class AttemptReport:
         self._spawned = self._now()
 
     def trainer_ended(self) -> None:
-        """Note the end of the trainer's process; uploads follow."""
+        """Record the end of the trainer's process. Uploads follow."""
         self._trainer_ended = self._trainer_ended or self._now()
 
     def unsent(self, outcome: Outcome | None) -> RunReport | None:
-        """Return the report, or None if the server has the same one."""
+        """Return the report, or None if the server already has it."""
         self._offered = (outcome, dict(self._phases), self._modified())
         return self.report(outcome) if self._offered != self._sent else None
 
     def mark_sent(self) -> None:
-        """Note that the server has the last report of `unsent`."""
+        """Record that the server has the report that `unsent` last returned."""
         self._sent = self._offered
 
     def report(self, outcome: Outcome | None) -> RunReport:
-        """Build the report as of now."""
+        """Build the current report."""
         now, phases = self._now(), self._phases
         report = self._read_trainer_report()
         if report is None:
@@ -85,12 +85,12 @@ class AttemptReport:
         return complete_report(report)
 
     def _warm_import_seconds(self, report: RunReport) -> float:
-        """Return the seconds of imports that a warm trainer does not count in its report."""
+        """Return the import seconds that are missing in a warm trainer's report."""
         seconds = self._phases.get(PhaseName.IMPORT, 0.0)
         return max(0.0, seconds - report.phases.get(PhaseName.IMPORT, 0.0)) if seconds else 0.0
 
     def _exit_seconds(self, trainer_seconds: float) -> float:
-        """Return the seconds between the end of the trainer's own report and its exit."""
+        """Return the seconds between the trainer's last report and its exit."""
         if self._spawned is None or self._trainer_ended is None:
             return 0.0
         lived = self._trainer_ended - self._spawned
@@ -105,5 +105,5 @@ class AttemptReport:
     def _read_trainer_report(self) -> RunReport | None:
         try:
             return RunReport.model_validate_json(self._path.read_bytes())
-        except (FileNotFoundError, ValidationError):  # not written yet, or by another version
+        except (FileNotFoundError, ValidationError):  # missing, or from another version
             return None

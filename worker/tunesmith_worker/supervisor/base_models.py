@@ -1,7 +1,7 @@
-"""Base models on this host: their names, folders, and a check that the files are complete.
+"""Find base models on this host and check that their files are complete.
 
-Reads the headers of safetensors files, not the weights: finds missing and cut-off files. Weights
-that do not fit the model are found by the trainer.
+The check reads only the headers of safetensors files. It finds missing and truncated files. Weights
+that do not fit the model are found later, by the trainer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tunesmith_worker.rundir.errors import RunError
 from .settings import WorkerSettings
 
 _MOST_HEADER_BYTES = 100_000_000
-"""Limit of the safetensors format."""
+"""Maximum header size in the safetensors format."""
 
 
 def model_names(settings: WorkerSettings) -> list[str]:
-    """Return folder names of the models in TUNESMITH_MODEL_DIRS."""
+    """Return the names of the model folders in TUNESMITH_MODEL_DIRS."""
     names = {
         entry.name
         for directory in settings.base_model_folders()
@@ -32,9 +32,11 @@ def model_names(settings: WorkerSettings) -> list[str]:
 
 
 def resolve(settings: WorkerSettings, name: str) -> str:
-    """Return the folder of `name` in TUNESMITH_MODEL_DIRS, else `name` (a Hugging Face id)."""
+    """Return the folder of model `name`; if TUNESMITH_MODEL_DIRS has none, return `name` itself.
+
+    `name` is then a Hugging Face id."""
     for directory in settings.base_model_folders():
-        # A direct child may be a link to any folder: the operator created it.
+        # A direct child may link to any folder, because the operator created the link.
         if name == Path(name).name and (directory / name / "config.json").is_file():
             return str(directory / name)
         path: Path = (directory / name).resolve()
@@ -44,8 +46,9 @@ def resolve(settings: WorkerSettings, name: str) -> str:
 
 
 def check_base_model(name: str, folder: Path, *, from_scratch: bool) -> None:
-    """Raise RunError if the model is missing or damaged. `folder` is from `resolve`; Hugging Face
-    ids are not checked."""
+    """Raise RunError if a base model is missing or damaged.
+
+    `folder`: result of `resolve`. Hugging Face ids are not checked."""
     if not folder.is_dir():
         if folder.is_absolute() or "/" not in name:
             raise _missing(name, "this worker's TUNESMITH_MODEL_DIRS have no folder of that name")
@@ -76,10 +79,10 @@ def _shards(name: str, index: Path) -> list[str]:
 
 
 def _size_by_header(file: Path) -> int | None:
-    """Return the size of a safetensors file by its header; None without a complete header.
+    """Return a safetensors file's size according to its header; None if the header is incomplete.
 
-    8 bytes with the header's length N, N bytes of JSON, then tensors up to the largest of
-    `data_offsets` (the format's README).
+    The file has 8 bytes with the header's length N, N bytes of JSON, then the tensors. The largest
+    of `data_offsets` is the end of the tensors (see the format's README).
     """
     with file.open("rb") as opened:
         head = opened.read(8)

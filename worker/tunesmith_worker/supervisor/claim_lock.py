@@ -1,8 +1,8 @@
-"""Claim records: a locked file per claimed job, to report the death of a supervisor at once.
+"""Claim records: a locked file per claimed job, to report a dead supervisor immediately.
 
-The supervisor holds the lock while it lives. The main process of any worker of the same data
-directory looks for records without a lock: it kills the processes left by the run and reports the
-outcome in the record, or a lost worker.
+A supervisor holds the lock while its process runs. All workers with the same data directory look
+for unlocked records in their main process. If they find one, they kill the run's remaining
+processes. Then they report the outcome in the record or, if it has none, a lost worker.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class HeldClaim(BaseModel):
     pid: int
     run_dir: str
     outcome: Outcome | None = None
-    """Outcome of the attempt that the server may not know yet."""
+    """Outcome of the attempt, if the server may not know it yet."""
 
 
 class ClaimRecord:
-    """The claim record of this supervisor."""
+    """Claim record of this supervisor."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str, claim: Claim) -> None:
         self._claim = HeldClaim(
@@ -60,14 +60,14 @@ class ClaimRecord:
         try:
             path = settings.claims / f"{worker_id}--{claim.job_id}-{claim.fence}.json"
             self._file = LockedFile.create(path, self._claim.model_dump_json())
-        except OSError as error:  # the server then waits for the lease to expire
+        except OSError as error:  # then the server waits until the lease expires
             log.warning("cannot write the claim record of %s: %s", claim.job_id, error)
 
     def record_outcome(self, outcome: Outcome) -> None:
-        """Write the outcome before it is reported.
+        """Write the outcome to the record before it is reported.
 
-        A success is written as released, because its files are not in the record: if it cannot be
-        reported, the job continues from its last resume point.
+        A success is written as `released`, because the record does not contain the output files. If
+        the success cannot be reported, the job continues from its last resume point.
         """
         self._claim.outcome = Outcome(state="released")
         if outcome.state in ("failed", "cancelled"):
@@ -79,19 +79,21 @@ class ClaimRecord:
                 log.warning("cannot write the outcome of %s: %s", self._claim.job_id, error)
 
     def close(self, *, reported: bool) -> None:
-        """Unlock the record. `reported`: remove it, because the server has the outcome or has
-        released the job."""
+        """Unlock the record.
+
+        `reported`: also remove it, because the server has the outcome or has given the job to
+        another worker."""
         if self._file is not None:
             self._file.close(remove=reported)
 
 
 def holder_of(record: Path) -> str:
-    """Return the id of the worker that wrote the record."""
+    """Return the id of the worker that wrote a record."""
     return record.name.rpartition("--")[0]
 
 
 class OrphanReporter(threading.Thread):
-    """Thread of the main process that looks for records without a lock."""
+    """Thread in the main process that looks for unlocked claim records."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(name="orphan-reporter", daemon=True)
@@ -113,7 +115,7 @@ class OrphanReporter(threading.Thread):
 
 
 def report_orphans(settings: WorkerSettings, api: ServerApi) -> None:
-    """Report each claim whose supervisor died. A record stays until its report succeeds."""
+    """Report all claims of dead supervisors. A record is removed after its report succeeds."""
     for path in sorted(settings.claims.glob("*.json")):
         with open_abandoned(path) as content:
             if content is not None and _report(content, api):
@@ -121,10 +123,10 @@ def report_orphans(settings: WorkerSettings, api: ServerApi) -> None:
 
 
 def _report(content: str, api: ServerApi) -> bool:
-    """Report for a dead supervisor; False if the record must stay."""
+    """Report the outcome for a dead supervisor; return False if the record must stay."""
     try:
         held = HeldClaim.model_validate_json(content)
-    except ValidationError:  # cut off by a kill; the server waits for the lease to expire
+    except ValidationError:  # incomplete after a kill; the server waits until the lease expires
         return True
     if alive := end_processes(Path(held.run_dir), None, _END_SECONDS):
         log.error("cannot kill processes of %s: %s", held.job_id, alive)
@@ -152,10 +154,10 @@ def _report(content: str, api: ServerApi) -> bool:
 
 
 class LockedFile:
-    """A file locked (flock) from `create` until `close` or the end of the process.
+    """File that is locked (flock) from `create` until `close` or the end of the process.
 
-    The kernel releases the lock however the process ends, also for other containers that share the
-    volume. A forked child holds the lock as well.
+    However the process ends, the kernel releases the lock. Other containers that share the volume
+    see this too. A forked child also holds the lock.
     """
 
     def __init__(self, path: Path, file: IO[str]) -> None:
@@ -163,7 +165,7 @@ class LockedFile:
 
     @classmethod
     def create(cls, path: Path, content: str) -> LockedFile:
-        """Create the file. It gets its name once the lock is held, so nobody sees it unlocked."""
+        """Create and lock the file. It gets its final name after it is locked."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         file = part.open("w+", encoding="utf-8")
@@ -188,8 +190,9 @@ class LockedFile:
 
 @contextmanager
 def open_abandoned(path: Path) -> Iterator[str | None]:
-    """Lock the file of a dead process and yield its content; None if the writer lives or the file
-    is gone."""
+    """Lock a dead process's file and yield its content.
+
+    Yields None if the process is alive or the file no longer exists."""
     try:
         file = path.open("r+", encoding="utf-8")
     except FileNotFoundError:
@@ -197,7 +200,7 @@ def open_abandoned(path: Path) -> Iterator[str | None]:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another process may have removed the file between the two lines above.
+        # Another process may have removed the file after it was opened.
         same = path.exists() and os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
         yield file.read() if same else None
     except BlockingIOError:
@@ -207,7 +210,7 @@ def open_abandoned(path: Path) -> Iterator[str | None]:
 
 
 def is_held(path: Path) -> bool:
-    """Return True if the process that wrote the file lives."""
+    """Return True if the process that wrote the file is alive."""
     with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,6 +221,6 @@ def is_held(path: Path) -> bool:
 
 
 def _unlock(file: IO[str]) -> None:
-    # Closing is not enough: a forked child holds the lock as well.
+    # Closing alone would not unlock the file, because a forked child also holds the lock.
     fcntl.flock(file, fcntl.LOCK_UN)
     file.close()

@@ -1,4 +1,4 @@
-"""Removal of what a killed trainer leaves: processes, shared memory and temporary files."""
+"""Remove processes, shared memory and temporary files that a killed trainer left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 _SHARED_MEMORY_NAME = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names that torch and OpenMP give their files, with the process id."""
+"""Names of the shared memory files of torch and OpenMP. They contain the process id."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def processes(run_dir: Path, session: int | None) -> list[int]:
-    """Return ids of live processes that work below `run_dir` or belong to a trainer's session."""
+    """Return ids of live processes whose working directory is in `run_dir` or that are in
+    `session`."""
     return [
         pid
         for entry in Path("/proc").iterdir()
@@ -27,13 +28,13 @@ def processes(run_dir: Path, session: int | None) -> list[int]:
 
 
 def end_processes(run_dir: Path, session: int | None, seconds: float) -> list[int]:
-    """Kill these processes and wait; return the ids of those still alive."""
+    """Kill the run's processes and wait; return the ids of processes that are still alive."""
     deadline = time.monotonic() + seconds
     while alive := processes(run_dir, session):
         for pid in alive:
             with contextlib.suppress(
                 ProcessLookupError, PermissionError
-            ):  # gone, or of another user
+            ):  # ended, or owned by another user
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() >= deadline:
             break
@@ -42,7 +43,7 @@ def end_processes(run_dir: Path, session: int | None, seconds: float) -> list[in
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> set[str]:
-    """Return names of the shared memory files of this user's processes, dead or alive."""
+    """Return the names of shared memory files of this user's current and past processes."""
     names = set()
     with contextlib.suppress(OSError):  # no such folder
         for path in folder.iterdir():
@@ -53,7 +54,9 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> set[str]:
 
 
 def free_shared_memory(before: set[str], folder: Path = SHARED_MEMORY) -> list[str]:
-    """Remove files that are not in `before` and whose process has ended; return their names."""
+    """Remove new shared memory files of ended processes; return the names of these files.
+
+    `before`: names of files that must stay."""
     removed = []
     for name in sorted(shared_memory(folder) - before):
         match = _SHARED_MEMORY_NAME.match(name)
@@ -79,19 +82,19 @@ _TEMPORARY_NAME = re.compile(r"tunesmith-trainer-(\d+)-")
 
 
 def new_temporary_folder() -> Path:
-    """Create the temporary folder of this worker's trainers; remove folders of killed workers.
+    """Create a temporary folder for this worker's trainers; remove the folders of killed workers.
 
-    In the system's temporary directory, because paths of sockets must be short.
+    The folder is in the system's temporary directory, because socket paths must be short.
     """
     for path in Path(tempfile.gettempdir()).iterdir():
         match = _TEMPORARY_NAME.match(path.name)
         if match and not Path("/proc", match[1]).exists():
-            shutil.rmtree(path, ignore_errors=True)  # folders of other users stay
+            shutil.rmtree(path, ignore_errors=True)  # other users' folders stay
     return Path(tempfile.mkdtemp(prefix=f"tunesmith-trainer-{os.getpid()}-"))
 
 
 def empty_folder(folder: Path) -> None:
-    """Empty the folder; call it only while no trainer runs."""
+    """Empty the folder. Call this only while no trainer runs."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

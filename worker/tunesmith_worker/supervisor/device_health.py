@@ -1,8 +1,8 @@
-"""Check before each claim that this host is ready for a trainer. Never touches CUDA.
+"""Check before each claim that this host is ready for a trainer. Never uses CUDA.
 
-Nothing of an earlier run may remain: no process, no shared memory, and as much free GPU memory as
-before the worker's first job. Otherwise the worker claims no job, sends the reason with its hello
-and checks again.
+Earlier runs must leave no process and no shared memory, and the GPU must have as much free memory
+as before the worker's first job. Otherwise the worker claims no job, reports the reason in its
+hello message and checks again later.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from .cleanup import end_processes, free_shared_memory, shared_memory
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""Time for the driver to free the memory of a killed process."""
+"""Seconds for the driver to free a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Less than a CUDA context; more than the memory that a driver keeps for itself."""
+"""Missing GPU memory that is ignored, in bytes. It is less than a CUDA context and more than a
+driver keeps for itself."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
-"""Free bytes of the worker's GPU; None without a GPU or without a figure."""
+"""Function that returns the free bytes of the worker's GPU; None if unknown."""
 
 
 class DeviceHealth:
-    """Create it before the pool forks: the worker's processes share its state."""
+    """Health of this host. Create it before the pool forks: the worker's processes share its
+    state."""
 
     def __init__(self, data_dir: Path, free_memory: FreeMemory) -> None:
         self._data_dir, self._free_memory = data_dir, free_memory
@@ -46,19 +48,21 @@ class DeviceHealth:
 
     @property
     def reason(self) -> str | None:
-        """Why the last check failed; None if it passed."""
+        """Reason why the last check failed; None if it passed."""
         return self._reason.value.decode(errors="ignore") or None
 
     def job_claimed(self) -> None:
-        """Note that a job runs, which may leave something behind."""
+        """Record that a job runs. It may leave processes or memory behind."""
         self._used.value = 1
 
     def watch_run(self, run_dir: Path, session: int | None) -> None:
-        """Set the run to check next. `session`: process id of its trainer."""
+        """Set the run to check next. `session`: process id of the run's trainer."""
         self._last = (run_dir, session)
 
     def is_ready(self, patience: float | None = None) -> bool:
-        """Clean up and check. Wait up to `patience` seconds (default: PATIENCE_SECONDS)."""
+        """Clean up after the last run, and return True if the host is ready for a trainer.
+
+        Waits up to `patience` seconds (default: PATIENCE_SECONDS)."""
         deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
         while (why := self._problem()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -103,7 +107,7 @@ class DeviceHealth:
 
 
 def free_gpu_memory() -> int | None:
-    """Return the free bytes of the trainers' GPU by nvidia-smi; None without a figure."""
+    """Return the free bytes of the trainers' GPU from nvidia-smi; None if unknown."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -116,7 +120,7 @@ def free_gpu_memory() -> int | None:
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return int(query.stdout.split()[0]) * 1024**2 if query.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError, IndexError):  # a MIG slice has no figure
+    except (subprocess.TimeoutExpired, ValueError, IndexError):  # no value for a MIG slice
         return None
 
 

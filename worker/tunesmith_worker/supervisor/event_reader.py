@@ -1,4 +1,4 @@
-"""The supervisor's reader of events.jsonl: whole lines in order, kept until the server has them."""
+"""Read events.jsonl for the supervisor, and keep events until the server has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
 
 
 class EventReader:
-    """Events that the server has not confirmed yet."""
+    """Reader of events.jsonl and queue of events that the server has not confirmed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,17 +19,18 @@ class EventReader:
         self._pending: deque[RunEvent] = deque()
         self._last_line = self._shift = 0
         self.resume_points: list[RunEvent] = []
-        """Resume points whose files are not stored yet, oldest first; reported afterwards."""
+        """Events of resume points whose files are not stored yet, oldest first. They are reported
+        after their upload."""
         self.phase = "download"
-        """Current phase, by the newest PHASE event."""
+        """Current phase, according to the newest PHASE event."""
         self.phases: dict[str, float] = {}
         """Seconds by phase, from PHASE events."""
         self.first_step_pending = False
-        """True while the first METRICS event is read and not stored."""
+        """True while the first METRICS event has been read but not confirmed."""
         self._stepped = False
 
     def read(self) -> None:
-        """Read the lines completed since the last call."""
+        """Read all lines completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -53,7 +54,7 @@ class EventReader:
                 self._phase_ended(str(event.data.get("phase")), event.data.get("seconds"))
 
     def add(self, event: RunEvent) -> None:
-        """Append an event that was held back, after all events read so far."""
+        """Append a delayed event after all events read so far."""
         self._shift += 1
         event.source_seq = self._last_line + self._shift
         self._pending.append(event)
@@ -66,8 +67,9 @@ class EventReader:
     def batch(self) -> list[RunEvent]:
         """Return the next events to report.
 
-        A checkpoint or samples whose files are not stored yet delay all later events, so that the
-        order stays: the samples of a reported resume point's steps are in storage.
+        If the files of a checkpoint or of samples are not stored yet, all later events wait, which
+        keeps the order. So when a resume point is reported, the samples of its steps are already in
+        storage.
         """
         ready: list[RunEvent] = []
         for event in self._pending:
@@ -77,15 +79,15 @@ class EventReader:
         return ready
 
     def next_upload(self) -> RunEvent | None:
-        """Return the first checkpoint whose files are not stored yet."""
+        """Return the first checkpoint event whose files are not stored yet."""
         return next(iter(self.pending_uploads(EventKind.CHECKPOINT)), None)
 
     def pending_uploads(self, kind: EventKind) -> list[RunEvent]:
-        """Return events of a kind whose files are not stored yet, oldest first."""
+        """Return events of `kind` whose files are not stored yet, oldest first."""
         return [event for event in self._pending if event.kind is kind and needs_upload(event)]
 
     def confirm(self, source_seq: int) -> None:
-        """Drop the events up to this number: the server has them."""
+        """Remove events up to this number, because the server has them."""
         while self._pending and self._pending[0].source_seq <= source_seq:
             if self._pending.popleft().kind is EventKind.METRICS:
                 self.first_step_pending = False
@@ -100,7 +102,7 @@ class EventReader:
                     event.files = []
 
     def clear(self) -> None:
-        """Drop all events that the server does not have."""
+        """Remove all unconfirmed events."""
         self._pending.clear()
 
     def __len__(self) -> int:
@@ -117,7 +119,7 @@ _NEXT_PHASE = {
     "train": "save",
     "save": "upload",
 }
-"""Phase after the one whose end a PHASE event reports."""
+"""Next phase, keyed by the phase that ended."""
 
 
 def needs_upload(event: RunEvent) -> bool:
@@ -125,6 +127,6 @@ def needs_upload(event: RunEvent) -> bool:
 
 
 def drop_samples(event: RunEvent, reason: str) -> None:
-    """Turn the event of lost samples into a warning."""
+    """Change the event of lost samples to a warning."""
     event.kind, event.level, event.files = EventKind.MESSAGE, "warn", None
     event.message = f"{event.message}, lost: {reason}"[:4000]

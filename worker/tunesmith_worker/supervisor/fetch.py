@@ -1,6 +1,6 @@
-"""Download of the inputs of a claimed job: data files, base model and resume points.
+"""Download a claimed job's inputs: data files, base model and resume points.
 
-Runs in the transfer thread.
+This code runs in the transfer thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .server_api import ServerApi
 from .settings import WorkerSettings
 
 DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
-"""Suffixes that a data file keeps. The format of other files is detected by content."""
+"""File name suffixes that data files keep. For other files, the format is detected from the
+content."""
 
 
 def fetch_inputs(
@@ -32,7 +33,7 @@ def fetch_inputs(
     retry: Retry,
     events: EventLog,
 ) -> RunSpec:
-    """Fetch the inputs into the run directory `root` and the cache; return the spec."""
+    """Fetch a job's inputs into the run directory `root` and the cache; return the spec."""
     names: dict[str, str] = {}
     for role, file in (("train", claim.training_file), ("valid", claim.validation_file)):
         if file is None:
@@ -74,10 +75,10 @@ def _cached(
     files: list[StoredFile],
     retry: Retry,
 ) -> Path:
-    """Return the folder of a model tuned by this service, downloaded if necessary.
+    """Return the cached folder of a model that this service tuned; download it if necessary.
 
-    The folder is named after its content and appears complete or not at all. Several workers may
-    fetch it at once; the last one discards its copy.
+    The folder's name contains a hash of its content, and the folder appears only when complete. If
+    several workers download it at the same time, the first copy stays.
     """
     content = "".join(f"{file.name}:{file.sha256};" for file in files)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -95,5 +96,5 @@ def _cached(
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    os.utime(folder)  # the cache keeps recently used folders
+    os.utime(folder)  # a recent time keeps the folder in the cache
     return folder

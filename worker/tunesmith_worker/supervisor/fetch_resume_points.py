@@ -1,6 +1,6 @@
-"""Resume points for an attempt: from earlier attempts on this host, or newer ones from storage.
+"""Get resume points for an attempt from earlier attempts on this host or from storage.
 
-Also the clean-up of an attempt's run directory. Runs in the transfer thread.
+This module also cleans up run directories. Downloads run in the transfer thread.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ Retry = Callable[[Callable[[], None]], None]
 def fetch_resume_points(
     api: ServerApi, claim: Claim, root: Path, retry: Retry, events: EventLog
 ) -> None:
-    """Put resume points into `root`/checkpoints; warn of unusable ones. Without any the run starts
-    at step 0. Also take over the completions that the last attempt generated for its step."""
+    """Put resume points into `root`/checkpoints, and warn about unusable resume points.
+
+    Without a resume point, the run starts at step 0. Completions that the last attempt generated
+    for its current step are moved to this attempt."""
     stored = {point.step for point in claim.resume_points}
     local = _newest_local(root, claim, stored, events)
     if local is not None:
@@ -51,8 +53,10 @@ def fetch_resume_points(
 
 
 def clean_run_directory(root: Path, outcome: Outcome) -> None:
-    """Keep spec, plan, events and log of a finished attempt, and the resume points of a released
-    one. Everything else is in storage."""
+    """Remove files that a finished attempt no longer needs.
+
+    Spec, plan, events and log stay. The resume points stay if the attempt was released. All other
+    files are in storage."""
     for name in ("data", "adapter", "samples"):
         shutil.rmtree(root / name, ignore_errors=True)
     if outcome.state != "released":
@@ -66,8 +70,9 @@ def clean_run_directory(root: Path, outcome: Outcome) -> None:
 
 
 def _earlier(root: Path, attempt: int) -> list[Path]:
-    """Return run directories of earlier attempts, newest first, up to the first gap: the job
-    continued elsewhere there, and older resume points are out of date."""
+    """Return the run directories of earlier attempts, newest first, up to the first gap.
+
+    At a gap, the job continued on another host, so older resume points are out of date."""
     folders = []
     for number in range(attempt - 1, 0, -1):
         folder = root.with_name(f"attempt-{number}")
@@ -96,15 +101,15 @@ def _newest_local(root: Path, claim: Claim, stored: set[int], events: EventLog) 
 def _is_fully_reported(claim: Claim, step: int) -> bool:
     """Return True if the server has all metrics up to `step`.
 
-    Events are stored in order, so metrics of a later step prove it. A killed worker may have
-    trained further than it reported; its metrics would be missing.
+    Events are stored in order, so metrics of a later step prove this. A killed worker may have
+    trained further than it reported. After such a resume point, metrics would be missing.
     """
     every = claim.recipe.logging_steps
     return claim.step >= (step // every + 1) * every
 
 
 def _link(folder: Path, target: Path) -> None:
-    """Hard-link the files: resume points are never changed."""
+    """Hard-link the files of a resume point, which never change."""
     with new_folder(target) as part:
         for file in folder.iterdir():
             os.link(file, part / file.name)
@@ -118,7 +123,7 @@ def _fetched(
     retry: Retry,
     events: EventLog,
 ) -> bool:
-    """Download and verify a resume point; return False if storage does not have it."""
+    """Download and verify a resume point; return False if it cannot be fetched."""
     target = root / "checkpoints" / f"{PREFIX}{point.step}"
     try:
         with new_folder(target) as part:

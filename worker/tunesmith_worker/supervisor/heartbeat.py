@@ -1,6 +1,6 @@
-"""The heartbeat of a worker: a thread of its main process that reports to the server every 10 s.
+"""Heartbeat of a worker: a thread in its main process reports to the server every 10 s.
 
-The thread also wakes the pool when jobs wait that no message has announced.
+The thread also wakes the pool if jobs wait but their message was lost.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
 AGAIN_SECONDS = 0.5
-"""Wait after a hello without an answer. The API is often still starting then."""
+"""Seconds to wait if the server does not answer, often because the API is still starting."""
 
 Queue = Literal["train", "light"]
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends hellos; wakes the pool when it is idle and jobs wait."""
+    """Sends hello messages, and wakes the pool if it is idle and jobs wait."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HeartbeatThread(threading.Thread):
                     welcome = api.hello(self._hello)
                 except ServerUnreachable as error:
                     delay, failures = AGAIN_SECONDS, failures + 1
-                    if failures % 600 == 20:  # after 10 s, then every five minutes
+                    if failures % 600 == 20:  # first after 10 s, then every five minutes
                         log.warning("no answer from the server: %s", error)
                     continue
                 except ServerRefused as error:
@@ -106,7 +106,7 @@ class HeartbeatThread(threading.Thread):
     def _wake(self) -> None:
         try:
             self._app.send_task(TRAIN_TASK, args=[""], queue=TRAIN_QUEUE, expires=HELLO_SECONDS)
-        except Exception as error:  # each transport has its own errors; retried with the next hello
+        except Exception as error:  # each transport has its own errors; the next hello retries
             log.warning("cannot wake the pool: %s", error)
 
 

@@ -1,6 +1,6 @@
-"""One claimed job on this host: keeps the lease by reports, sends events, obeys commands.
+"""Hold one claimed job: send reports, which renew the lease, and obey the server's commands.
 
-Transfers run in a thread, while the main thread continues to report.
+Transfers run in a separate thread, so that the main thread can continue to report.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 20.0
 PAUSE_AT = 0.75
-"""Share of the lease without an answer after which the trainer is paused. A report times out after
-the rest of the lease, so that the pause is in time even if the server hangs."""
+"""If the server does not answer for this share of the lease, the trainer is paused. The timeout of
+a report is the rest of the lease. So even if the server hangs, the trainer pauses in time."""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
-"""Phases whose end is reported at once, because users watch the start."""
+"""Phases whose end is reported immediately, because users watch the start of a job."""
 MAX_FAULTS = 6
-"""Number of consecutive 5xx or damaged answers after which a transfer fails."""
+"""A transfer fails after this number of consecutive 5xx or damaged answers."""
 MAX_DELAY_SECONDS = 30.0
 SHUTDOWN_STORE_SECONDS, STORE_SECONDS = 15.0, 600.0
-"""Time to store the newest resume point of a job that ends early: at a shutdown, and otherwise."""
+"""Maximum seconds to store the newest resume point of a job that ends early. The first value is for
+a shutdown, the second for all other cases."""
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class JobSession:
         launcher: Launcher,
         stop_now: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stop_now`: returns True if the trainer must not finish its step."""
+        """`stop_now` returns True if the trainer must not finish its step."""
         self._launcher, self._stop_now = launcher, stop_now
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stop_requested = claim, stop_requested
@@ -95,10 +96,10 @@ class JobSession:
         self._ending = self._closed = False
         self._release_by = math.inf
         self._cancelled = False
-        """Cancelled while ending: uploads are not waited for."""
+        """True if the job was cancelled while it was ending. Uploads are then not awaited."""
 
     def prepare(self, *, claim_seconds: float) -> None:
-        """Fetch the inputs and write spec.json. Keeps the lease meanwhile."""
+        """Fetch the inputs and write spec.json, while reports renew the lease."""
         self._attempt_report.claimed(claim_seconds)
         for folder in ("data", "checkpoints"):
             (self._run.root / folder).mkdir(parents=True)
@@ -120,7 +121,7 @@ class JobSession:
             )
         write_json(self._run.spec, spec)
         earlier = self._run.root.with_name(f"attempt-{self._claim.attempt - 1}") / "plan.json"
-        if earlier.is_file():  # the last attempt ran on this host: reuse its choices
+        if earlier.is_file():  # the last attempt ran on this host, so reuse its choices
             shutil.copyfile(earlier, self._run.plan)
 
     def spawn(self) -> None:
@@ -134,11 +135,13 @@ class JobSession:
         while trainer.poll() is None:
             time.sleep(TICK_SECONDS)
             self._tick()
-        self._launcher.keep_warm_trainer()  # imports while the outputs are stored
+        self._launcher.keep_warm_trainer()  # it imports while the outputs are stored
         return self._outcome(trainer)
 
     def release(self, grace_seconds: float) -> Outcome:
-        """Stop the trainer after its step. A run that has finished by then counts as finished."""
+        """Stop the trainer after its current step, and return the outcome.
+
+        If the run finishes before that, it counts as finished."""
         self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
@@ -167,11 +170,13 @@ class JobSession:
         )
 
     def stop_trainer(self, grace_seconds: float, *, cancel: bool) -> None:
-        """Send SIGTERM, wait, send SIGKILL. With `cancel` the trainer saves nothing."""
+        """Send SIGTERM, wait up to `grace_seconds`, then send SIGKILL.
+
+        With `cancel`, the trainer saves nothing."""
         if self._trainer is None:
             return
         if cancel:
-            with contextlib.suppress(OSError):  # disk full: the trainer is killed anyway
+            with contextlib.suppress(OSError):  # if the disk is full, the trainer is killed anyway
                 write_json(self._run.control, ControlFile(action=ControlAction.CANCEL))
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds
@@ -184,7 +189,8 @@ class JobSession:
         self._attempt_report.trainer_ended()
 
     def finish(self, outcome: Outcome) -> bool:
-        """Report the remaining events, then the outcome; return True if the server has them."""
+        """Report the remaining events, then the outcome; return True if the server has
+        everything."""
         self._ending = True
         if outcome.state == "cancelled":
             self._reader.abandon_uploads()
@@ -201,7 +207,7 @@ class JobSession:
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
         if outcome.state != "failed" or full:
             clean_run_directory(self._run.root, outcome)
-        remove_unfinished(self._run.root)  # left by a killed trainer, with user data
+        remove_unfinished(self._run.root)  # a killed trainer may leave files with user data
         return True
 
     def _final_outcome(self, outcome: Outcome) -> Outcome:
@@ -209,7 +215,7 @@ class JobSession:
         return Outcome(state="cancelled") if released and self._cancelled else outcome
 
     def _store_newest_point(self) -> None:
-        """Wait until the newest resume point is stored, so that any host can continue the job."""
+        """Wait for the upload of the newest resume point, so that any host can continue the job."""
         seconds = SHUTDOWN_STORE_SECONDS if self._stop_requested() else STORE_SECONDS
         deadline = time.monotonic() + seconds
         self._collect()
@@ -224,11 +230,11 @@ class JobSession:
 
     @property
     def trainer_pid(self) -> int | None:
-        """Process id of the trainer, which leads its session; None if there was none."""
+        """Process id of the trainer (and id of its session); None if no trainer was started."""
         return None if self._trainer is None else self._trainer.pid
 
     def _report_while_ending(self) -> None:
-        """Keep the lease and store new events while the trainer ends."""
+        """Renew the lease and report new events while the trainer ends."""
         if self._ending and time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + REPORT_SECONDS
             try:
@@ -238,7 +244,7 @@ class JobSession:
                 log.warning("report of %s delayed: %s", self._claim.job_id, error)
 
     def _send_final_report(self, outcome: Outcome) -> bool:
-        """Try the final report once; return True when everything is reported."""
+        """Try once to send the final report; return True if everything is reported."""
         try:
             self._collect()
             batch = self._reader.batch()
@@ -261,7 +267,7 @@ class JobSession:
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def _report_during(self, transfer: Future[T]) -> T:
-        """Report, which keeps the lease, until a transfer has ended."""
+        """Send reports, which renew the lease, until a transfer has ended; return its result."""
         while wait([transfer], TICK_SECONDS).not_done:
             self._tick()
         return transfer.result()
@@ -298,7 +304,7 @@ class JobSession:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
-            except FileNotFoundError:  # removed by recipe.save_total_limit before its upload
+            except FileNotFoundError:  # recipe.save_total_limit removed it before the upload
                 event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
                 # The run continues without the checkpoint, with a warning.
@@ -344,8 +350,10 @@ class JobSession:
             self._cancelled = True
 
     def _retry(self, transfer: Callable[[], None]) -> None:
-        """Repeat a transfer with growing delays until it succeeds. Wait for an unreachable server;
-        give up after MAX_FAULTS faulty answers in a row."""
+        """Repeat a transfer with growing delays until it succeeds.
+
+        There is no limit while the server is unreachable. After MAX_FAULTS faulty answers in a row,
+        the error is raised."""
         faults, delay = 0, REPORT_SECONDS
         while True:
             try:

@@ -1,6 +1,6 @@
-"""Start of trainers: in the warm trainer if there is one, else in a fresh process.
+"""Start trainers: in the warm trainer if one exists, otherwise in a fresh process.
 
-The worker keeps at most one warm trainer and starts it after a trainer has ended, so that it uses
+The worker keeps at most one warm trainer. It is started only when no trainer runs, so it uses
 memory only while the worker is idle.
 """
 
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 class Launcher:
     def __init__(self, settings: WorkerSettings, tmp: Path | None = None) -> None:
-        """Starts no process, because the pool forks later. `tmp`: temporary folder of trainers."""
+        """Does not start a process, because the pool forks later. `tmp`: temporary folder of
+        trainers."""
         self._program = TrainerProgram(
             python=settings.trainer_python,
             token_cache=settings.token_cache,
@@ -33,9 +34,11 @@ class Launcher:
         self._warm: WarmTrainer | None = None
 
     def keep_warm_trainer(self) -> None:
-        """Start a warm trainer unless one runs. Call it from the main thread, without a trainer.
+        """Start a warm trainer unless one is running.
 
-        A failure is only logged: the next trainer is then a fresh process.
+        Call this from the main thread while no trainer runs.
+
+        A failure is only logged. The next trainer is then a fresh process.
         """
         if self._warm and self._warm.process.poll() is None:
             return
@@ -52,7 +55,7 @@ class Launcher:
         return TrainerProcess(run_dir, self._program, warm)
 
     def close(self) -> None:
-        """Kill the warm trainer and empty `tmp`. Call it while no trainer runs."""
+        """Kill the warm trainer and empty `tmp`. Call this while no trainer runs."""
         if self._warm:
             self._warm.kill()
             self._warm = None

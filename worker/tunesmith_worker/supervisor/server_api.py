@@ -1,4 +1,4 @@
-"""The server's /internal routes as functions."""
+"""Client for the server's /internal routes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .settings import WorkerSettings
 
 _CHUNK = 1024 * 1024
 _CHECK_STORED_BYTES = 64 * 1024
-"""Size from which to ask first if the server has the content already."""
+"""Minimum size of a file to ask the server first if it already has the content."""
 
 
 class ServerUnreachable(Exception):
-    """No answer, or a temporary refusal. A retry may help."""
+    """Raised without an answer or after a temporary refusal. A retry may help."""
 
 
 class ServerFault(ServerUnreachable):
-    """A 5xx answer, or damaged content. Retry only a few times."""
+    """Raised for a 5xx answer or damaged content. Retry only a few times."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -43,11 +43,11 @@ class ServerFault(ServerUnreachable):
 
 
 class FencedOut(Exception):
-    """This worker lost the job: another owner has a newer fencing token."""
+    """Raised if this worker lost the job: another worker has a newer fence."""
 
 
 class ServerRefused(Exception):
-    """The server rejected the request: a bug, or different versions of server and worker."""
+    """Raised if the server rejects a request, because of a bug or different versions."""
 
 
 class ServerApi:
@@ -87,13 +87,14 @@ class ServerApi:
         return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
 
     def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
-        """`timeout` in seconds, shorter than the lease."""
+        """Send a report. `timeout`: seconds, shorter than the lease."""
         body = report.model_dump(mode="json")
         reply = self._send("POST", f"/jobs/{job_id}/report", json=body, timeout=timeout)
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        """Store a file under its hash unless it is stored. The server refuses damaged transfers."""
+        """Store a file under its hash, unless the server has it. The server refuses damaged
+        transfers."""
         sha256 = file_hash(path)
         stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
         if stored.bytes >= _CHECK_STORED_BYTES and self._is_stored(job_id, fence, sha256):
@@ -128,7 +129,9 @@ class ServerApi:
         self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
 
     def begin_reading(self, file_id: str) -> FileObject:
-        """Announce the reading. The server limits attempts, as a file may crash each worker."""
+        """Announce that this worker reads a file.
+
+        A file may crash every worker, so the server limits the attempts."""
         reply = self._send("POST", f"/files/{file_id}/validation/begin")
         return FileObject.model_validate_json(reply.content)
 
@@ -174,7 +177,7 @@ def _check(reply: httpx.Response) -> None:
     message = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
     if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in message):
         raise FencedOut(message)
-    if reply.status_code in (408, 429, 503, 507):  # busy, or its disk is full
+    if reply.status_code in (408, 429, 503, 507):  # the server is busy or its disk is full
         raise ServerUnreachable(message)
     if reply.status_code >= 500:
         raise ServerFault(message, error["code"])

@@ -1,4 +1,4 @@
-"""The server's commands for a claimed job: cancel, pause and stop. Each is carried out once."""
+"""Obey the server's commands for a claimed job: cancel, pause and stop. Each acts once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 120.0
-"""A pausing trainer that writes nothing for this long hangs and is killed."""
+"""If a pausing trainer writes nothing for this many seconds, it is killed."""
 MAX_PAUSE_SECONDS = 900.0
-"""Limit for a pausing trainer that keeps writing."""
+"""Maximum seconds for a pausing trainer that still writes."""
 CHECK_SECONDS = 1.0
 
 
 class Cancelled(Exception):
-    """The server cancelled the job."""
+    """Raised if the server cancelled the job."""
 
 
 class Released(Exception):
-    """This worker releases the job: it shuts down, or the job is paused before it trains."""
+    """Raised if this worker must release the job: at shutdown, or on a pause before training."""
 
 
 class ServerCommands:
@@ -38,7 +38,9 @@ class ServerCommands:
         self._newest = 0
 
     def obey(self, command: Control, trainer: TrainerProcess | None) -> None:
-        """Pass a command on. Raise Cancelled, or Released for a pause without a trainer."""
+        """Carry out a command.
+
+        Raises Cancelled for a cancel, and Released for a pause before the trainer started."""
         if command is Control.CANCEL:
             raise Cancelled
         if command is Control.PAUSE and trainer is None:
@@ -46,7 +48,7 @@ class ServerCommands:
         if command is Control.PAUSE and self._pausing_since is None:
             self._pause(trainer)
         if command is Control.STOP and not self._stop_written:
-            with contextlib.suppress(OSError):  # disk full: retried with the next reply
+            with contextlib.suppress(OSError):  # if the disk is full, the next reply retries
                 write_json(self._run.control, ControlFile(action=ControlAction.STOP))
                 self._stop_written = True
 
@@ -70,19 +72,19 @@ class ServerCommands:
             )
 
     def ended_by_pause(self, status: int | None) -> bool:
-        """Return True if a trainer without a result ended because of the pause."""
-        # SIGTERM kills a Python process that has not installed its handler yet.
+        """Return True if a trainer ended without a result because of the pause."""
+        # SIGTERM kills a Python process if its signal handler is not installed yet.
         return self._pause_killed or (self._pausing_since is not None and status == -signal.SIGTERM)
 
     def _pause(self, trainer: TrainerProcess | None) -> None:
         if trainer is None or trainer.poll() is not None:
-            return  # training is over
+            return  # the trainer has already ended
         log.info("pausing: the trainer saves a resume point and exits")
         self._pausing_since = self._last_write_seen = time.monotonic()
         trainer.ask_to_stop()
 
     def _newest_write(self) -> int:
-        """Return the time of the trainer's newest write, ns of the file system's clock."""
+        """Return the time of the trainer's newest write, in ns of the file system's clock."""
         newest = 0
         folder = self._run.root / "checkpoints"
         for path in (self._run.events, folder, *folder.rglob("*")):

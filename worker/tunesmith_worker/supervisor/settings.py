@@ -1,6 +1,6 @@
-"""The worker's settings, read from TUNESMITH_* variables once at start. Unsafe values are refused.
+"""Settings of the worker, read once at start from TUNESMITH_* variables. Unsafe values fail.
 
-Trainers read none of these settings: a trainer depends on its run directory only.
+Trainers do not read these settings: a trainer depends only on its run directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tunesmith_schema.variables import unknown_variable_warnings
 
 
 class WorkerSettings(BaseSettings):
-    """One object per process. An empty variable counts as not set."""
+    """Settings of one worker process. An empty variable counts as not set."""
 
     model_config = SettingsConfigDict(
         env_prefix="TUNESMITH_",
@@ -33,30 +33,32 @@ class WorkerSettings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of run directories and downloaded base models; not accessible to other users."""
+    """Folder of run directories and downloaded base models. Other users must not have access."""
     server_url: str = "http://127.0.0.1:8000"
     """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None
-    """PEM file with the certificate of the API or of its authority, for `https`. Default: the
-    public authorities. The host name is not checked at a loopback address."""
+    """PEM file with the API's certificate, or the certificate of its authority, for `https`.
+    Default: the public authorities. For a loopback address, the host name is not checked."""
     broker_url: str = Field(default="", repr=False)
     """Celery broker URL, the same as the server's."""
     worker_token: SecretStr = SecretStr("")
-    """Secret of the workers. Default: content of `worker-token` in the data directory."""
+    """Secret that all workers share with the server. Default: content of `worker-token` in the data
+    directory."""
     model_dirs: str = ""
-    """Folders whose subfolders are base models, separated by colons. A missing folder is
-    logged as a warning at start."""
+    """Colon-separated folders; each of their subfolders is a base model. The worker logs a warning
+    at start if a folder is missing."""
     trainer_python: str = ""
-    """Python interpreter of trainers, with the extra [worker]. Default: the worker's own."""
+    """Python interpreter for trainers. It needs Tunesmith with the extra [worker]. Default: the
+    worker's own interpreter."""
     warm_trainer: bool = True
-    """Keep a trainer process with its imports done, so that the next job starts 3-5 s sooner. The
-    process uses 350 MB (540 MB RSS) while the worker is idle, and none runs beside a job. Set
-    `false` on hosts with little memory."""
+    """Keep an idle trainer process with all imports done, so that the next job starts 3-5 s sooner.
+    The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a
+    job. Set `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Seconds after SIGTERM or a drain for the trainer to finish its step and for its resume point
-    to be stored. Then the trainer is killed and the job is released."""
+    """Maximum seconds after SIGTERM or a drain to finish the current step and store a resume point.
+    Then the trainer is killed and the job is released."""
     hello_file: Path | None = None
-    """File that is touched when the server answers this worker, for a container's health check."""
+    """File that the worker touches whenever the server answers, for a container's health check."""
 
     @field_validator("server_url")
     @classmethod
@@ -89,7 +91,7 @@ class WorkerSettings(BaseSettings):
 
     @property
     def workers(self) -> Path:
-        """Folder of one locked file per live worker."""
+        """Folder with one locked file per running worker."""
         return self.data_dir / "workers"
 
     @property
@@ -102,7 +104,7 @@ class WorkerSettings(BaseSettings):
 
     @property
     def compile_cache(self) -> Path:
-        """Folder of kernels compiled by torch and triton."""
+        """Folder of kernels that torch and triton compiled."""
         return self.data_dir / "cache" / "compiled"
 
     def check(self) -> None:
@@ -125,12 +127,14 @@ class WorkerSettings(BaseSettings):
         self.server_trust()
 
     def server_trust(self) -> ssl.SSLContext | bool:
-        """Return the TLS context for httpx; True: the public authorities. Raise ValueError."""
+        """Return the TLS context for httpx; True means the public authorities.
+
+        Raises ValueError if `ca_file` is unusable."""
         if self.ca_file is None:
             return True
         try:
             return tls_context(self.ca_file, urlsplit(self.server_url).hostname or "")
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise ValueError(
                 f"TUNESMITH_CA_FILE {self.ca_file} is not a file of PEM certificates "
                 f"({error.strerror or error})"

@@ -1,6 +1,7 @@
-"""Shutdown and drain of a worker: SIGTERM (twice: at once) and `tunesmith worker drain`.
+"""Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
-The worker's main process and its pool share the state. No lock, because a signal handler writes it.
+A second SIGTERM shuts down immediately. The main process and the pool share the state. It has no
+lock, because a signal handler writes it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .settings import WorkerSettings
 
 DRAINING = "draining"
 CLAIM_SECONDS = 1.0
-"""Wait for a claim that is in progress and has no record yet."""
+"""Seconds to wait for a claim in progress that has no record yet."""
 
 
 class ShutdownState:
@@ -33,11 +34,14 @@ class ShutdownState:
         self._drain = _drain_file(path)
 
     def request(self) -> None:
-        """Request a shutdown. First call: release the job at a resume point; second: without."""
+        """Request a shutdown.
+
+        The first call lets the trainer save a resume point before the job is released. A second
+        call releases the job immediately."""
         self._requests.value += 1
 
     def is_requested(self) -> bool:
-        """Return True if the worker must release its job and claim no other."""
+        """Return True if the worker must release its job and must not claim another."""
         return bool(self._requests.value) or self.is_draining()
 
     def is_immediate(self) -> bool:
@@ -52,10 +56,10 @@ class ShutdownState:
 
 
 def drain(settings: WorkerSettings, *, wait: bool) -> int:
-    """Tell the train workers of this host to claim nothing and to release their jobs.
+    """Tell the train workers of this host to claim no job and to release their current jobs.
 
-    The workers keep running until they are stopped, so that nothing restarts them. `wait`: wait
-    until they hold no job. Return the exit status.
+    The workers keep running until you stop them, so that no service manager restarts them. `wait`:
+    wait until no worker holds a job. Returns the exit status.
     """
     workers = _train_workers_here(settings)
     if not workers:
@@ -77,7 +81,7 @@ def drain(settings: WorkerSettings, *, wait: bool) -> int:
 
 
 def _train_workers_here(settings: WorkerSettings) -> list[Path]:
-    """Return files of the train workers that run on this host (or in this container)."""
+    """Return the files of train workers that run on this host or in this container."""
     workers = []
     for path in sorted(settings.workers.glob("*.json")):
         if not is_held(path):

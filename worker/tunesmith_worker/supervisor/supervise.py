@@ -1,6 +1,6 @@
-"""The train task: claim a job, run its trainer, report its events, obey the server's commands.
+"""Run the train task: claim a job, run its trainer, report events, obey the server's commands.
 
-`supervise` is the worker's main path; read it from top to bottom.
+`supervise` is the worker's main function. Read it from top to bottom.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 CANCEL_GRACE_SECONDS = 2.0
-"""Time for a cancelled trainer to exit. It saves nothing."""
+"""Seconds for a cancelled trainer to exit. It saves nothing."""
 LEFTOVER_SECONDS = 2.0
-"""Wait for processes of a killed trainer to end. DeviceHealth waits longer."""
+"""Seconds to wait until a killed trainer's processes have ended. DeviceHealth waits longer."""
 
 
 def supervise(
@@ -45,7 +45,7 @@ def supervise(
     stop_now: Callable[[], bool] = lambda: False,
     health: DeviceHealth | None = None,
 ) -> bool:
-    """Claim and run one job; return False if none waits or the host is not ready for a trainer."""
+    """Claim and run one job; return False if no job waits or the host is not ready."""
     if health is not None and not health.is_ready():
         return False
     started = time.perf_counter()
@@ -73,7 +73,7 @@ def supervise(
     except FencedOut as error:
         log.warning("lost the lease of %s: %s", claim.job_id, error)
         reported = True
-    except Exception as error:  # the user must learn that the job is not running
+    except Exception as error:  # tell the user about any failure
         log.exception("supervising %s failed", claim.job_id)
         outcome = Outcome(state="failed", error=_failure_of(error, settings))
         record.record_outcome(outcome)
@@ -96,9 +96,9 @@ def _fail_attempt(job: JobSession, error: Exception, outcome: Outcome) -> bool:
     try:
         job.stop_trainer(0.0, cancel=False)
         if isinstance(error, ServerRefused):
-            job.forget_events()  # the server would refuse them again
+            job.forget_events()  # the server would refuse these events again
         return job.finish(outcome)
-    except (ServerRefused, OSError):  # the events stay on disk
+    except (ServerRefused, OSError):  # the events remain on disk
         log.exception("cannot report the failure of the job")
         return False  # OrphanReporter reports the outcome later, without the events
 
@@ -117,7 +117,5 @@ def _failure_of(error: Exception, settings: WorkerSettings) -> JobFailure:
         message=f"the worker failed to run the job: {type(error).__name__}: {error_text(error)}"[
             :4000
         ],
-        hint="see the server's log for the error of its storage"
-        if refused
-        else "see the worker's log",
+        hint="see the server's log for the storage error" if refused else "see the worker's log",
     )

@@ -1,4 +1,4 @@
-"""The Celery tasks: train jobs and validate uploaded files. Heavy work runs in child processes."""
+"""Celery tasks: train jobs and validate uploaded files. Heavy work runs in child processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def register(
     """Register the tasks of this worker with `app`."""
 
     def train(job_id: str) -> None:
-        # Ignores the message's job id: the server hands out the oldest job, until none waits.
+        # Ignore the message's job id: the server assigns the oldest waiting job.
         with ServerApi(settings) as api:
             try:
                 while not shutdown.is_requested() and supervise(
@@ -62,14 +62,14 @@ def register(
 
 
 def read_upload(api: ServerApi, file_id: str) -> None:
-    """Validate an uploaded data set and report the result. Repeating it is safe."""
+    """Validate an uploaded file and report the result. Repeated calls are safe."""
     file = api.file(file_id)
     if file.status != "uploaded" or file.sha256 is None:
         return
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        # Announced after the download, because errors until here are not the file's fault.
+        # Announce it only now: errors during the download are not the file's fault.
         if api.begin_reading(file_id).status != "uploaded":
             return
         validation = check_upload(path, file.filename)
@@ -78,7 +78,9 @@ def read_upload(api: ServerApi, file_id: str) -> None:
 
 
 def _send(api: ServerApi, file_id: str, validation: FileValidation) -> None:
-    """Send the result; retry while the server is unreachable, since reading can take long."""
+    """Send the result; retry while the server is unreachable.
+
+    Reading the file again could take long."""
     for _ in range(SEND_TRIES - 1):
         try:
             return api.send_validation(file_id, validation)

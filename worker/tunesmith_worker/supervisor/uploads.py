@@ -1,4 +1,4 @@
-"""Uploads of resume points and samples while the trainer runs, each kind in its own thread."""
+"""Upload resume points and samples during training, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from .server_api import ServerRefused, ServerUnreachable
 log = logging.getLogger(__name__)
 
 _GZIP_LEVEL = 6
-"""Makes texts about 4x smaller, at 30 MB/s."""
+"""gzip level. It makes texts about 4 times smaller, at 30 MB/s."""
 
 
 class ResumePointUploads:
-    """Uploads one resume point at a time, the newest first; drops older ones unless `keep_every`
-    selects them."""
+    """Uploads one resume point at a time, newest first.
+
+    Older resume points are skipped unless `keep_every` selects them."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ResumePointUploads:
         return self._event is not None
 
     def update(self) -> None:
-        """Report a finished upload and start the newest one that waits."""
+        """Report a finished upload, then upload the newest waiting resume point."""
         if self._event is not None and self._upload.done():
             event, self._event = self._event, None
             self._finish(event)
@@ -67,13 +68,13 @@ class ResumePointUploads:
         return isinstance(step, int) and keeps_step(step, self._keep_every)
 
     def close(self) -> None:
-        """Start no more uploads; the current one is not retried."""
+        """Start no more uploads. The current upload is not retried."""
         self._closed, self._event = True, None
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, directory: str) -> list[StoredFile]:
         folder = self._run.root / directory
-        # The trainer removes old resume points; hard links keep the files until they are sent.
+        # The trainer may remove old resume points. Hard links keep the files until they are sent.
         kept = self._run.root / f".{folder.name}.upload.part"
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir()
@@ -90,7 +91,7 @@ class ResumePointUploads:
     def _finish(self, event: RunEvent) -> None:
         try:
             event.files = self._upload.result()
-        except FileNotFoundError:  # the trainer removed it: there is a newer one
+        except FileNotFoundError:  # the trainer removed it; a newer resume point exists
             return
         except (ServerUnreachable, ServerRefused, OSError, ValidationError) as error:
             # The resume point is still on this host, and the next upload may succeed.
@@ -131,7 +132,7 @@ class SampleUploads:
         folder = path.with_name(f".{path.name}.upload.part")
         try:
             folder.mkdir(exist_ok=True)
-            # mtime=0: the same samples have the same hash.
+            # mtime=0 gives equal samples the same hash.
             packed = gzip.compress(path.read_bytes(), _GZIP_LEVEL, mtime=0)
             (folder / f"{path.name}.gz").write_bytes(packed)
             stored = self._store(folder)

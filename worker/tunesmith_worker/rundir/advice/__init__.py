@@ -1,1 +1,1 @@
-"""Conclusions of a run report: the bottleneck of the run and the most useful change. No torch."""
+"""Find a run's bottleneck and the most useful change, for its report. Never imports torch."""

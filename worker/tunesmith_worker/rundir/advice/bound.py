@@ -1,4 +1,4 @@
-"""The bottleneck of a run: the largest part of its wall time, by a table of phases."""
+"""Find a run's bottleneck: the part with the most wall time, from a table of phases."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
     (BoundBy.HOST, (PhaseName.TRAIN, PhaseName.LOGGING), "the trainer's own loop and logging"),
     (BoundBy.UNKNOWN, (PhaseName.OTHER,), "unaccounted time"),
 )
-"""Bottleneck, its phases and its name. The one with the most seconds wins."""
+"""Parts of a run: bottleneck code, phases and display name. The part with the most seconds wins."""
 
 HOST_WAITS = 0.5
-"""Share of steps at whose end the GPU was idle, above which the host is the bottleneck."""
+"""If the GPU is idle at the end of more than this share of steps, the host is the bottleneck."""
 
 
 def phase_seconds(report: RunReport, *phases: PhaseName) -> float:

@@ -1,4 +1,4 @@
-"""Completion of a run report: ordered phases, bottleneck and advice."""
+"""Complete a run report: sort its phases, and add bottleneck and advice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ORDER: dict[str, int] = {name: index for index, name in enumerate(PhaseName)}
 
 
 def empty_report(attempt: int, started_at: float) -> RunReport:
-    """Return a report without data. `started_at` in unix seconds."""
+    """Return a report without data. `started_at`: Unix time in seconds."""
     return RunReport(
         attempt=attempt,
         started_at=started_at,
@@ -23,7 +23,7 @@ def empty_report(attempt: int, started_at: float) -> RunReport:
 
 
 def complete_report(report: RunReport) -> RunReport:
-    """Add phase `other` (the rest of the wall time), bottleneck and advice to the report."""
+    """Add bottleneck, advice and the phase `other` (the remaining wall time) to the report."""
     phases = dict(report.phases)
     missing = report.wall_seconds - sum(phases.values())
     phases["other"] = max(0.0, phases.get("other", 0.0) + missing)

@@ -1,4 +1,4 @@
-"""The memory planner's estimate of keeping all activations, read from a run report."""
+"""Read the memory planner's estimate for keeping all activations from a run report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from tunesmith_schema import RunReport
 
 NAME = "memory_plan"
-"""Name of the memory planner's choice (engine/memory/describe.py)."""
+"""Name of the memory planner's choice, set in engine/memory/describe.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,11 @@ class KeepAllEstimate:
     budget_bytes: int
     fits: bool
     saved: float
-    """Share of a step's time that keeping all activations would save."""
+    """Share of a step's time saved by keeping all activations."""
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """Return the estimate; None without a plan, or if memory ran out (the estimate was wrong)."""
+    """Return the estimate; None without a plan, or if memory ran out and so proved it wrong."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue

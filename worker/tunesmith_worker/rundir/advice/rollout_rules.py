@@ -1,6 +1,6 @@
-"""Advice for reinforcement runs: figures, and changes with their largest saving.
+"""Advice for reinforcement runs: figures, and suggested changes with their maximum savings.
 
-`rules.py` combines them to rules. The figures are None for other runs.
+`rules.py` builds rules from these functions. In other runs, the figures are None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def generating(report: RunReport) -> float:
 
 
 def generation_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Return the share of the wall time; None if completions serve several steps already."""
+    """Return generation's share of the wall time; None if several steps already share
+    completions."""
     rollouts = report.rollouts
     if rollouts is None or rollouts.num_iterations > 1:
         return None
@@ -53,7 +54,9 @@ def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]
 
 
 def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Return the share; None if most completions were cut, which makes their rewards equal."""
+    """Return the share of groups with equal rewards; None if most completions were truncated.
+
+    Truncated completions often have equal rewards, so the truncation is the problem then."""
     rollouts = report.rollouts
     cut = rollouts is not None and (rollouts.truncated_share or 0.0) > MOSTLY
     return None if rollouts is None or cut else rollouts.zero_std_share
@@ -84,10 +87,10 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
 
 
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Return the ratio of waiting for graders to generating.
+    """Return the time waiting for graders divided by the generation time.
 
-    Graders run during generation, so a ratio of 1 means that grading takes twice as
-    long as generating.
+    Graders already run during generation. A ratio of 1 therefore means that grading takes twice as
+    long as generation.
     """
     waited, generated = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:

@@ -1,6 +1,6 @@
-"""Advice of a run report: the one change that would save the most time, by a table of rules.
+"""Choose the advice of a run report: the change that saves the most time, from a table of rules.
 
-A rule applies if its figure is above its threshold. Savings are upper bounds.
+A rule applies if its figure is above its threshold. All savings are upper bounds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .bound import phase_seconds
 from .memory_choice import gib, keep_all_estimate
 
 LEAST_GAIN = 0.03
-"""Smallest saving that is reported, as a share of the wall time."""
+"""Smallest saving worth reporting, as a share of the wall time."""
 GOAL = 0.05
-"""Share of the wall time for evaluations or checkpoints after the advised change."""
+"""Target share of the wall time for evaluations or checkpoints, after the advised change."""
 
 Suggestion = tuple[str, float]
-"""Change, and the largest number of seconds that it can save."""
+"""Suggested change, and the maximum number of seconds that it can save."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rule:
     figure: Callable[[RunReport, TrainingSettings], float | None]
     above: float
     advise: Callable[[RunReport, TrainingSettings], Suggestion | None]
-    """Returns None if the recipe has nothing to change."""
+    """Returns a suggestion, or None if no change of the recipe helps."""
 
 
 def choose_advice(report: RunReport) -> Advice:
@@ -99,7 +99,8 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
 
 
 def _measured(report: RunReport) -> list[str]:
-    """Return the layouts measured at the start of the run; the advice keeps their winner."""
+    """Return the layouts measured at the start of the run. The advice does not change the
+    fastest."""
     for choice in report.choices:
         if choice.name == "packing" and isinstance(choice.figures.get("tokens_per_second"), dict):
             return [*cast(dict[str, float], choice.figures["tokens_per_second"])]
@@ -131,8 +132,9 @@ def _checkpointing(report: RunReport, settings: TrainingSettings) -> Suggestion 
 
 
 def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] | None:
-    """Return the interval in steps that reduces the share to GOAL, and the seconds it saves; None
-    if it is already done only once."""
+    """Return a longer interval in steps that reduces the share to GOAL, and the seconds saved.
+
+    Returns None if the interval cannot be longer."""
     rest = report.wall_seconds - seconds
     factor = math.ceil(seconds * (1 - GOAL) / (GOAL * rest)) if rest > 0 else report.steps
     wider = min(every * factor, report.total_steps or every * factor)
@@ -162,8 +164,10 @@ def _host(report: RunReport, settings: TrainingSettings) -> Suggestion | None:
 
 
 def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
-    """Return True if twice the rows per batch keeps the optimiser's steps, should fit in memory and
-    was not measured by the packed layout."""
+    """Return True if advice to double the rows per micro-batch makes sense.
+
+    The accumulation steps must be even, less than half of the memory used, and the packed layout
+    not yet tried."""
     memory = report.peak_memory
     used = (memory.reserved or 0) / (memory.device_total or 1)
     tried = settings.layout == "packed" or "packed" in _measured(report)
@@ -211,6 +215,7 @@ RULES: tuple[Rule, ...] = (
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
-"""Name, figure, threshold and suggestion. Figures are shares of the wall time, except data_wait (of
-training), padding (of slots), host (of steps), recompute (of a step, predicted), zero_std (of
-groups), ungraded and truncated (of completions) and grading (of generation)."""
+"""Rules with name, figure, threshold and suggestion. Most figures are shares of the wall time.
+The others are shares of: training time (data_wait), batch slots (padding), steps (host),
+predicted step time (recompute), groups (zero_std), completions (ungraded, truncated), generation
+time (grading)."""

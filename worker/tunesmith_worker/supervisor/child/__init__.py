@@ -1,1 +1,1 @@
-"""The trainer as a child process of the supervisor."""
+"""Child processes of the supervisor: trainers and the reader of uploads."""

@@ -1,7 +1,7 @@
 """Read an uploaded file in a child process, so that a malicious file cannot end the worker.
 
-The child is `trainer/data/check.py`. A file that exhausts memory, takes too long or crashes a
-decoder ends the child, and the result says so.
+The child runs `trainer/data/check.py`. If a file exhausts memory, takes too long or crashes a
+decoder, only the child ends. The result then gives the reason.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTER
 
 
 class ReaderKilled(Exception):
-    """The operator or the kernel killed the reader; the file may be read once more."""
+    """Raised if the operator or the kernel killed the reader. The file may be read again."""
 
 
 def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> FileValidation:
-    """Return the contents and problems of the file, or one problem if it cannot be read."""
+    """Validate a file and return its contents and problems; an unreadable file has one problem."""
     env = {
         **without_secrets(os.environ),
-        # Arrow's own allocator reserves more memory than it uses, and the limit counts it.
+        # Arrow's own allocator reserves more memory than it uses, which counts against the limit.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         **SpawnSettings(supervisor_pid=os.getpid()).as_environment(),
     }
@@ -41,7 +41,7 @@ def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> 
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 timeout=seconds,
-                start_new_session=True,  # Ctrl-C is for the worker
+                start_new_session=True,  # Ctrl-C must reach only the worker
             )
         except subprocess.TimeoutExpired:
             return _unreadable(f"reading took longer than {seconds:.0f} s; split the file")

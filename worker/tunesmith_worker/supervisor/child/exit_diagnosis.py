@@ -1,4 +1,4 @@
-"""Diagnosis of a trainer that left no result: exit status, log and the kernel's counters."""
+"""Find out why a trainer left no result, from exit status, log and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNALS: dict[int, tuple[str, str]] = {
     ),
     signal.SIGILL: (
         "an illegal instruction",
-        "a library was built for another CPU: compare `lscpu` with its requirements",
+        "a library was built for another CPU: compare its requirements with `lscpu`",
     ),
     signal.SIGBUS: (
         "a bus error",
@@ -40,7 +40,7 @@ _SIGNALS: dict[int, tuple[str, str]] = {
 
 
 class MemoryMonitor:
-    """Watches a trainer's memory and the kernel's out-of-memory kills."""
+    """Tracks a trainer's memory and the kernel's out-of-memory kills."""
 
     def __init__(self, host: HostMemory) -> None:
         self._host, self._before = host, host.kills()
@@ -61,13 +61,14 @@ class MemoryMonitor:
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     kernel_kills: int | None
-    """Out-of-memory kills since the trainer started; None if the host does not count them."""
+    """Number of out-of-memory kills since the trainer started; None if the host does not count
+    them."""
     peak: int | None
-    """Largest memory of the trainer, bytes."""
+    """Peak memory of the trainer in bytes."""
     limit: tuple[int, str] | None
-    """Limit in bytes, and its source."""
+    """Memory limit in bytes, and its source."""
     pressure: float | None
-    """Percent of the last 10 s in which a process waited for memory."""
+    """Memory pressure: percentage of the last 10 s in which a process waited for memory."""
 
     def figures(self) -> str:
         parts = [] if self.peak is None else [f"it used up to {gib(self.peak)}"]
@@ -79,7 +80,7 @@ class Evidence:
 
 
 def diagnose_exit(status: int | None, log: Path, evidence: Evidence) -> JobFailure:
-    """Return the failure of a trainer without a result. `status` is negative for a signal."""
+    """Return the failure of a trainer without a result. `status`: negative for a signal."""
     if status == -signal.SIGKILL:
         return _killed(evidence)
     if status == EXIT_DISK_FULL:
@@ -110,14 +111,14 @@ def _killed(evidence: Evidence) -> JobFailure:
             "memory; `dmesg` on its host has the kernel's message",
         )
     cause = (
-        "not by the kernel for memory"
+        "the kernel's out-of-memory killer did not end it"
         if evidence.kernel_kills == 0
-        else "by an unknown process: this host does not count out-of-memory kills"
+        else "the kernel may have done it: this host does not count out-of-memory kills"
     )
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
         code=ErrorCode.TRAINER_KILLED,
-        message=f"the trainer was killed (SIGKILL), not by its worker, and {cause}: "
+        message=f"the trainer was killed (SIGKILL), but not by its worker; {cause}: "
         f"{evidence.figures()}",
         hint="find the process that sent SIGKILL on the worker's host: a person, systemd-oomd, "
         "earlyoom or the container runtime",
@@ -125,9 +126,10 @@ def _killed(evidence: Evidence) -> JobFailure:
 
 
 def _log_end(log: Path) -> str:
-    """Return the end of the log, or the thread that crashed by faulthandler's report."""
+    """Return the end of the log or, from faulthandler's report, the frames of the crashed
+    thread."""
     text = log.read_bytes()[-_READ_BYTES:].decode(errors="replace")
-    # A line of a hundred module names follows the frames and would hide them.
+    # Remove faulthandler's line with a hundred module names, which would hide the frames.
     text = "\n".join(
         line for line in text.splitlines() if not line.startswith(_MODULES_LINE)
     ).strip()

@@ -1,7 +1,7 @@
-"""The kernel's memory figures of this host: out-of-memory kills, limits and pressure.
+"""Read this host's memory figures from the kernel: out-of-memory kills, limits and pressure.
 
-Read from /proc and the control group (version 2 or 1) that this process shares with the trainer. A
-figure that the host does not have is None.
+The sources are /proc and the control group (version 2 or 1) that this process shares with the
+trainer. If the host does not provide a figure, it is None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 GIB = 1024**3
 _NO_LIMIT = 1 << 60
-"""Version 1 writes a number near 2^63 for "no limit"."""
+"""Numbers from here on mean "no limit": control groups of version 1 use a number near 2^63."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,9 @@ class Kills:
     on_host: int | None
 
     def since(self, before: Kills) -> int | None:
-        """Return the kills since `before`, in the group if it counts; None without a count."""
+        """Return the number of kills since `before`; None if nothing counts them.
+
+        Uses the control group's count if available, otherwise the host's."""
         for now, earlier in ((self.in_group, before.in_group), (self.on_host, before.on_host)):
             if now is not None and earlier is not None:
                 return now - earlier
@@ -42,7 +44,7 @@ class HostMemory:
         return Kills(in_group=in_group, on_host=_field(_text(self._proc / "vmstat"), "oom_kill"))
 
     def peak(self, pid: int) -> int | None:
-        """Return the largest memory of a process so far, bytes."""
+        """Return the peak memory of a process so far, in bytes."""
         kib = _field(_text(self._proc / str(pid) / "status"), "VmHWM:")
         return None if kib is None else kib * 1024
 
@@ -69,7 +71,7 @@ class HostMemory:
                 folder, file = self._groups / "memory", old_name
             else:
                 continue
-            # In a container its own group is the root, whatever the path outside.
+            # Inside a container, the container's own group is the root, whatever its path outside.
             for place in (folder / path.lstrip("/"), folder):
                 if text := _text(place / file):
                     return text
@@ -87,6 +89,6 @@ def _field(text: str, name: str) -> int | None:
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):  # this kernel or container does not have it
+    with contextlib.suppress(OSError):  # not every kernel or container has it
         return path.read_text()
     return ""

@@ -1,5 +1,7 @@
-"""Start of a trainer process: its own process group, so that its children end with it, and an
-environment without settings and cloud keys.
+"""Start trainer processes.
+
+Each trainer has its own process group, so that its children can be killed with it. Its environment
+contains no settings and no cloud keys.
 """
 
 from __future__ import annotations
@@ -19,26 +21,28 @@ Stream = int | IO[Any]  # Any: bytes or text, as in subprocess
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProgram:
-    """Interpreter and folders of all trainers of a worker."""
+    """Interpreter and folders that all trainers of a worker use."""
 
     python: str = sys.executable
     token_cache: Path | None = None
-    """Folder of tokenised files; None: no cache."""
+    """Cache folder of tokenised files; None: no cache."""
     compile_cache: Path | None = None
-    """Folder of kernels compiled by torch and triton; None: their default."""
+    """Folder of kernels that torch and triton compiled; None: their default folder."""
     tmp: Path | None = None
-    """Folder of temporary files, emptied between trainers; None: the system's."""
+    """Folder of temporary files, emptied between trainers; None: the system's folder."""
 
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
     ) -> subprocess.Popen[bytes]:
-        """`argument` is a run directory or WARM. Call it from the main thread: the death signal
-        follows the thread that spawned."""
+        """Start a process. `argument`: a run directory or WARM.
+
+        Call this from the main thread: Linux sends the death signal when the spawning thread
+        ends."""
         env = trainer_environment(self.token_cache, self.compile_cache)
         if self.tmp is not None:
             env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(
-            # -P: never import from the working directory; a warm trainer does not know it yet.
+            # -P: do not import from the working directory, which a warm trainer changes later.
             [self.python, "-P", "-m", "tunesmith_worker.trainer", argument],
             cwd=cwd,
             env=env,
@@ -54,7 +58,7 @@ def trainer_environment(
 ) -> dict[str, str]:
     """Return the worker's environment without settings and cloud keys.
 
-    HF_TOKEN stays: gated base models need it.
+    HF_TOKEN stays, because gated base models need it.
     """
     env = without_secrets(os.environ)
     default_environment(env)

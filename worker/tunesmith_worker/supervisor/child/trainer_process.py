@@ -1,4 +1,4 @@
-"""The trainer as a child process: start, pause, stop, kill, and diagnose its end."""
+"""Start, pause, stop and kill a trainer process, and diagnose its exit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Time for a ready warm trainer to take a run; 0.05 s is usual."""
+"""Maximum seconds for a ready warm trainer to take a run. It usually needs 0.05 s."""
 IMPORT_SECONDS = 30.0
-"""Time for a warm trainer that still imports; a fresh one needs as long."""
+"""Maximum seconds for a warm trainer that is still importing."""
 MEMORY_SECONDS = 1.0
-"""Interval of memory measurements."""
+"""Interval of memory measurements in seconds."""
 
 
 class TrainerProcess:
@@ -35,14 +35,14 @@ class TrainerProcess:
         warm: WarmTrainer | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """Run in `warm`, or in a fresh process if `warm` does not take the run."""
+        """Start the run in `warm`, or in a fresh process if `warm` does not take the run."""
         self._run_dir, self._program, self._warm = run_dir, program, warm
         self._log = run_dir / "trainer.log"
         self._memory, self._next_measurement = MemoryMonitor(host or HostMemory()), 0.0
         self._paused = self._ending = False
         self._paused_at = 0.0
         self.paused_seconds = 0.0
-        """Total duration of past pauses."""
+        """Total duration of completed pauses."""
         if warm is None:
             self._process = self._spawn_fresh()
             return
@@ -55,7 +55,7 @@ class TrainerProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Return the exit status (negative for a signal); None while the trainer runs."""
         if self._warm is not None:
             self._check_warm(self._warm)
         if time.monotonic() >= self._next_measurement:
@@ -86,7 +86,7 @@ class TrainerProcess:
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the group and wait until the process is gone."""
+        """Kill the process group and wait until the trainer has ended."""
         self._ending = True
         self._signal(signal.SIGKILL)
         self._process.wait()

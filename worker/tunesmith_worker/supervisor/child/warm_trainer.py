@@ -1,4 +1,4 @@
-"""The supervisor's side of a warm trainer: a trainer with its imports done that waits for one run.
+"""Supervisor's side of a warm trainer: a trainer that has done its imports and waits for a run.
 
 `rundir/hand_over.py` describes the protocol.
 """
@@ -24,7 +24,7 @@ _TAIL_BYTES = 1500
 
 
 class WarmTrainer:
-    """A warm trainer process and its socket. No method blocks, except `kill`."""
+    """A warm trainer's process and socket. Only `kill` blocks."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -37,22 +37,24 @@ class WarmTrainer:
             )
 
     def hand_over(self, run_dir: Path) -> None:
-        """Send the run. Also continue a process that was stopped; a dead one will not answer."""
+        """Send the run to the trainer.
+
+        A stopped process is continued. A dead process never answers."""
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)
             self._socket.sendall(line.encode() + b"\n")
 
     def is_ready(self) -> bool:
-        """Return True once the imports are done."""
+        """Return True if the imports are done."""
         return self._receive().startswith(READY)
 
     def has_taken(self) -> bool:
-        """Return True once the process has taken the run."""
+        """Return True if the process has taken the run."""
         return self._receive() == READY + TAKEN
 
     def output_end(self) -> str:
-        """Return the end of the output before the run."""
+        """Return the end of the trainer's output before the run."""
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
@@ -64,12 +66,12 @@ class WarmTrainer:
         self.close()
 
     def close(self) -> None:
-        """Close the socket and the output; the process continues."""
+        """Close the socket and the output. The process continues to run."""
         self._socket.close()
         self._output.close()
 
     def _receive(self) -> bytes:
-        # No data yet, or the process has ended.
+        # These errors mean that no data has arrived, or that the process has ended.
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             self._received += self._socket.recv(64)
         return self._received
