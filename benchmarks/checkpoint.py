@@ -6,8 +6,8 @@ MODEL is a small model (tiny-math). A second model is a Llama of 12.4 million ra
 the tokenizer of MODEL. Each model trains on ROWS once with LoRA and once with full tuning, for
 `--seconds` each. Each training runs in its own process. The bar of both figures is 1 %.
 
-wall   share of the run's time in which training waits for resume points
-cpu    share of the run's CPU-seconds spent on resume points, including the writing thread
+`wall`: Share of the run's time in which training waits for resume points.
+`cpu`: Share of the run's CPU-seconds spent on resume points, including the writing thread.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ x 128 tokens, without recomputation. Prompts and completion lengths are the same
 generation, rewards, forward, backward, clipping, optimizer, logging and the stored samples. Prints
 one JSON line:
 
-speed_ratio       CPU-seconds of a step, stock TRL / ours; median over the rounds
-generation_ratio  the same ratio for generation alone
-memory_ratio      peak resident memory minus resident memory before training, ours / stock TRL
-lora_over_full    CPU-seconds of our step: full tuning (one run) / LoRA (the last run)
-beside_share      share of our step outside the engine, the forward pass of log-probs and backward:
-                  texts, rewards, advantages, samples, metrics, guards, optimizer
-phases            CPU-seconds of a step: generate, score (rewards, advantages), forward, backward,
-                  other (optimizer, logs)
+`speed_ratio`: CPU-seconds of a step, stock TRL / ours; median over the rounds.
+`generation_ratio`: The same ratio for generation alone.
+`memory_ratio`: Peak resident memory minus resident memory before training, ours / stock TRL.
+`lora_over_full`: CPU-seconds of our step: full tuning (one run) / LoRA (the last run).
+`beside_share`: Share of our step outside the engine, the forward pass of log-probs and backward:
+    texts, rewards, advantages, samples, metrics, guards, optimizer.
+`phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
+    (optimizer, logs).
 
 The first step is printed but not counted. In bf16, stock TRL runs with bf16 weights and with
 autocast, and the faster run of each round counts. `--ragged` forces completions of 16 to 128 tokens
@@ -145,7 +145,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Compute the ratio of `of` for each round."""
+    """Compute above / below of the figure `of` for each round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -6,12 +6,12 @@ grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded ad
 problems. With `--stock`, TRL's GRPOTrainer trains the same seeds in its own process with its own
 sampling (grpo_learns_stock.py). Prints one JSON line:
 
-before, after   pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed
-first, last     mean reward of the job's first and last 10 steps
-wall_seconds    seconds from the creation of the job to its end
-cpu_seconds     CPU-seconds of the installation: its start, API, broker, workers and trainer
-stock_last      mean reward of stock TRL's last 10 steps
-difference      our last 10 rewards minus those of stock TRL, mean over the seeds
+`before`, `after`: pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed.
+`first`, `last`: Mean reward of the job's first and last 10 steps.
+`wall_seconds`: Seconds from the creation of the job to its end.
+`cpu_seconds`: CPU-seconds of the installation: its start, API, broker, workers and trainer.
+`stock_last`: Mean reward of stock TRL's last 10 steps.
+`difference`: Our last 10 rewards minus those of stock TRL, mean over the seeds.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Meter(Clock):
         self.peak = 0.0
         self.sync_seconds: list[float] = []
         self.callback_cpu_seconds: list[float] = []
-        """For each step, only on our side; see ForcedLengths."""
+        """Values of each step, for our side only; see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")

@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", choices=DTYPES, help="default: each in turn")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: all, one after the other")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--trainable-head", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)

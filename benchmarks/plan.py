@@ -4,10 +4,10 @@ Each setting runs in its own process on a CPU. Twelve settings vary rows, length
 checkpointing; six more were held out while the memory model was developed. A Llama of 12.4 million
 parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
 
-tensors   peak bytes of tensors, including weights and optimizer; torch's profiler counts every
-          allocation of a whole run
-rss       weights plus the growth of resident memory from before training to its peak (VmHWM), in a
-          separate run without the profiler; compared with the prediction of a run
+`tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
+    allocation of a whole run.
+`rss`: Weights plus the growth of resident memory from before training to its peak (VmHWM), in a
+    separate run without the profiler; compared with the prediction of a run.
 
 `predicted` is the closed form. Every run makes a trial, which corrects the closed form to
 `corrected`. The trial also measures the allocator's memory beyond tensors, which is part of rss.
@@ -64,7 +64,7 @@ MIB = 2**20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--one", help="measure one setting, JSON, in this process")
+    parser.add_argument("--one", help="measure one setting (JSON) in this process")
     parser.add_argument(
         "--write", action="store_true", help="write the result to benchmarks/results"
     )

@@ -6,10 +6,10 @@ x 128 tokens at temperature 1. A rollout includes the weight sync. A run's resul
 rollout after the first, because other load on the machine can only slow a rollout. Prints one JSON
 line:
 
-speed_ratio   CPU-seconds of a rollout, transformers / ours; median over the rounds
-memory_ratio  peak resident memory minus resident memory before the first rollout, ours /
-              transformers
-sync_share    share of the weight sync in our CPU-seconds
+`speed_ratio`: CPU-seconds of a rollout, transformers / ours; median over the rounds.
+`memory_ratio`: Peak resident memory minus resident memory before the first rollout, ours /
+    transformers.
+`sync_share`: Share of the weight sync in our CPU-seconds.
 
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
 longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
@@ -45,7 +45,7 @@ def main() -> int:
         "--against",
         choices=["generate", "generate-merged"],
         default="generate",
-        help="generate-merged calls merge_adapter before and unmerge_adapter after (TRL does not)",
+        help="generate-merged merges the adapter before a rollout and unmerges it after",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")

@@ -3,10 +3,10 @@
 Trains 5 steps of each case with the code of `tunesmith run` and times the self-check inside the
 run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 
-self_check      CPU-seconds of the self-check
-step            median CPU-seconds of an optimizer step
-share_of_200    self_check / (200 steps)
-within          true if self_check <= max(3 s, 3 % of 200 steps)
+`self_check`: CPU-seconds of the self-check.
+`step`: Median CPU-seconds of an optimizer step.
+`share_of_200`: `self_check` / (200 steps).
+`within`: True if `self_check` <= max(3 s, 3 % of 200 steps).
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ and order are the same: a Llama of 12.4 million parameters, rows of 32 to 768 to
 packs of 2 x 1,024 tokens, no recomputation. A step includes data, forward, backward, clipping,
 optimizer and TRL's logging. Prints one JSON line:
 
-speed_ratio      tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds
-memory_ratio     peak memory minus memory before training, ours / stock TRL; resident memory, or on
-                 a GPU allocated memory
-loss_difference  largest relative difference of a step's loss
+`speed_ratio`: Tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds.
+`memory_ratio`: Peak memory minus memory before training, ours / stock TRL; resident memory, or on a
+    GPU allocated memory.
+`loss_difference`: Largest relative difference of a step's loss.
 
 Our side and the trainer set the same malloc options of glibc; `--their-allocator` sets them for
 stock TRL as well.

@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--steps", type=int, default=6)
     arguments.add_argument("--warm-up", type=int, default=2)
     arguments.add_argument("--pack", type=int, default=1024, help="tokens in a pack")
-    arguments.add_argument("--batch", type=int, default=2, help="packs (or 4 x rows) a step")
+    arguments.add_argument(
+        "--batch", type=int, default=2, help="packs per step; without packing, 4 x rows per step"
+    )
     arguments.add_argument("--profile", action="store_true")
     return arguments
 

@@ -5,10 +5,10 @@ all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens
 plain rows alternate in one process on one thread. Prints one JSON line; for each dtype and prompt
 length:
 
-forward, backward   median CPU-seconds of each layout
-least               the smallest forward + backward of each layout
-speed_ratio         plain / shared, from `least`
-token_ratio         number of tokens, plain / shared
+`forward`, `backward`: Median CPU-seconds of each layout.
+`least`: The smallest forward + backward of each layout.
+`speed_ratio`: Plain / shared, from `least`.
+`token_ratio`: Number of tokens, plain / shared.
 """
 
 from __future__ import annotations

@@ -138,10 +138,11 @@ def variable(name: str, field: FieldInfo) -> str:
 def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
     """Return a row of the table. If processes have different values, the row lists each process."""
 
-    def joined(values: list[str]) -> str:
+    def joined(values: list[str], separator: str = "; ") -> str:
         if len(set(values)) == 1:
             return values[0]
-        return "; ".join(f"{use[0]}: {value}" for use, value in zip(uses, values, strict=True))
+        pairs = zip(uses, values, strict=True)
+        return separator.join(f"{use[0].capitalize()}: {value}" for use, value in pairs)
 
     meanings = [(field.description or "").replace("\n", " ").rstrip(".") for _, field, _ in uses]
     cells = [
@@ -149,7 +150,7 @@ def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
         ", ".join(process for process, _, _ in uses),
         joined([settings_default(field) for _, field, _ in uses]),
         joined([limits for _, _, limits in uses]),
-        joined(meanings) + ".",
+        joined(meanings, ". ") + ".",
     ]
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 

@@ -110,8 +110,8 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 
 def _offload(results: Results) -> float | None:
-    """Return the largest overhead of offloading where the planner expects none. Only hidden sizes
-    and row lengths from 2,048 and 4,096 count."""
+    """Return the largest overhead of offloading where the planner expects none. Only cases with
+    a hidden size of at least 2,048 and at least 4,096 tokens count."""
     cases = results.get("memory", {}).values()
     overheads = [
         as_error(result["overhead"])
@@ -258,7 +258,8 @@ def _grpo_bars() -> Iterator[Bar]:
     )
     for batch in BATCHES:
         yield Bar(
-            name=f"{SMALL}: decoding {batch} completions with an adapter, relative to the base",
+            name=f"{SMALL}: speed of decoding {batch} completions with an adapter, "
+            "relative to the bare model",
             least=0.95,
             figure=_grpo("adapter_on_base", SMALL, "decode", str(batch)),
         )

@@ -49,7 +49,7 @@ def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSO
         "vocabulary": vocabulary,
         "ms": {"ours": round(seconds["ours"] * 1e3, 4)},
         "ms_metrics": round(seconds["metrics"] * 1e3, 4),
-        "formula": "logits in, gradient out: 2 rows vocabulary",
+        "formula": "2 * rows * vocabulary: logits are read, their gradient is written",
         "barred": True,
         "bound": "bandwidth",
         "bytes": moved,

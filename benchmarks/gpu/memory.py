@@ -1,10 +1,10 @@
 """Part `memory`: predicted and measured memory (ENGINE.md: D1, D6, E5).
 
-MODEL/ROWSxLENGTH/MODE   peak memory of a micro-batch, predicted in closed form and measured; pinned
-                         memory
-MODEL/offload            time with all inputs except the last offloaded, relative to recomputation
-MODEL/long               one row of 80,000 tokens in 80 GB: the planner's prediction for each item
-                         before loading; the row runs if the prediction fits
+`MODEL/ROWSxLENGTH/MODE`: Peak memory of a micro-batch, predicted in closed form and measured;
+    pinned memory.
+`MODEL/offload`: Time with all inputs except the last offloaded, relative to recomputation.
+`MODEL/long`: One row of 80,000 tokens in 80 GB: the planner's prediction for each item before
+    loading; the row runs if the prediction fits.
 
 The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
 """

@@ -1,9 +1,9 @@
 """Part `precision`: full tuning in bf16 with split masters (ENGINE.md: C2, C3, C4).
 
-MODEL/bytes   bytes per parameter of weights and optimizer, in every precision
-MODEL/time    step time with split masters / step time in plain bf16; a step is forward, backward,
-              clipping and optimizer
-MODEL/loss    loss on held-out rows after 500 steps, relative to fp32
+`MODEL/bytes`: Bytes per parameter of weights and optimizer, in every precision.
+`MODEL/time`: Step time with split masters / step time in plain bf16; a step is forward, backward,
+    clipping and optimizer.
+`MODEL/loss`: Loss on held-out rows after 500 steps, relative to fp32.
 
 All losses start from the same random weights and use the same rows in the same order. The rows are
 samples of one Markov chain; `benchmarks.precision` trains a real model.

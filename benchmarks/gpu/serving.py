@@ -29,8 +29,8 @@ PACKAGES = (
 
 
 def serve(cases: Mapping[str, Case]) -> int:
-    """Report the names in `--cases`, or of all cases, and run these cases in order. Return the exit
-    status."""
+    """Report the names of the cases, then run them in order. Return the exit status. `--cases`
+    selects cases; the default is all."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", nargs="+", default=list(cases))
     names: list[str] = arguments.parse_known_args()[0].cases

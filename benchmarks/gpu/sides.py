@@ -1,6 +1,6 @@
 """Compared trainers: ours, stock TRL with PEFT, TRL with Liger's layers, and Unsloth.
 
-Each trainer is made as its documentation tells users, on a model with random bf16 weights and LoRA
+Each trainer is set up as its documentation describes, on a model with random bf16 weights and LoRA
 r 16 on all linear layers. In the setting "no-recompute", a micro-batch is one row of 4,096 tokens,
 and no trainer recomputes. In the setting "defaults", rows have mixed lengths, about 4,096 tokens in
 total, and each trainer keeps its defaults (TRL: padded rows, recomputation).

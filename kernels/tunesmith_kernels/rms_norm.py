@@ -12,8 +12,8 @@ Gradients, with g = w dy (GEMMA: (1 + w) dy):
 Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467. For a
 row of zeros, y is 0 and dx is g / sqrt(eps). x is [..., H], normalised over H. Rows may be
 non-contiguous (heads in a wider buffer); x is copied if its last dimension is not contiguous.
-Forward saves only r; `rms_norm_apply` recomputes y. `rms_norm` is differentiable; the functions
-forward, apply and backward are for autograd functions.
+Forward saves only r; `rms_norm_apply` recomputes y. `rms_norm` is differentiable; its
+parts (`rms_norm_forward`, `rms_norm_apply`, `rms_norm_backward`) are for autograd functions.
 """
 
 from __future__ import annotations
