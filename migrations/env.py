@@ -20,7 +20,7 @@ def run() -> None:
         with context.begin_transaction():
             context.run_migrations()
         return
-    # `alembic revision --autogenerate`: use the database of the environment's settings.
+    # For `alembic revision --autogenerate`, use the database from the environment.
     database = Database(Settings().database_url)
     with database.engine.begin() as opened:
         context.configure(connection=opened, target_metadata=Base.metadata, render_as_batch=True)

@@ -40,7 +40,7 @@ class Request(BaseModel):
     """Object that a caller sends. An unknown key raises an error with the nearest valid key."""
 
     model_config = ConfigDict(
-        extra="ignore",  # with FROM_SERVER; otherwise the validator below refuses unknown keys
+        extra="ignore",  # only with FROM_SERVER; else the validator below refuses unknown keys
         use_attribute_docstrings=True,
         json_schema_extra={"additionalProperties": False},
     )

@@ -65,24 +65,24 @@ class MetricPoint(Response):
     """Metrics by name; null means NaN. A step has `train_loss` and, after an evaluation,
     `valid_loss` (nats per token), `train_mean_token_accuracy`, `learning_rate`,
     `embedding_learning_rate` if different, `grad_norm`, `epoch`, `tokens_per_second` (input tokens)
-    and `trained_tokens`. About once a second, a step also has means since the previous means:
-    `step_seconds`, `data_wait_share` (share of the time outside evaluations and checkpoints) and
-    `padding_share` (share of the batch positions). About once a second, a step also has the current
-    memory in bytes: `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and
-    `memory_pinned`. Full tuning in bf16 adds `updates_lost_fraction`, the share of weights whose
-    update was rounded away.
+    and `trained_tokens`. About once a second, a step also has averages over the time since the
+    previous averages: `step_seconds`, `data_wait_share` (share of the time outside evaluations and
+    checkpoints) and `padding_share` (share of the batch positions). About once a second, a step
+    also has the current memory in bytes: `memory_rss`, and on a GPU `memory_allocated`,
+    `memory_reserved` and `memory_pinned`. Full tuning in bf16 adds `updates_lost_fraction`, the
+    share of weights whose update was rounded away.
 
-    A reinforcement step also has `reward` and `reward_std` of its completions, `score_<grader>` if
-    there are several graders, `frac_reward_zero_std` (share of groups with equal rewards, among
-    groups with rewards), `ungraded_share` (share of completions without a reward), `kl`, `entropy`
-    (nats per token), `completion_length` (mean, tokens), `completion_length_max`, `truncated_share`
-    (share of completions cut at the length limit), `clip_ratio`, `rollout_gap` (mean absolute
-    difference of a token's log-prob between generation and training) and, after an evaluation,
-    `valid_reward`. About once a second, a reinforcement step also has shares of the time outside
-    evaluations and checkpoints: `sync_share`, `generate_share`, `grade_share`, `log_probs_share`,
-    `forward_share`, `backward_share` and `idle_share` (grading, and time outside these phases and
-    the optimiser). `generated_tokens_per_second` is sent as often and covers only the generation
-    time.
+    A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token),
+    `clip_ratio` and, with several graders, `score_<grader>`. After an evaluation, the step also has
+    `valid_reward`. `frac_reward_zero_std` is the share of groups with equal rewards, among groups
+    with rewards. `ungraded_share` is the share of completions without a reward, and
+    `truncated_share` is the share cut at the length limit. `completion_length` (mean) and
+    `completion_length_max` are in tokens. `rollout_gap` is the mean absolute difference of a
+    token's log-prob between generation and training. About once a second, a reinforcement step also
+    has shares of the time outside evaluations and checkpoints: `sync_share`, `generate_share`,
+    `grade_share`, `log_probs_share`, `forward_share`, `backward_share` and `idle_share` (grading,
+    and time outside these phases and the optimiser). `generated_tokens_per_second`, sent equally
+    often, covers only the generation time.
     """
 
 

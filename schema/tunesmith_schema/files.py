@@ -96,8 +96,8 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. The problems are those for supervised
-    training, or those for reinforcement if only reinforcement can use some rows."""
+    """First bad rows of a file that no method can use. The listed problems are for supervised
+    training, or for reinforcement if only reinforcement can use some rows."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 

@@ -61,8 +61,8 @@ class GRPORecipe(Request):
     mask_truncated_completions: bool = False
     """Exclude completions that reached `max_completion_length` from the loss."""
     top_entropy_quantile: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Train only this share of the tokens, those with the highest entropy in a forward pass; 1
-    trains all tokens."""
+    """Train only this share of the tokens, selected by highest entropy in a forward pass; 1 trains
+    all tokens."""
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:

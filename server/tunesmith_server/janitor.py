@@ -79,8 +79,8 @@ class Janitor(threading.Thread):
             self.sweep()
 
     def _may_expire_leases(self, session: Session) -> bool:
-        """Return False for one lease duration after the start and after a jump of the database
-        clock. Workers need this time to renew their leases. On SQLite, the host's clock is the
+        """Return False for one lease duration after the process starts and after the database clock
+        jumps. Workers need this time to renew their leases. On SQLite, the host's clock is the
         database clock."""
         now = session.execute(select(epoch_now())).scalar_one()
         steady = time.monotonic()  # read after `now`, because that query may wait for other writers

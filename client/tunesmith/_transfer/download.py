@@ -44,7 +44,7 @@ class _Transfer:
 
 def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
     """Download a file to `to` and fsync it. Raise DownloadError after more than `max_retries`
-    breaks without progress.
+    connection breaks without progress.
 
     `name` is the file's name in error messages.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from tunesmith._http.settings import cache_folder
 
 _EDGE_BYTES = 64 * 1024
-"""Number of bytes at each end of a file that are part of its fingerprint."""
+"""Number of bytes that a fingerprint covers at each end of the file."""
 
 
 class UploadRecord:

@@ -122,7 +122,7 @@ def insert(
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
             f"another request with Idempotency-Key {requester.idempotency_key!r} is in progress",
-            hint="repeat the request: it returns the job of the other request",
+            hint="repeat the request: it returns the job that the other request creates",
         ) from error
     jobs.queue_if_validated(session, wake_ups, job, file_rows)
     return job
