@@ -1,7 +1,7 @@
 """Choose the memory policy: each layer's activation mode, and the split of micro-batches.
 
-The planner picks the cheapest policy that fits into free memory. It only calculates: free memory is
-an argument, and torch is not imported.
+The planner picks the cheapest policy that fits into free memory. The amount of free memory is an
+argument, and this module never imports torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 """Value of recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Fraction of free memory that a step may use; key: True on a GPU. The CPU's fraction is lower for
-three reasons: predictions were up to 23 % too low (docs/reference/performance.md), other programs
-allocate memory too, and the kernel kills a process that uses too much."""
+"""Fraction of free memory that a step may use; key: True on a GPU. On a CPU the fraction is lower:
+predictions were up to 23 % too low (docs/reference/performance.md), other programs allocate memory
+too, and the kernel kills a process that uses too much."""
 MIN_OFFLOADED_TOKENS = 512
-"""Minimum number of tokens of an offloaded input. For shorter inputs the copy takes longer than it
+"""Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
 """Assumed fixed cost of a forward and backward pass, in tokens; key: True on a GPU."""
@@ -117,10 +117,10 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """Return the next policy to try, or None if there is none.
 
-        Each call reduces memory use. The first calls halve the number of layers that keep their
-        activations, down to 0. The next call offloads layer inputs. Later calls split the
-        micro-batch into more parts. If the user has set recipe.gradient_checkpointing, calls only
-        split the micro-batch.
+        Each new policy needs less memory. First, the number of layers that keep their activations
+        is halved until it is 0. Then layer inputs are offloaded. Last, the micro-batch is split
+        into more parts. If the user has set recipe.gradient_checkpointing, the micro-batch is only
+        split.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
@@ -258,8 +258,8 @@ def rows_and_passes(
 ) -> tuple[int, int]:
     """Split a step of `rows` x `passes` rows into micro-batches of at most `max_tokens` tokens.
 
-    Returns the number of rows per micro-batch (as many as fit, at least one) and the number of
-    micro-batches. `tokens_of(n)` returns the computed tokens of the n longest rows."""
+    Returns the rows per micro-batch (as many as fit, at least one) and the number of micro-batches.
+    `tokens_of(n)` returns the computed tokens of the n longest rows."""
     batch = rows * passes
     fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= max_tokens]
     return max(fitting), batch // max(fitting)

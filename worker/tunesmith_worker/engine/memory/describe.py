@@ -67,8 +67,7 @@ def summary(planner: Planner, option: Option) -> str:
 
 
 def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
-    """Describe the new policy's difference to the failed one; `rows`: rows of an unsplit
-    micro-batch."""
+    """Describe how `policy` differs from `failed`; `rows`: rows of an unsplit micro-batch."""
     if policy.parts != failed.parts:
         return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
     if policy.offload != failed.offload:

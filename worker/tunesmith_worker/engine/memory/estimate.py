@@ -12,8 +12,8 @@ recomputation.
 
 Memory can peak at four kinds of moments: in the head, in the backward pass of a layer (while the
 layers below still keep their activations), at the embedding's gradient and in the optimiser step.
-The prediction is the largest of these. It needs neither torch nor a device; `Correction` holds the
-measurements of the probe run.
+The prediction is the maximum over these moments. This module needs neither torch nor a device;
+`Correction` holds the measurements of the probe run.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _attention_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine
     if engine.on_gpu and e == 2 and not shape.softcap:
         per_token += (
             e * (q + kv) + 4 * shape.heads
-        )  # rotated out of place; torch's varlen keeps lse
+        )  # rotated q and k are copies; torch's varlen attention keeps the log-sum-exp
     if tuning.dropout:
         per_token += h * sum(map(tuning.adapts, inputs)) + q * tuning.adapts("o_proj")
     return per_token * batch.tokens + _cast_weights(shape, tuning, (*inputs, "o_proj"))
@@ -216,9 +216,9 @@ def _stock_attention_kept(
 ) -> float:
     """Bytes that the attention of transformers and PEFT keeps for backward.
 
-    It keeps the norm's input and output, rotated q and k, v, the attention output and the sums of
-    the softmax. With a mask, k and v are repeated for each query head, and the mask is kept in the
-    compute dtype."""
+    The attention keeps the norm's input and output, rotated q and k, v, the attention output and
+    the softmax sums. With a mask, k and v are repeated for each query head, and the mask is kept in
+    the compute dtype."""
     e, h, q = tuning.compute_bytes, shape.hidden, shape.q
     inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     noise = 1 if engine.on_gpu else 4
@@ -250,8 +250,8 @@ def _stock_mlp_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine
 def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
     """Bytes per token that a norm keeps for backward.
 
-    It keeps its input, its statistics and, if the residual stream is not fp32, an fp32 copy of the
-    input. If its weight is trained, it also keeps the normalised input."""
+    The norm keeps its input, its statistics and, if the residual stream is not fp32, an fp32 copy
+    of the input. A norm with a trained weight also keeps the normalised input."""
     copies = 4 * shape.hidden if tuning.stream_bytes != 4 else 0
     trained = tuning.stream_bytes * shape.hidden if tuning.full else 0
     return tuning.stream_bytes * shape.hidden + copies + 4 + trained
@@ -320,8 +320,8 @@ def _layer_workspaces(
 def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
     """Bytes of the 4-bit weights that are dequantised at the same time, as (MLP, attention).
 
-    Our MLP dequantises gate and up together, our attention q, k and v. Stock layers dequantise one
-    weight at a time."""
+    Our MLP dequantises gate and up together. Our attention dequantises q, k and v together. Stock
+    layers dequantise one weight at a time."""
     if not tuning.packed:
         return 0, 0
     e, h = tuning.compute_bytes, shape.hidden

@@ -35,7 +35,7 @@ def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> in
 def _limits(root: Path, own: Path) -> list[int]:
     """Bytes left below the limit of this process's control group and of each parent.
 
-    Reads cgroup version 2, and version 1 at the paths inside a container."""
+    The limits come from cgroup version 2, or from version 1 at the paths inside a container."""
     left = []
     group = "/"
     if own.exists():

@@ -29,7 +29,7 @@ class InputOffload:
 
     @contextmanager
     def inputs(self, counts: OffloadCounter) -> Iterator[None]:
-        """Within this block, move hidden states that activation checkpoints save to the host."""
+        """Within this block, offload the hidden states that activation checkpoints save."""
 
         def pack(x: torch.Tensor) -> torch.Tensor | _OnHost:
             if not x.is_floating_point() or x.dim() < 2 or x.shape[:-1].numel() < self._min_tokens:
@@ -65,8 +65,7 @@ class _OnHost:
         self._event: torch.cuda.Event | None = None
         self.fetched_once = False
         x = x.detach()
-        # torch's pinned allocator rounds sizes up to powers of two and caches freed blocks. It
-        # reuses a block only after all copies from or to the block end.
+        # torch's pinned allocator reuses a freed block only after all copies that use the block.
         self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=stream is not None)
         if stream is None:
             self._host.copy_(x)
@@ -90,7 +89,7 @@ class _OnHost:
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
             self._back.copy_(self._host, non_blocking=True)
-        self._back.record_stream(self._stream)  # the tensor may be freed without a call of take
+        self._back.record_stream(self._stream)  # the tensor may be freed before `take` is called
         self._event = self._stream.record_event()
 
     def take(self) -> torch.Tensor:

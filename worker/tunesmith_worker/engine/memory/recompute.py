@@ -1,7 +1,8 @@
 """Set the activation mode of decoder layers: keep, recompute, or recompute with offloaded input.
 
-transformers enables recomputation for a whole model. Its layers each read a flag and call a
-checkpoint function. This module sets both for each layer, and counts recomputations and offloads.
+In transformers, recomputation is enabled for a whole model: each layer reads a flag and calls a
+checkpoint function. This module sets flag and function layer by layer, and counts recomputations
+and offloads.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class LayerModes:
 
 
 Counter = Callable[[], list[int]]
-"""Returns one count per layer, layer 0 first."""
+"""Function that returns one count per layer, layer 0 first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    Without this, TRL's no-gradient code turns recomputation off for the whole model, then turns it
-    on for every layer and adds a hook to the embedding."""
+    Otherwise TRL's no-gradient code would turn recomputation off for the whole model, then on for
+    every layer, and add a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]
@@ -140,7 +141,6 @@ class _Recompute:
             return run(*args, **kwargs)
 
         offload = nullcontext() if self._offload is None else self._offload.inputs(self._counts)
-        # Non-reentrant checkpoints also work for inputs without gradients, such as a frozen
-        # embedding's output. The recomputation uses the same random numbers as the forward pass.
+        # Non-reentrant checkpoints also work if the input needs no gradient.
         with offload:
             return checkpoint(counted, *args, use_reentrant=False, **kwargs)

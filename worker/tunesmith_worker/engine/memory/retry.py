@@ -1,9 +1,9 @@
 """Retry training steps and evaluations that run out of memory.
 
 When forward or backward runs out of memory, the retry deletes the step's gradients, applies a
-smaller memory plan and repeats the step with the same random numbers. Each step still updates the
-weights exactly once. The loss is normalised over the whole step, so smaller micro-batches do not
-change it.
+smaller memory plan and repeats the step with the same random numbers. Each step updates the weights
+exactly once, with or without retries. The loss is normalised over the whole step, so smaller
+micro-batches do not change it.
 
 A layout that runs out of memory is first replaced by one that needs less.
 
@@ -39,8 +39,8 @@ class StepRetry:
     def __init__(
         self, trainer: Untyped, modes: LayerModes, policy: Policy, replan: Callable[[str], Policy]
     ) -> None:
-        """`replan` takes the failure's message and returns the next policy. It raises RunError if
-        no policy is left."""
+        """`replan` takes the failure's message and returns the next policy, or raises RunError if
+        none is left."""
         self._trainer, self.modes = trainer, modes
         self._replan = replan
         self.planned: list[Mode] = []
@@ -67,7 +67,7 @@ class StepRetry:
             result = _attempt(step)
             if not isinstance(result, _Failure):
                 return result
-            # The exception, and the tensors that its frames referenced, are released by now.
+            # The exception and the tensors in its frames are already released here.
             self.recover(result.text)
             restore_random_state(state)
             self._trainer.restore_counters(counters)
@@ -126,7 +126,7 @@ class EvaluationRetry:
             result = _attempt(lambda: evaluate(self.parts))
             if not isinstance(result, _Failure):
                 return result
-            # The exception, and the tensors that its frames referenced, are released by now.
+            # The exception and the tensors in its frames are already released here.
             release_cached_memory()
             restore()
             if self.parts >= rows:

@@ -1,6 +1,7 @@
 """Sizes of the model, the tuning and the micro-batch, as inputs of the memory prediction.
 
-They are plain numbers from a configuration, so planning needs neither torch nor a loaded model.
+The sizes are plain numbers from a configuration, so planning needs neither torch nor a loaded
+model.
 """
 
 from __future__ import annotations

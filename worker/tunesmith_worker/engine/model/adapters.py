@@ -30,11 +30,13 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 PROBE_TOKENS = 64
 PROBE_LOGITS = 8
-"""Positions in probe.safetensors that have logits. PROBE_TOKENS is the number of its tokens."""
+"""Number of positions in probe.safetensors that have logits. PROBE_TOKENS is the number of
+tokens."""
 
 
 def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
-    """Attach a new adapter. Its B matrices start at 0, so the model first equals the base model."""
+    """Attach a new adapter. LoRA's B matrices start at 0, so the model first equals the base
+    model."""
     lora = recipe.lora or LoraRecipe()
     targets = _targets(model, lora, choices)
     whole = whole_matrices(
@@ -230,8 +232,7 @@ def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tens
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        # Call the class's forward. accelerate wraps the instance's forward in autocast, which the
-        # saved files do not use.
+        # Call the class's forward, because accelerate wraps the instance's forward in autocast.
         logits_1TV = (
             type(model)
             .forward(model, input_ids=input_ids_1T.to(model.device), use_cache=False)

@@ -26,8 +26,7 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
     """Return the transformers configuration for matrix multiplications in `dtype`.
 
     With NF4, the block scales are quantised too: 0.52 bytes per weight instead of 0.56."""
-    # bitsandbytes warns in each layer and step that int8 matrix multiplications run in fp16. At
-    # import, it warns that it could download a kernel.
+    # bitsandbytes warns in each layer and step that int8 runs in fp16; hide these warnings.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if kind == "int8":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
@@ -83,9 +82,9 @@ def is_nf4(module: Untyped) -> bool:
 
 
 def scales(model: Untyped) -> list[torch.Tensor]:
-    """Return the scales of quantised weights, which are neither parameters nor buffers.
+    """Return the scales of quantised weights and the constants of quantised scales.
 
-    They include the constants of quantised scales."""
+    These tensors are neither parameters nor buffers."""
     tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
@@ -98,7 +97,8 @@ def scales(model: Untyped) -> list[torch.Tensor]:
 
 
 def lora_over_nf4() -> Untyped:
-    """Return PEFT's LoRA class for NF4 layers. It exists only after bitsandbytes is imported."""
+    """Return PEFT's LoRA class for NF4 layers; the class exists only after bitsandbytes is
+    imported."""
     return peft.tuners.lora.Linear4bit
 
 

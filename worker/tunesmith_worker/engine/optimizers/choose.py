@@ -52,8 +52,8 @@ def describe_precision(precision: Precision) -> str:
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
     """Within this block, give the model the weights to save.
 
-    If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. Otherwise the
-    weights do not change."""
+    If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. Without
+    masters, the weights do not change."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

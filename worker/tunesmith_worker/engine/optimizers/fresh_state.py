@@ -1,7 +1,7 @@
 """Allocate an optimiser's state before its first update.
 
-torch allocates the state in the first `step`, one parameter group at a time. If memory runs out
-then, some groups are updated and others are not.
+torch allocates the state in the first `step`, one parameter group at a time. If memory runs out in
+that step, some groups are updated and others are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def make_state(optimizer: Untyped) -> None:
     """Allocate the state of all trained parameters that have none.
 
     If an allocation fails, the new states are removed and the error propagates. Only our optimisers
-    and torch's AdamW are supported; others allocate their state in the first step."""
+    and torch's AdamW are supported; other optimisers allocate their state in the first step."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     created = []
     try:

@@ -1,8 +1,8 @@
 """AdamW on split masters: bf16 weights plus the low 16 bits of their fp32 masters.
 
 With the same gradients, a bf16 weight plus its low bits equals the fp32 weight of
-torch.optim.AdamW(fused=True), bit for bit. Each weight takes 12 bytes: 2 for the weight, 2 for the
-low bits and 8 for the moments.
+torch.optim.AdamW(fused=True), bit for bit. Each parameter takes 12 bytes: 2 for the weight, 2 for
+the low bits and 8 for the moments.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 class SplitMasterAdamW(torch.optim.Optimizer):
     """AdamW for bf16 parameters with split masters; fp32 parameters use plain AdamW.
 
-    `found_inf` is an fp32 scalar on the device, as in torch's fused optimisers. If it is 1, a step
-    increases only the step count and changes neither weights nor moments. The state's key `error`
-    holds the low 16 bits of the masters; resume points use this name too."""
+    `found_inf` is an fp32 scalar on the device, as in torch's fused optimisers. If `found_inf` is
+    1, a step increases only the step count and changes neither weights nor moments. The state's key
+    `error` holds the low 16 bits of the masters; resume points use this name too."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 bits[at] += 1
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Load a state dict without the cast to the parameters' dtype that torch's method does."""
+        """Load a state dict. Unlike torch's method, do not cast the state to the parameters'
+        dtype."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]

@@ -1,4 +1,4 @@
-"""Patch a model's modules with our kernels. Patches are per module, reversible and reported."""
+"""Patch a model's modules with our kernels. Each module's patch is reversible and reported."""
 
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason
 from .report import PatchReport

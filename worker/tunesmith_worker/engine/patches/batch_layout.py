@@ -2,7 +2,7 @@
 
 Reading the layout back from the device would wait for all work launched before.
 
-The caller sets the layout around a forward pass. If none is set, patches read the layout from the
+The caller sets the layout around a forward pass. If no layout is set, patches read it from the
 device.
 """
 
@@ -30,7 +30,7 @@ class ScoredTokens:
     targets: torch.Tensor
     """Token id of each pair: int64 [N]."""
     temperature: float
-    """The logits are divided by it."""
+    """Temperature that divides the logits."""
     entropy: bool | Literal["grad"]
     """True: compute the entropy. "grad": compute the entropy with its gradient."""
 

@@ -3,8 +3,8 @@
     x + after(o_proj(attention(rope(qkv_proj(before(x))))))
     x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
 
-The kernels read the layer's own modules. No weights are copied, so the modules can be trained,
-saved and moved as usual.
+`before` and `after` are optional norms. The kernels read the layer's own modules. No weights are
+copied, so the modules can be trained, saved and moved as usual.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class AttentionHalf:
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = attention_shape(attention)
-        # This comes last because it moves weights. If a check failed after it, the weights would
-        # stay moved.
+        # Fuse weights last: after an Unsupported error, they would stay moved.
         self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
     def __call__(
@@ -99,7 +98,7 @@ class MLPHalf:
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
-        )  # moves weights, so it comes last
+        )  # fuses weights, so it comes last
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x + mlp(x)` for x [1, T, hidden]."""

@@ -1,8 +1,8 @@
 """Loss head that scores labelled tokens only.
 
-It replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model. Arguments
-and result fields stay the same. If the batch's layout has `scored`, labels are not needed and the
-result fields are flat.
+The loss head replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model.
+Arguments and result fields stay the same. If the batch's layout has `scored`, labels are not needed
+and the result fields are flat.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class HeadPatch:
 def _needs_stock(model: Untyped, kwargs: dict[str, Untyped]) -> bool:
     """Return True if only the stock head supports the call.
 
-    These calls have shifted labels or need the load-balancing loss of a mixture of experts."""
+    Only the stock head supports shifted labels and the load-balancing loss of a mixture of
+    experts."""
     balanced = getattr(model.config.get_text_config(), "output_router_logits", False)
     balanced = kwargs.get("output_router_logits", balanced)
     return bool(balanced) or kwargs.get("shift_labels") is not None
@@ -168,8 +169,8 @@ def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, Tra
 class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one number, expanded to the full shape. Backward keeps it expanded.
-    This shows the head's gradient, without a device synchronization, that all rows have the same
+    The gradient of a sum is one number, expanded to the full shape. Backward keeps the gradient
+    expanded. Its strides show, without a device synchronization, that all rows have the same
     weight.
     """
 

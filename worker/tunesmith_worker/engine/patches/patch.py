@@ -44,7 +44,7 @@ class Patched:
             self._undo.pop()()
 
     def redo(self) -> None:
-        """Patch the model again after `undo`. The first report is kept."""
+        """Patch the model again after `undo`. The report of the first patch stays."""
         assert not self._undo, "the model is already patched"
         patched = patch(self._model, self._mechanisms)
         self._undo, self.layers[:] = patched._undo, patched.layers

@@ -10,7 +10,7 @@ _IMPLIED = "required for packed rows"
 
 class PatchReport:
     def __init__(self, requested: Iterable[str] = ()) -> None:
-        """`requested`: patches that the caller asked for. They may require more patches."""
+        """`requested`: patches that the caller asked for. Requested patches may require others."""
         self._requested = frozenset(requested)
         self.counts: Counter[str] = Counter()
         """Number of patched modules by patch name."""

@@ -20,7 +20,7 @@ __all__ = [
 
 Untyped = Any  # Any: transformers is not typed
 
-# TRL 1.16 uses this name at every step; transformers 5.23 deprecates it.
+# TRL 1.16 uses this name of transformers at every step, which causes a warning.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 _NAMES = {field.name for field in fields(trl.SFTConfig)}
@@ -33,7 +33,7 @@ RECOMPUTE = (
 def logit_scale(config: Untyped) -> float:
     """Return the factor that multiplies a model's logits before any soft cap.
 
-    Reads the same configuration names as TRL's fused head."""
+    The configuration names are the same as in TRL's fused head."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
             return float(getattr(config, name))

@@ -1,7 +1,7 @@
 """Describe a transformers causal language model for the decoder.
 
-It uses the same family table and checks as the training patches, and refuses other models. The
-description refers to the model's modules and does not copy their weights.
+The supported families and the checks are the same as for the training patches. The description
+refers to the model's modules and does not copy weights.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _read(causal: Untyped) -> Architecture:
     config = backbone.config
     kind = FAMILIES[type(layers[0]).__name__].norm
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
-    # If a model is cut to its first layers, layer_types has more entries than layers.
+    # layer_types has too many entries if a model is cut to its first layers.
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
     specs = [_layer(layer, name) for layer, name in zip(layers, types, strict=True)]
     if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
@@ -125,7 +125,7 @@ def _read(causal: Untyped) -> Architecture:
 
 
 def _check_model(causal: Untyped, layer: Untyped) -> None:
-    """Raise Unsupported if the layers are not in their own transformers model or hooks exist."""
+    """Raise Unsupported if the model's class does not fit its layers, or if modules have hooks."""
     expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
     kind = type(causal)
     if kind.__name__ != expected or kind.__module__ != type(layer).__module__:

@@ -7,8 +7,8 @@ same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The 
 scores are the prompt's tokens, then the completion's tokens. Shapes are as in cache.py, with H
 heads, G = H / KV, P the longest prompt and T the longest completion.
 
-Buffers and their views are created once per step for all layers, because a layer has many small
-operations. On a CPU, launching one takes about as long as running it.
+Buffers and their views are created once per step for all layers. A layer has many small operations,
+and on a CPU, launching a small operation takes about as long as running it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class StepAttention:
     ) -> None:
         """`cache` must have room for each row's new token; its lengths do not count that token yet.
 
-        `lengths` [B], if given, is a tensor whose values may change between steps. The object then
-        stays valid until the cache's version changes, and reads the whole cache, including unused
-        entries."""
+        `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
+        the object stays valid until the cache's version changes, and reads the whole cache,
+        including unused entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room

@@ -1,6 +1,6 @@
 """Continuous batching: rows decode together, and queued requests replace ended rows.
 
-Rebuilding the batch copies the cache, so it happens only after enough rows have ended.
+A rebuild of the batch copies the cache, so the batch is rebuilt only after enough rows have ended.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        Samples more tokens if the RoPE frequencies change immediately."""
+        If a row's RoPE frequencies change immediately, more tokens of this row are sampled."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:

@@ -1,6 +1,7 @@
 """Forward passes of a rollout: prefill for whole prompts, decode steps for one token per row.
 
-They compute the same as the training forward, with the adapter merged into the weights.
+Prefill and decode steps compute the same as the training forward, with the adapter merged into the
+weights.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ RowTables = dict[str | None, list[RowRangeTable]]
 def cache_dtype(model: Architecture) -> torch.dtype:
     """Return the dtype of cached keys and values.
 
-    On a CPU this is fp32, because narrow bf16 matrix products take up to three times as long."""
+    On a CPU the dtype is fp32, because bf16 products with few rows take up to three times as
+    long."""
     return torch.float32 if model.device.type == "cpu" else model.dtype
 
 
@@ -59,8 +61,7 @@ class Decoder:
             heads = qkv.unflatten(1, (-1, shape.head_dim))
             if layer.spec.rope:
                 rope_(heads[:, : shape.rotated], *tables[layer.spec.layer_type])
-            # Copy k and v: the attention may overwrite qkv, and keeping all of qkv needs more
-            # memory.
+            # Copy k and v, because the attention may overwrite qkv.
             kv = heads[:, shape.heads :].to(self._cache_dtype, copy=True)
             cached.append(kv.unflatten(1, (2, shape.kv_heads)).permute(1, 2, 0, 3))  # [2, KV, T, D]
             out = segment_attention(qkv, None, None, segments, shape)
@@ -98,8 +99,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Run the device work of a step; the cache must have room for the new tokens.
 
-        `lengths` [B], if given, holds each row's number of cached tokens on the device. The step
-        then reads no changing host state until the cache's version changes."""
+        `lengths` [B], if given, holds each row's number of cached tokens on the device. With
+        `lengths`, the step reads no host state that changes before the cache's version does."""
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
         positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)
@@ -148,7 +149,7 @@ class Decoder:
         norms = (layer.spec.q_norm, layer.q_norm, q), (layer.spec.k_norm, layer.k_norm, k)
         normed = []
         for spec, norm, part in norms:
-            width = 0 if spec is None else len(spec.module.weight)  # one head, or all heads
+            width = 0 if spec is None else len(spec.module.weight)  # of one head or of all
             normed.append(norm(part.unflatten(1, (-1, width))).flatten(1))
         return torch.cat([*normed, v], dim=1)
 

@@ -5,8 +5,8 @@ elements of W. Folding saves the bits of the elements that differ, so unfolding 
 
     W = round(W' - s B A), with the saved bits where the result differs
 
-Matrices are processed one at a time, in chunks of rows. Apart from the saved elements, this needs
-little extra memory.
+Matrices are processed one at a time, in chunks of rows, so that little extra memory is needed apart
+from the saved elements.
 """
 
 from __future__ import annotations

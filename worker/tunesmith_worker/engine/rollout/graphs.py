@@ -3,9 +3,9 @@
 On a GPU, launching a step's operations takes longer than running them.
 
 A graph repeats the same kernels at the same addresses. A recorded step therefore reads everything
-that changes between steps (newest tokens, cached lengths) from device tensors. It reads the whole
-cache and masks the unused entries. A recording is valid until the cache's version changes. The
-first step of each version runs without recording, to compile kernels.
+that changes between steps (newest tokens, cached lengths) from device tensors. A recorded step also
+reads the whole cache and masks unused entries. A recording is valid until the cache's version
+changes. The first step of each cache version runs without recording, to compile kernels.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class CudaRecorder:
     """Recorder based on torch.cuda.CUDAGraph; each process has one per device."""
 
     def __init__(self, device: torch.device) -> None:
-        # All recordings use one stream, because cached memory and cuBLAS's workspace belong to a
-        # stream.
+        # All recordings use one stream, because cached memory belongs to a stream.
         self._stream = torch.cuda.Stream(device)
         self.disabled_reason = ""
 
@@ -56,8 +55,7 @@ class CudaRecorder:
             return run()
 
     def record(self, run: StepFunction) -> StepFunction:
-        # A graph cannot use torch's cached free memory or the memory pool of an earlier graph. Free
-        # both first. (A pool is freed with its last graph.)
+        # Free torch's cached memory, because a new graph cannot use it.
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
@@ -67,8 +65,7 @@ class CudaRecorder:
             try:
                 result = run()
             except BaseException:
-                # After a forbidden operation, capture_end fails too, but with a less precise
-                # message.
+                # After an error, capture_end raises another error that is less precise.
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
@@ -120,8 +117,7 @@ class RecordingDecoder(Decoder):
             return super().step(ids, cache)
         cache.make_room()
         if self._step is None or self._step.cache_version != cache.version:
-            # Free the old graph first. This also frees cuBLAS's workspace for the stream. The first
-            # step of the new version allocates it again, outside a recording.
+            # Free the old graph first, so that cuBLAS's workspace is freed and allocated again.
             self._step = None
             self._step = _Step(self, cache)
         elif self._step.replay is None:
@@ -160,8 +156,8 @@ class RecordingDecoder(Decoder):
 class _Step:
     """Decode step for one version of the cache.
 
-    Holds tensors whose addresses a recording uses. The cache and the decoder's weights hold the
-    other tensors."""
+    This object holds the tensors that a recording uses, except the cache and the decoder's
+    weights."""
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:
         self.cache_version = cache.version

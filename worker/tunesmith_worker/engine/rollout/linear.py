@@ -1,8 +1,8 @@
 """Linear layers of the decoder, optimized for decode steps with few rows.
 
-On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, this is 1.2 to
-1.9 times as fast as torch.nn.functional.linear. torch has only a private API for this. Only this
-module uses it, and it uses plain linear layers if the API is missing.
+On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, such a packed
+layer is 1.2 to 1.9 times as fast as torch.nn.functional.linear. Only this module calls torch's
+private API for packed weights. If the API is missing, the decoder uses plain linear layers.
 
 A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the
 matrix products' time (docs/contributing/log). Packed weights are therefore moved into huge pages.
@@ -30,7 +30,7 @@ class Linear:
     """Linear layer `y = x W' + b` with weight [out, in] and input x [N, in]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keeps references to the tensors, so later changes to them take effect."""
+        """The layer refers to the tensors without copying, so later changes to them take effect."""
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Linear:
 
 
 class SplitLinear(Linear):
-    """Several linear layers with the same input. Their outputs are concatenated."""
+    """Several linear layers with the same input and concatenated outputs."""
 
     def __init__(self, parts: list[Linear]) -> None:
         self._parts = parts
@@ -58,7 +58,7 @@ class PackedLinear(Linear):
     """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: number of input rows to optimize for. Other numbers work too."""
+        """`rows`: number of input rows to optimize for. Other numbers of rows work too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)

@@ -1,8 +1,9 @@
 """Rollout engine that uses the training model's own weights.
 
-In each step, every row of the batch decodes one token. Each prompt is computed once for all its
-requests. Queued requests replace ended rows. A completion does not depend on other rows, apart from
-rounding in matrix products. Between calls, the engine holds no copied weights, keys or values.
+In each step, every row of the batch decodes one token. Each prompt is computed once for all
+requests that share it. Queued requests replace ended rows. A completion does not depend on other
+rows, apart from rounding in matrix products. Between calls, the engine holds no copied weights,
+keys or values.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class NativeEngine:
         self.figures = RolloutFigures()
         """Figures of the last call."""
         self.interrupted: Callable[[], bool] = lambda: False
-        """Function that is called before each step. If it returns True, generation raises
-        Interrupted."""
+        """Function that is called before each step; generation raises Interrupted if it returns
+        True."""
 
     @property
     def batch_invariant(self) -> bool:
-        """True for fp32 models: their tokens do not depend on the batch size through rounding."""
+        """True for fp32 models: rounding is too small to make tokens depend on the batch size."""
         return self._architecture.dtype == torch.float32
 
     @property

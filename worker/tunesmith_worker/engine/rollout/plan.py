@@ -26,7 +26,7 @@ _USABLE_SHARE = 0.8
 
 
 class RolloutDoesNotFit(RolloutError):
-    """The free memory is too small for one row of the requested length."""
+    """Raised if the free memory is too small for one row of the requested length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ def plan_rollout(
     At most `rows` completions run at a time. Prompts have up to `prompt_tokens` tokens, completions
     up to `max_tokens`.
 
-    A merged copy of the weights is used if it fits together with a quarter of the rows. It makes
-    matrix products faster, which saves more time than more rows would. Raises UnsupportedModel and
-    RolloutDoesNotFit.
+    A merged copy of the weights is used if it fits together with a quarter of the rows. A merged
+    copy makes matrix products faster, which saves more time than a larger batch would. Raises
+    UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
     usable = int(free * _USABLE_SHARE)

@@ -101,7 +101,8 @@ class FinishReason(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     token_ids: list[int]
-    """Sampled token ids, including the stop token. They are never decoded and encoded again."""
+    """Sampled token ids, including the stop token. Token ids are never decoded and encoded
+    again."""
     sampling_logprobs: list[float]
     """Log-prob of each token in the sampling distribution, with temperature, penalties and filters;
     0 for greedy tokens."""
@@ -125,9 +126,9 @@ class RolloutEngine(Protocol):
         """Generate completions with the current weights and return them in the order of requests.
 
         `on_completion` is called on the calling thread as soon as a completion ends. Generation
-        waits for it, so slow work belongs in another thread. The callback must not use the model,
-        because an adapter may be folded into the weights. If the callback raises an exception, the
-        rollout ends and the exception propagates."""
+        waits for the callback, so slow work belongs in another thread. The callback must not use
+        the model, because an adapter may be folded into the weights. If the callback raises an
+        exception, the rollout ends and the exception propagates."""
 
 
 class RolloutError(Exception):
@@ -135,7 +136,7 @@ class RolloutError(Exception):
 
 
 class Interrupted(RolloutError):
-    """Raised if the caller no longer needs the completions."""
+    """Raised if generation stopped because the caller no longer needs the completions."""
 
 
 class UnsupportedModel(RolloutError):

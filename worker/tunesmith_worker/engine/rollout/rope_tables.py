@@ -5,8 +5,9 @@ bit.
 
 With two scalings, the frequencies depend on the sequence length. longrope has two sets of
 frequencies: one up to the original context length and one above it. dynamic has a separate set for
-each length above the original context. Cached keys are valid for only one set. `rope_key`
-identifies a sequence's set. When it changes, the cached keys are recomputed.
+each length above the original context. Cached keys are valid for only one set of frequencies.
+`rope_key` identifies a sequence's set of frequencies. If a sequence gets another set, its cached
+keys are recomputed.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' RoPE module. It rounds its results to the hidden states'
-        `dtype`."""
+        """`rotary`: transformers' RoPE module, which rounds to the hidden states' `dtype`."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
-        self._rotary = copy.deepcopy(rotary)  # its state changes with use, and training uses it
+        self._rotary = copy.deepcopy(rotary)  # a copy, because use changes the state of the module
         self._kinds: dict[str | None, str] = by_type
         self._dtype, self._device = dtype, device
         self._tables: dict[tuple[str | None, int], RopeTable] = {}

@@ -1,9 +1,9 @@
 """Compute the distribution of the next token and sample from it.
 
-The distribution is the same as in transformers. It uses transformers' processors in transformers'
-order: penalties, temperature, top-k, top-p, min-p. transformers has no presence and frequency
-penalties, so these follow vLLM. Sampling inverts the cumulative distribution with one uniform
-random number u per token:
+The distribution is the same as in transformers, from the same processors in the same order:
+penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties, which transformers
+lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform random number u
+per token:
 
     token = the first i with  sum of p_j over j <= i  >  u
 
@@ -108,8 +108,8 @@ def sample(
 def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Sample tokens [B, 1] with a probability above 0 from probabilities [B, V] and u [B, 1].
 
-    First finds the block of tokens, then the token within the block. Block sums are many times
-    faster than a cumulative sum over the whole vocabulary."""
+    The search first finds the block of tokens, then the token within the block. Block sums are many
+    times faster than a cumulative sum over the whole vocabulary."""
     short = -probabilities.shape[1] % _TOKENS
     padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
     blocks = padded.view(len(padded), -1, _TOKENS)

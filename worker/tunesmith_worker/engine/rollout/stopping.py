@@ -13,9 +13,7 @@ Untyped = Any  # Any: transformers and tokenizers are not typed
 
 
 def eos_token_ids(model: Untyped, tokenizer: Untyped) -> frozenset[int]:
-    """Return all end-of-turn tokens from the model's generation config and the tokenizer.
-
-    Either of them may be incomplete."""
+    """Return all end-of-turn tokens from the model's generation config and the tokenizer."""
     eos = getattr(model.generation_config, "eos_token_id", None)
     ids: Iterable[int | None] = eos if isinstance(eos, list | tuple) else [eos]
     return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
@@ -40,8 +38,8 @@ class StopChecker:
             self._text = _StopTextMatcher(request.stop, backend)
 
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Add the next token. If it ends the completion, return the finish reason and stop
-        reason."""
+        """Add the next token; return finish reason and stop reason if this token ends the
+        completion."""
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token
@@ -61,10 +59,10 @@ class _StopTextMatcher:
         self._tail = ""
 
     def match(self, token: int) -> str | None:
-        """Add the next token. If it completes a stop text, return that text.
+        """Add the next token; return the stop text that this token completes, or None.
 
-        If it completes several, return the one that starts first. A character that spans several
-        tokens is decoded with its last token."""
+        If the token completes several stop texts, return the one that starts first. A character
+        that spans several tokens is decoded with its last token."""
         new_text = self._stream.step(self._backend, token)
         if not new_text:
             return None

@@ -1,6 +1,6 @@
 """Weights of the decoder: a merged copy, or the training weights with the adapter folded in.
 
-They are read at the start of every rollout, so each rollout uses the current weights.
+The decoder's weights are read at the start of every rollout, so they are always current.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _training_linear(parts: Sequence[Projection]) -> Linear:
 def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
     """Merge projections with the same input into one weight [sum of outs, in].
 
-    Each part is `W + s B A`, summed in fp32 and rounded once."""
+    For each projection, the merged weight is `W + s B A`, summed in fp32 and rounded once."""
     if len(parts) == 1 and parts[0].adapter is None and isinstance(parts[0].weight, torch.Tensor):
         return parts[0].weight.detach()
     outs = [part.weight.shape[0] for part in parts]

@@ -1,8 +1,8 @@
 """Set the learning rate of the embedding, the head and token rows.
 
 In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
-few steps, so its noise does not average out. The learning rate for LoRA is ten times that of full
-tuning, which is too high for such rows.
+few steps, so noise does not average out. LoRA's learning rate is ten times as high as for full
+tuning. For such rows this is too high.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Implement `recipe.add_tokens`: add tokens to the tokenizer and their rows to the model.
 
-Before, the tokenizer split a new token into pieces. The token's new row in the embedding and in the
-head starts as the mean of the rows of these pieces. With such a mean, old tokens keep probability
-(Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+The original tokenizer splits a new token into several old tokens. In the embedding and in the head,
+the new row starts as the mean of the old tokens' rows. A mean of old rows cannot take all
+probability from old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def add_tokens(
     """Add `tokens` to `tokenizer` and `model`, in place.
 
     New tokens first use spare rows, which pad the vocabulary beyond the tokenizer's size. The model
-    grows only if these are not enough."""
+    grows only if there are too few spare rows."""
     before = int(model.get_input_embeddings().num_embeddings)
     pieces = {token: _pieces(tokenizer, token) for token in tokens}
     present = [token for token in tokens if _is_one(tokenizer, token, pieces[token])]
@@ -69,7 +69,7 @@ def add_tokens(
                 matrix.weight[row] = start.to(matrix.weight.dtype)
     events.message(
         f"tokens added: {_named(fresh, ids)}. Each new row starts as the mean of the rows of the "
-        f"token's former pieces; {_vocabulary(new)}.",
+        f"old tokens that spelled the new token; {_vocabulary(new)}.",
         data={"tokens": list(fresh), "token_ids": list(ids), "vocabulary": new.rows},
     )
     return new

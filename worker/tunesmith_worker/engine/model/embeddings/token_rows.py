@@ -1,7 +1,7 @@
 """Train single rows: new tokens, and tokens in the data that the base model never learned.
 
 A LoRA run uses PEFT's `trainable_token_indices`: each matrix trains and saves only k rows of H
-parameters. Stock PEFT can load them. With full tuning, all rows train.
+parameters. Stock PEFT can load these rows. With full tuning, all rows train.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Untyped = Any  # Any: transformers, peft and datasets are not typed
 
 TRAINING_BYTES = 16
 """Memory per trained fp32 parameter in bytes: value, gradient and Adam's two moments."""
-_SHOWN = 20  # tokens listed in an event
+_SHOWN = 20  # maximum number of tokens listed in an event
 
 
 def used_tokens(dataset: Untyped) -> list[int]:
@@ -83,7 +83,7 @@ def train_token_rows(
 def _frozen_matrices(matrices: Matrices) -> list[Matrix]:
     """Return the matrices whose rows cannot train.
 
-    If the rows of a head train, PEFT drops the head's bias. This would change the model."""
+    If single rows of a head train, PEFT drops the head's bias, which would change the model."""
     if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:
         return []
     return [
@@ -131,8 +131,7 @@ def _attach(model: Untyped, matrices: Sequence[Matrix], rows: list[int]) -> None
         if isinstance(base, torch.nn.Linear):
             module.bias = None  # TRL reads `bias`, which PEFT's wrapper lacks
         elif base.padding_idx in rows:
-            # torch gives the row of padding_idx no gradient, but here the padding token also occurs
-            # in the data (pad == eos). Padding positions have no label.
+            # padding_idx stops a row's gradient, but here the padding token is also in the data.
             base.padding_idx = None
 
 

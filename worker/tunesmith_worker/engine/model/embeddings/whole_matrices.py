@@ -66,8 +66,8 @@ def whole_matrices(
 ) -> WholeMatrices | None:
     """Return the embedding or head named in `targets`, or None.
 
-    Uses only shapes, so `model` may be on the meta device. If not `allowed`, raises a RunError that
-    states the size.
+    Only shapes are used, so `model` may be on the meta device. If not `allowed`, raises a RunError
+    that states the size.
     """
     if isinstance(targets, str):
         return None  # "all-linear" excludes the head
