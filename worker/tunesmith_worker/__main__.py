@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "demo":
         from tunesmith_worker.demo.__main__ import (
-            main as demo,  # torch, matplotlib and the SDK: demo only
+            main as demo,  # imports torch, matplotlib and the SDK
         )
 
         return int(demo(rest))

@@ -53,7 +53,7 @@ class WallClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Change to `phase` for the block."""
+        """Change to `phase` within this block."""
         before = self.switch(phase)
         try:
             yield

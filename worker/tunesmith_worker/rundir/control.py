@@ -22,17 +22,19 @@ class StopControl:
         self._run, self._before_exit = run, before_exit
         self._step: int | None = None
         self.stop_requested = False
-        """True if the trainer must save and exit after this step. The job continues later."""
+        """True if the trainer must save and exit after this step, to continue the job later."""
         self.end_requested = False
-        """True if training must end after this step, with a result. SIGTERM has priority."""
+        """True if training must end after this step, with a result. SIGTERM has priority over
+        it."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
-        """Record the start of training. After this, SIGTERM takes effect at the end of a step."""
+        """Record the start of training. During training, SIGTERM takes effect at the end of a
+        step."""
         self._step = 0
 
     def step_ended(self, step: int) -> None:
-        """Exit if the job is cancelled. If no request exists, this costs one `stat` call."""
+        """Exit if the job is cancelled. Without a request, a check costs one `stat` call."""
         self._step = step
         action = self._requested_action()
         if action == ControlAction.CANCEL:
@@ -54,8 +56,7 @@ class StopControl:
 
     def _exit(self) -> None:
         remove_unfinished(self._run.root)
-        # Use os._exit. The signal may arrive while an optional package is imported, and that code
-        # would catch an exception.
+        # Use os._exit, because an import of an optional package could catch an exception.
         self._before_exit()
         write_json(self._run.result, RunResult(outcome="stopped", step=self._step or 0))
         os._exit(EXIT_STOPPED)

@@ -13,7 +13,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, JobFailure
 
 _MESSAGE_LIMIT = 4000
 EXIT_DISK_FULL = 74
-"""Exit status if the disk is too full for the trainer's result (EX_IOERR in sysexits.h)."""
+"""Exit status if disk space is missing for the trainer's result (EX_IOERR in sysexits.h)."""
 EXIT_READ_ONLY = 73
 """Exit status if the trainer cannot write its result (EX_CANTCREAT in sysexits.h)."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

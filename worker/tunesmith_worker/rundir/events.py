@@ -82,7 +82,8 @@ class EventLog:
 
 
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""The trainer switches the clock during training. Time before its first phase is set-up."""
+"""The trainer switches the clock during training. Time before the trainer's first phase counts as
+set-up."""
 
 JsonData = Mapping[str, JsonValue]
 

@@ -51,7 +51,8 @@ class RunDirectory:
         return self.root / "adapter"
 
     def remove_outcome(self) -> None:
-        """Remove the result and report of an earlier run, so that a killed run has none."""
+        """Remove the result and report of an earlier run, so that a killed run leaves no old
+        result."""
         self.result.unlink(missing_ok=True)
         self.report.unlink(missing_ok=True)
 
@@ -88,7 +89,7 @@ def write_json(path: Path, value: BaseModel) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill. It is renamed to `path` after all its files are on disk."""
+    """Yield a new folder to fill, and rename it to `path` after all its files are on disk."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -101,7 +102,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def move_folder(path: Path, to: Path) -> None:
-    """Rename a folder durably within the run directory."""
+    """Rename a folder within the run directory, and sync the change to disk."""
     if to.exists():  # an earlier attempt left it
         shutil.rmtree(to)
     path.replace(to)
@@ -121,7 +122,7 @@ def remove_unused(folders: Path, older_than: float) -> None:
     """Remove folders that have not changed for `older_than` seconds."""
     limit = time.time() - older_than
     for folder in folders.iterdir():
-        # Workers share these folders, so another worker may rename or remove one meanwhile.
+        # Another worker may rename or remove a shared folder at the same time.
         with contextlib.suppress(FileNotFoundError):
             times = [path.lstat().st_mtime for path in (folder, *folder.rglob("*"))]
             if max(times) < limit:

@@ -48,7 +48,8 @@ class Choices:
         self._on_choice(choice)
 
     def reuse(self, choice: Choice) -> None:
-        """Record an earlier choice without changes. Its event says that it comes from plan.json."""
+        """Record an earlier choice without changes. The event says that the choice is from
+        plan.json."""
         self.made.append(choice)
         reason = f"reused from plan.json: {choice.reason}"
         self._on_choice(choice.model_copy(update={"reason": reason}))

@@ -1,6 +1,6 @@
-"""Set up the trainer's process: environment, memory, fast imports, end with the supervisor.
+"""Set up the trainer's process: environment, memory, fast imports, and exit with the supervisor.
 
-Uses only the standard library, because it runs before slow imports.
+This module uses only the standard library, because it runs before slow imports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
-"""Option numbers for mallopt (glibc's malloc.h). The values are bytes, as a C int."""
+"""Option numbers for mallopt (glibc's malloc.h). Option values are bytes, as a C int."""
 _INT_MAX = 2**31 - 1
 
 
@@ -29,7 +29,7 @@ class SpawnSettings:
     """Environment variables that a supervisor sets for its child; not set when run by hand."""
 
     supervisor_pid: int | None = None
-    """Process id of the supervisor. The child ends when this process ends."""
+    """Process id of the supervisor. The child ends when the supervisor ends."""
     spawned_at: float | None = None
     """Time when the child was spawned, in Unix seconds."""
     token_cache: str | None = None
@@ -101,8 +101,7 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
     env.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints a line on stderr
-    # One worker uses one GPU. With several visible GPUs, the Trainer would split each batch over
-    # all of them, and the batch size would have another meaning.
+    # With several visible GPUs, the Trainer would change the meaning of the batch size.
     env["CUDA_VISIBLE_DEVICES"] = trainer_gpu(env)
 
 
@@ -159,7 +158,7 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
 
 def exit_fast(status: int) -> NoReturn:
     """Exit like `sys.exit`, but without the slow cleanup of the interpreter and torch."""
-    atexit._run_exitfuncs()  # temporary folders, locks, logs: 10 ms
+    atexit._run_exitfuncs()  # removes temporary folders and locks, flushes logs: 10 ms
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

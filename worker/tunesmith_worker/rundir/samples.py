@@ -1,7 +1,8 @@
 """Write samples/step-N.jsonl (N with six digits): the completions of a reinforcement step.
 
-Each line is a JSON object, in the order of the batch. The trainer writes the file uncompressed to
-save time. The supervisor compresses, stores and removes it. A run by hand keeps the file.
+Each line is a JSON object for one completion, in the order of the batch. The trainer writes the
+file uncompressed to save time. The supervisor compresses, stores and removes the file. A run
+started by hand keeps the file.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
 def write_samples(
     run: RunDirectory, events: EventLog, step: int, samples: Sequence[Sample]
 ) -> None:
-    """Write the samples of optimiser step `step`, and an event. Rewards must be known.
+    """Write the samples of optimiser step `step`, and an event, after grading.
 
-    Texts are not shortened. NaN and infinity become null. A write error only causes a warning.
+    Texts are saved in full. NaN and infinity become null. A write error only causes a warning.
     """
     path = run.samples / f"step-{step:06d}.jsonl"
     part = path.with_name(f".{path.name}.part")
@@ -70,7 +71,7 @@ def _line(sample: Sample) -> bytes:
 
 
 def _as_unicode(value: object) -> object:
-    """Replace lone surrogates with "?". A tokenizer can produce them."""
+    """Replace lone surrogates, which tokenizers can produce, with "?"."""
     if isinstance(value, Mapping):
         return {_as_unicode(key): _as_unicode(inner) for key, inner in value.items()}
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -14,7 +14,7 @@ from tunesmith_schema.renames import read_stored
 from .errors import RunError
 
 EXIT_UNUSABLE = 2
-"""Exit status if the run directory is unusable. argparse uses the same for wrong arguments."""
+"""Exit status if the run directory is unusable; argparse's status for wrong arguments."""
 
 
 class UnusableRunDirectory(RunError):
@@ -22,7 +22,7 @@ class UnusableRunDirectory(RunError):
 
 
 def read_spec(root: Path) -> RunSpec:
-    """Read and check spec.json. Raises UnusableRunDirectory if it has an error."""
+    """Read and check spec.json. Raises UnusableRunDirectory if spec.json has an error."""
     if not root.is_dir():
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,
@@ -72,8 +72,8 @@ def _parsed(path: Path) -> RunSpec:
         raise UnusableRunDirectory(
             ErrorCode.INVALID_REQUEST,
             f"{path}: {f'{field}: ' if field else ''}{errors[0].message}{more}",
-            hint="docs/reference/run-directory.md has an example, docs/reference/recipe.md every "
-            "recipe field",
+            hint="docs/reference/run-directory.md has an example; docs/reference/recipe.md lists "
+            "all recipe fields",
             param=field or None,
         ) from error
 

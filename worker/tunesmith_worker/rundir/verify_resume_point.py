@@ -28,7 +28,7 @@ class ValidResumePoint:
 
 
 def verify(folder: Path) -> ValidResumePoint:
-    """Verify the hash of every file. Raises DamagedResumePoint if one does not match."""
+    """Verify the hash of every file. Raises DamagedResumePoint if a file is damaged or missing."""
     path = folder / MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
@@ -44,7 +44,7 @@ def verify(folder: Path) -> ValidResumePoint:
             ) from error
         raise DamagedResumePoint(f"{MANIFEST} is damaged: {first['msg']}") from error
     if manifest.step != resume_step(folder):
-        raise DamagedResumePoint(f"{MANIFEST} is for step {manifest.step}")
+        raise DamagedResumePoint(f"{MANIFEST} is for another step: {manifest.step}")
     for name, entry in manifest.files.items():
         _check(folder / name, entry.bytes, entry.sha256)
     return ValidResumePoint(folder=folder, manifest=manifest)

@@ -1,6 +1,7 @@
-"""Start the Celery worker. Broker messages only wake its pool: early ack, one process, no prefetch.
+"""Start the Celery worker: early ack, one process, no prefetch.
 
-Only the database records jobs. If a message is lost, the heartbeat thread wakes the pool.
+Broker messages only wake the worker's pool, and only the database records jobs. If a message is
+lost, the heartbeat thread wakes the pool.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .shutdown import DRAINING, ShutdownState
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
-    """Serve one queue until SIGTERM. A job in progress is then released."""
+    """Serve one queue until SIGTERM, then release the job in progress."""
     runs, models = settings.data_dir / "runs", settings.data_dir / "models"
     for folder in (runs, models, settings.token_cache, settings.compile_cache):
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
 
 
 def make_app(broker_url: str) -> Celery:
-    """Create the Celery app. With its settings, lost or duplicate messages do no harm."""
+    """Create a Celery app with settings that make lost or duplicate messages harmless."""
     url, options = broker_transport(broker_url)
     app = Celery("tunesmith", broker=url)
     app.conf.update(

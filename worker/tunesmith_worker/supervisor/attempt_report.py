@@ -15,13 +15,13 @@ from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
 from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
-"""Phases that only events contain."""
+"""Phases whose time is only in events, not in report.json."""
 
 
 class AttemptReport:
     """Report of one attempt, starting with its claim.
 
-    `phases`: seconds by phase, from events. It is read again for each report.
+    `phases`: seconds by phase from events, read again for each report.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AttemptReport:
         return complete_report(report)
 
     def _warm_import_seconds(self, report: RunReport) -> float:
-        """Return the import seconds that are missing in a warm trainer's report."""
+        """Return the import seconds that a warm trainer's report does not contain."""
         seconds = self._phases.get(PhaseName.IMPORT, 0.0)
         return max(0.0, seconds - report.phases.get(PhaseName.IMPORT, 0.0)) if seconds else 0.0
 

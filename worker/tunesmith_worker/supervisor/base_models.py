@@ -1,6 +1,6 @@
 """Find base models on this host and check that their files are complete.
 
-The check reads only the headers of safetensors files. It finds missing and truncated files. Weights
+The check reads only the headers of safetensors files, to find missing and truncated files. Weights
 that do not fit the model are found later, by the trainer.
 """
 
@@ -34,7 +34,7 @@ def model_names(settings: WorkerSettings) -> list[str]:
 def resolve(settings: WorkerSettings, name: str) -> str:
     """Return the folder of model `name`; if TUNESMITH_MODEL_DIRS has none, return `name` itself.
 
-    `name` is then a Hugging Face id."""
+    A `name` without a folder is a Hugging Face id."""
     for directory in settings.base_model_folders():
         # A direct child may link to any folder, because the operator created the link.
         if name == Path(name).name and (directory / name / "config.json").is_file():
@@ -110,11 +110,11 @@ def _missing(name: str, reason: str) -> RunError:
 
 
 def _damaged(name: str, file: Path, size: int, needed: int | None) -> RunError:
-    expected = "no complete header" if needed is None else f"needs {needed} by its header"
+    expected = "no complete header" if needed is None else f"its header needs {needed}"
     return RunError(
         ErrorCode.MODEL_NOT_USABLE,
         f"Base model {name!r} is damaged: {file} has {size} bytes, {expected}.",
         category=ErrorCategory.INFRASTRUCTURE,
-        hint="Copy the model again. A job that failed: `tunesmith jobs retry`.",
+        hint="Copy the model again, then run `tunesmith jobs retry`.",
         param="model",
     )

@@ -1,8 +1,9 @@
 """Claim records: a locked file per claimed job, to report a dead supervisor immediately.
 
 A supervisor holds the lock while its process runs. All workers with the same data directory look
-for unlocked records in their main process. If they find one, they kill the run's remaining
-processes. Then they report the outcome in the record or, if it has none, a lost worker.
+for unlocked records in their main process. For each unlocked record, a worker kills the run's
+remaining processes and reports the recorded outcome. If the record has no outcome, the worker
+reports a lost worker.
 """
 
 from __future__ import annotations
@@ -149,15 +150,15 @@ def _report(content: str, api: ServerApi) -> bool:
         log.info("report of %s delayed: %s", held.job_id, error)
         return False
     except (FencedOut, ServerRefused) as error:
-        log.info("%s has another owner: %s", held.job_id, error)
+        log.info("another worker holds %s: %s", held.job_id, error)
     return True
 
 
 class LockedFile:
     """File that is locked (flock) from `create` until `close` or the end of the process.
 
-    However the process ends, the kernel releases the lock. Other containers that share the volume
-    see this too. A forked child also holds the lock.
+    However the process ends, the kernel releases the lock, also for other containers that share the
+    volume. A forked child of the process also holds the lock.
     """
 
     def __init__(self, path: Path, file: IO[str]) -> None:
@@ -165,7 +166,7 @@ class LockedFile:
 
     @classmethod
     def create(cls, path: Path, content: str) -> LockedFile:
-        """Create and lock the file. It gets its final name after it is locked."""
+        """Create and lock the file under a temporary name, then rename it to `path`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         file = part.open("w+", encoding="utf-8")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 _SHARED_MEMORY_NAME = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names of the shared memory files of torch and OpenMP. They contain the process id."""
+"""Names of the shared memory files of torch and OpenMP, with the process id."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -94,7 +94,7 @@ def new_temporary_folder() -> Path:
 
 
 def empty_folder(folder: Path) -> None:
-    """Empty the folder. Call this only while no trainer runs."""
+    """Empty the folder. Call `empty_folder` only while no trainer runs."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

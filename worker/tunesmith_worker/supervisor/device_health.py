@@ -1,8 +1,8 @@
 """Check before each claim that this host is ready for a trainer. Never uses CUDA.
 
 Earlier runs must leave no process and no shared memory, and the GPU must have as much free memory
-as before the worker's first job. Otherwise the worker claims no job, reports the reason in its
-hello message and checks again later.
+as before the worker's first job. If the check fails, the worker claims no job, reports the reason
+in its hello message and checks again later.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 10.0
 """Seconds for the driver to free a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Missing GPU memory that is ignored, in bytes. It is less than a CUDA context and more than a
-driver keeps for itself."""
+"""Missing GPU memory that is ignored, in bytes: less than a CUDA context, and more than a driver
+keeps for itself."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
@@ -35,8 +35,8 @@ FreeMemory = Callable[[], int | None]
 
 
 class DeviceHealth:
-    """Health of this host. Create it before the pool forks: the worker's processes share its
-    state."""
+    """Health of this host. Must be created before the pool forks, so that the worker's processes
+    share the state."""
 
     def __init__(self, data_dir: Path, free_memory: FreeMemory) -> None:
         self._data_dir, self._free_memory = data_dir, free_memory
@@ -52,7 +52,7 @@ class DeviceHealth:
         return self._reason.value.decode(errors="ignore") or None
 
     def job_claimed(self) -> None:
-        """Record that a job runs. It may leave processes or memory behind."""
+        """Record that a job runs, which may leave processes or memory behind."""
         self._used.value = 1
 
     def watch_run(self, run_dir: Path, session: int | None) -> None:
@@ -120,12 +120,13 @@ def free_gpu_memory() -> int | None:
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return int(query.stdout.split()[0]) * 1024**2 if query.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError, IndexError):  # no value for a MIG slice
+    except (subprocess.TimeoutExpired, ValueError, IndexError):  # a MIG slice has no value
         return None
 
 
 def describe_device() -> str:
-    """Return the name of the GPU, or the CPU's architecture. Does not import torch."""
+    """Return the name of the GPU, or the CPU's architecture. This function does not import
+    torch."""
     if shutil.which("nvidia-smi"):
         query = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],

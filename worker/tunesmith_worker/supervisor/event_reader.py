@@ -19,8 +19,8 @@ class EventReader:
         self._pending: deque[RunEvent] = deque()
         self._last_line = self._shift = 0
         self.resume_points: list[RunEvent] = []
-        """Events of resume points whose files are not stored yet, oldest first. They are reported
-        after their upload."""
+        """Events of resume points whose files are not stored yet, oldest first. Such events are
+        reported after the upload."""
         self.phase = "download"
         """Current phase, according to the newest PHASE event."""
         self.phases: dict[str, float] = {}
@@ -68,8 +68,8 @@ class EventReader:
         """Return the next events to report.
 
         If the files of a checkpoint or of samples are not stored yet, all later events wait, which
-        keeps the order. So when a resume point is reported, the samples of its steps are already in
-        storage.
+        keeps the order. When a resume point is reported, the samples of its steps are therefore
+        already in storage.
         """
         ready: list[RunEvent] = []
         for event in self._pending:

@@ -1,6 +1,6 @@
 """Download a claimed job's inputs: data files, base model and resume points.
 
-This code runs in the transfer thread.
+Downloads run in the transfer thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _cached(
     """Return the cached folder of a model that this service tuned; download it if necessary.
 
     The folder's name contains a hash of its content, and the folder appears only when complete. If
-    several workers download it at the same time, the first copy stays.
+    several workers download the same model at the same time, the first copy stays.
     """
     content = "".join(f"{file.name}:{file.sha256};" for file in files)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -92,7 +92,7 @@ def _cached(
                 retry(
                     lambda f=file: api.fetch_base_file(claim.job_id, claim.fence, f, part / f.name)  # type: ignore[misc]  # the default binds the loop's value
                 )
-            with contextlib.suppress(OSError):  # another worker was faster
+            with contextlib.suppress(OSError):  # another worker finished first
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -25,7 +25,7 @@ from tunesmith_worker.rundir.verify_resume_point import DamagedResumePoint, veri
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 
 Retry = Callable[[Callable[[], None]], None]
-"""Repeats a transfer until it succeeds."""
+"""Function that repeats a transfer until it succeeds."""
 
 
 def fetch_resume_points(
@@ -48,7 +48,7 @@ def fetch_resume_points(
         for attempt in attempts:
             remove_resume_points(attempt / "checkpoints")
     for attempt in attempts[:1]:
-        with suppress(FileNotFoundError):  # not a GRPO job, or no completions yet
+        with suppress(FileNotFoundError):  # another method, or no completions yet
             RunDirectory(attempt).rollouts.rename(RunDirectory(root).rollouts)
 
 
@@ -101,15 +101,16 @@ def _newest_local(root: Path, claim: Claim, stored: set[int], events: EventLog) 
 def _is_fully_reported(claim: Claim, step: int) -> bool:
     """Return True if the server has all metrics up to `step`.
 
-    Events are stored in order, so metrics of a later step prove this. A killed worker may have
-    trained further than it reported. After such a resume point, metrics would be missing.
+    A later step's metrics prove it, because events are stored in order. A killed worker may have
+    saved a resume point after the last step that it reported. With this resume point, the steps
+    between would have no metrics.
     """
     every = claim.recipe.logging_steps
     return claim.step >= (step // every + 1) * every
 
 
 def _link(folder: Path, target: Path) -> None:
-    """Hard-link the files of a resume point, which never change."""
+    """Hard-link the files of a resume point; these files never change."""
     with new_folder(target) as part:
         for file in folder.iterdir():
             os.link(file, part / file.name)

@@ -49,16 +49,16 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 20.0
 PAUSE_AT = 0.75
-"""If the server does not answer for this share of the lease, the trainer is paused. The timeout of
-a report is the rest of the lease. So even if the server hangs, the trainer pauses in time."""
+"""If the server does not answer for this share of the lease, the trainer is paused. A report's
+timeout is the rest of the lease, so that the trainer pauses in time even if the server hangs."""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Phases whose end is reported immediately, because users watch the start of a job."""
 MAX_FAULTS = 6
 """A transfer fails after this number of consecutive 5xx or damaged answers."""
 MAX_DELAY_SECONDS = 30.0
 SHUTDOWN_STORE_SECONDS, STORE_SECONDS = 15.0, 600.0
-"""Maximum seconds to store the newest resume point of a job that ends early. The first value is for
-a shutdown, the second for all other cases."""
+"""Maximum seconds to store the newest resume point of a job that ends early. SHUTDOWN_STORE_SECONDS
+applies at a shutdown, STORE_SECONDS in all other cases."""
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class JobSession:
         self._ending = self._closed = False
         self._release_by = math.inf
         self._cancelled = False
-        """True if the job was cancelled while it was ending. Uploads are then not awaited."""
+        """True if the job was cancelled while it was ending, so that uploads are not awaited."""
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Fetch the inputs and write spec.json, while reports renew the lease."""
@@ -135,13 +135,13 @@ class JobSession:
         while trainer.poll() is None:
             time.sleep(TICK_SECONDS)
             self._tick()
-        self._launcher.keep_warm_trainer()  # it imports while the outputs are stored
+        self._launcher.keep_warm_trainer()  # imports run while outputs are uploaded
         return self._outcome(trainer)
 
     def release(self, grace_seconds: float) -> Outcome:
         """Stop the trainer after its current step, and return the outcome.
 
-        If the run finishes before that, it counts as finished."""
+        If the run finishes in that step, the outcome is that of a finished run."""
         self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
@@ -352,8 +352,8 @@ class JobSession:
     def _retry(self, transfer: Callable[[], None]) -> None:
         """Repeat a transfer with growing delays until it succeeds.
 
-        There is no limit while the server is unreachable. After MAX_FAULTS faulty answers in a row,
-        the error is raised."""
+        While the server is unreachable, the number of retries is unlimited. After MAX_FAULTS faulty
+        answers in a row, the error is raised."""
         faults, delay = 0, REPORT_SECONDS
         while True:
             try:

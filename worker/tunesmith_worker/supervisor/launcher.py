@@ -1,7 +1,7 @@
 """Start trainers: in the warm trainer if one exists, otherwise in a fresh process.
 
-The worker keeps at most one warm trainer. It is started only when no trainer runs, so it uses
-memory only while the worker is idle.
+The worker keeps at most one warm trainer. A warm trainer starts only when no other trainer runs, so
+it uses memory only while the worker is idle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 class Launcher:
     def __init__(self, settings: WorkerSettings, tmp: Path | None = None) -> None:
-        """Does not start a process, because the pool forks later. `tmp`: temporary folder of
-        trainers."""
+        """The constructor starts no process, because the pool forks later. `tmp`: temporary folder
+        of trainers."""
         self._program = TrainerProgram(
             python=settings.trainer_python,
             token_cache=settings.token_cache,
@@ -36,9 +36,9 @@ class Launcher:
     def keep_warm_trainer(self) -> None:
         """Start a warm trainer unless one is running.
 
-        Call this from the main thread while no trainer runs.
+        Must be called from the main thread while no trainer runs.
 
-        A failure is only logged. The next trainer is then a fresh process.
+        A failure is only logged, because the next trainer can start in a fresh process.
         """
         if self._warm and self._warm.process.poll() is None:
             return
@@ -55,7 +55,7 @@ class Launcher:
         return TrainerProcess(run_dir, self._program, warm)
 
     def close(self) -> None:
-        """Kill the warm trainer and empty `tmp`. Call this while no trainer runs."""
+        """Kill the warm trainer and empty `tmp`. Must be called while no trainer runs."""
         if self._warm:
             self._warm.kill()
             self._warm = None

@@ -27,15 +27,15 @@ from .settings import WorkerSettings
 
 _CHUNK = 1024 * 1024
 _CHECK_STORED_BYTES = 64 * 1024
-"""Minimum size of a file to ask the server first if it already has the content."""
+"""Minimum bytes of a file for which the worker first asks if the server already has the content."""
 
 
 class ServerUnreachable(Exception):
-    """Raised without an answer or after a temporary refusal. A retry may help."""
+    """Raised if the server does not answer or refuses temporarily. A retry may help."""
 
 
 class ServerFault(ServerUnreachable):
-    """Raised for a 5xx answer or damaged content. Retry only a few times."""
+    """Raised for a 5xx answer or damaged content. Callers should retry only a few times."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,5 @@
-"""Obey the server's commands for a claimed job: cancel, pause and stop. Each acts once."""
+"""Obey the server's commands for a claimed job: cancel, pause and stop. Repeated commands have no
+effect."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class ServerCommands:
     def obey(self, command: Control, trainer: TrainerProcess | None) -> None:
         """Carry out a command.
 
-        Raises Cancelled for a cancel, and Released for a pause before the trainer started."""
+        Raises Cancelled for the command cancel, and Released for a pause before the trainer has
+        started."""
         if command is Control.CANCEL:
             raise Cancelled
         if command is Control.PAUSE and trainer is None:

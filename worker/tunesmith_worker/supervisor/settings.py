@@ -1,4 +1,4 @@
-"""Settings of the worker, read once at start from TUNESMITH_* variables. Unsafe values fail.
+"""Settings of the worker, read once at start from TUNESMITH_* variables. Unsafe values are errors.
 
 Trainers do not read these settings: a trainer depends only on its run directory.
 """
@@ -37,10 +37,10 @@ class WorkerSettings(BaseSettings):
     server_url: str = "http://127.0.0.1:8000"
     """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None
-    """PEM file with the API's certificate, or the certificate of its authority, for `https`.
+    """PEM file with the certificate of the API or of its certificate authority, for `https`.
     Default: the public authorities. For a loopback address, the host name is not checked."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL, the same as the server's."""
+    """Celery broker URL. It must be the same as the server's."""
     worker_token: SecretStr = SecretStr("")
     """Secret that all workers share with the server. Default: content of `worker-token` in the data
     directory."""
@@ -48,7 +48,7 @@ class WorkerSettings(BaseSettings):
     """Colon-separated folders; each of their subfolders is a base model. The worker logs a warning
     at start if a folder is missing."""
     trainer_python: str = ""
-    """Python interpreter for trainers. It needs Tunesmith with the extra [worker]. Default: the
+    """Python interpreter for trainers, which needs Tunesmith with the extra [worker]. Default: the
     worker's own interpreter."""
     warm_trainer: bool = True
     """Keep an idle trainer process with all imports done, so that the next job starts 3-5 s sooner.
@@ -56,7 +56,7 @@ class WorkerSettings(BaseSettings):
     job. Set `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Maximum seconds after SIGTERM or a drain to finish the current step and store a resume point.
-    Then the trainer is killed and the job is released."""
+    After that time, the trainer is killed and the job is released."""
     hello_file: Path | None = None
     """File that the worker touches whenever the server answers, for a container's health check."""
 

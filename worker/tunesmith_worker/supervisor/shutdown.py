@@ -1,7 +1,7 @@
 """Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
-A second SIGTERM shuts down immediately. The main process and the pool share the state. It has no
-lock, because a signal handler writes it.
+A second SIGTERM shuts down immediately. The main process and the pool share the state without a
+lock, because a signal handler changes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CLAIM_SECONDS = 1.0
 
 class ShutdownState:
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
-        """Register the worker for `tunesmith worker drain`. Create it before the pool forks."""
+        """Register the worker for `tunesmith worker drain`. Must be created before the pool
+        forks."""
         self._requests = RawValue("i", 0)
         path = settings.workers / f"{worker_id}.json"
         content = {"pid": os.getpid(), "host": socket.gethostname()}

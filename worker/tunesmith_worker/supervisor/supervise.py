@@ -1,6 +1,6 @@
 """Run the train task: claim a job, run its trainer, report events, obey the server's commands.
 
-`supervise` is the worker's main function. Read it from top to bottom.
+`supervise` is the worker's main function; read it from top to bottom.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 CANCEL_GRACE_SECONDS = 2.0
-"""Seconds for a cancelled trainer to exit. It saves nothing."""
+"""Seconds for a cancelled trainer to exit without saving anything."""
 LEFTOVER_SECONDS = 2.0
-"""Seconds to wait until a killed trainer's processes have ended. DeviceHealth waits longer."""
+"""Maximum seconds to wait until a killed trainer's processes have ended."""
 
 
 def supervise(

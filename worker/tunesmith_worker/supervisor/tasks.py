@@ -69,7 +69,7 @@ def read_upload(api: ServerApi, file_id: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        # Announce it only now: errors during the download are not the file's fault.
+        # Announce the reading only now: errors of the download are not the file's fault.
         if api.begin_reading(file_id).status != "uploaded":
             return
         validation = check_upload(path, file.filename)
@@ -80,7 +80,7 @@ def read_upload(api: ServerApi, file_id: str) -> None:
 def _send(api: ServerApi, file_id: str, validation: FileValidation) -> None:
     """Send the result; retry while the server is unreachable.
 
-    Reading the file again could take long."""
+    A lost result would mean reading the file again, which can take long."""
     for _ in range(SEND_TRIES - 1):
         try:
             return api.send_validation(file_id, validation)

@@ -25,7 +25,7 @@ from .server_api import ServerRefused, ServerUnreachable
 log = logging.getLogger(__name__)
 
 _GZIP_LEVEL = 6
-"""gzip level. It makes texts about 4 times smaller, at 30 MB/s."""
+"""gzip level that makes texts about 4 times smaller, at 30 MB/s."""
 
 
 class ResumePointUploads:

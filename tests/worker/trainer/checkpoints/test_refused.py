@@ -97,7 +97,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda point: (point / "manifest.json").unlink(), "manifest.json is missing"),
     "manifest cut off": (_cut_the_manifest, "manifest.json is damaged"),
     "another version's": (_from_the_future, "written by another version"),
-    "renamed": (lambda point: point.rename(point.with_name("resume-4")), "is for step 3"),
+    "renamed": (lambda point: point.rename(point.with_name("resume-4")), "is for another step: 3"),
 }
 
 

@@ -22,7 +22,8 @@ class KeepAllEstimate:
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """Return the estimate; None without a plan, or if memory ran out and so proved it wrong."""
+    """Return the estimate; None without a plan, or if memory ran out, because the estimate was
+    wrong."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue

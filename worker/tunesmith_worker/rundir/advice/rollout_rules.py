@@ -56,7 +56,7 @@ def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]
 def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | None:
     """Return the share of groups with equal rewards; None if most completions were truncated.
 
-    Truncated completions often have equal rewards, so the truncation is the problem then."""
+    Truncated completions often have equal rewards, so other advice applies to them."""
     rollouts = report.rollouts
     cut = rollouts is not None and (rollouts.truncated_share or 0.0) > MOSTLY
     return None if rollouts is None or cut else rollouts.zero_std_share
@@ -65,9 +65,9 @@ def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | Non
 def zero_std(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     share = zero_std_share(report, settings) or 0.0
     return (
-        "prompts of another difficulty, a larger recipe.grpo.num_generations, or a grader with "
+        "easier or harder prompts, a larger recipe.grpo.num_generations, or a grader with "
         f"partial scores: in {share:.0%} of the groups all completions had the same reward, "
-        "from which nothing is learned",
+        "and the model learns nothing from such groups",
         share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
@@ -89,8 +89,8 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
     """Return the time waiting for graders divided by the generation time.
 
-    Graders already run during generation. A ratio of 1 therefore means that grading takes twice as
-    long as generation.
+    A ratio of 1 means that grading takes twice as long as generation, because graders already run
+    during generation.
     """
     waited, generated = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:

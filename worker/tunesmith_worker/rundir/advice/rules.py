@@ -99,8 +99,8 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
 
 
 def _measured(report: RunReport) -> list[str]:
-    """Return the layouts measured at the start of the run. The advice does not change the
-    fastest."""
+    """Return the layouts measured at the start of the run; advice never changes the fastest
+    layout."""
     for choice in report.choices:
         if choice.name == "packing" and isinstance(choice.figures.get("tokens_per_second"), dict):
             return [*cast(dict[str, float], choice.figures["tokens_per_second"])]
@@ -132,9 +132,9 @@ def _checkpointing(report: RunReport, settings: TrainingSettings) -> Suggestion 
 
 
 def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] | None:
-    """Return a longer interval in steps that reduces the share to GOAL, and the seconds saved.
+    """Return the interval in steps that reduces the time share to GOAL, and the seconds saved.
 
-    Returns None if the interval cannot be longer."""
+    Returns None if the interval is already as long as the run."""
     rest = report.wall_seconds - seconds
     factor = math.ceil(seconds * (1 - GOAL) / (GOAL * rest)) if rest > 0 else report.steps
     wider = min(every * factor, report.total_steps or every * factor)
@@ -166,8 +166,8 @@ def _host(report: RunReport, settings: TrainingSettings) -> Suggestion | None:
 def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
     """Return True if advice to double the rows per micro-batch makes sense.
 
-    The accumulation steps must be even, less than half of the memory used, and the packed layout
-    not yet tried."""
+    The advice needs an even number of accumulation steps and free memory of more than half. A run
+    that tried the packed layout already measured larger micro-batches."""
     memory = report.peak_memory
     used = (memory.reserved or 0) / (memory.device_total or 1)
     tried = settings.layout == "packed" or "packed" in _measured(report)
@@ -215,7 +215,7 @@ RULES: tuple[Rule, ...] = (
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
-"""Rules with name, figure, threshold and suggestion. Most figures are shares of the wall time.
-The others are shares of: training time (data_wait), batch slots (padding), steps (host),
-predicted step time (recompute), groups (zero_std), completions (ungraded, truncated), generation
-time (grading)."""
+"""All rules, with name, figure, threshold and suggestion. Most figures are shares of the wall time.
+Some figures are shares of training time (data_wait), batch slots (padding), steps (host), predicted
+step time (recompute), groups (zero_std), completions (ungraded, truncated) or generation time
+(grading)."""

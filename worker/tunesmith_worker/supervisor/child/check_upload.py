@@ -1,7 +1,7 @@
 """Read an uploaded file in a child process, so that a malicious file cannot end the worker.
 
 The child runs `trainer/data/check.py`. If a file exhausts memory, takes too long or crashes a
-decoder, only the child ends. The result then gives the reason.
+decoder, only the child ends, and the result gives the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTER
 
 
 class ReaderKilled(Exception):
-    """Raised if the operator or the kernel killed the reader. The file may be read again."""
+    """Raised if the operator or the kernel killed the reader. A retry may succeed."""
 
 
 def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> FileValidation:

@@ -111,7 +111,7 @@ def _killed(evidence: Evidence) -> JobFailure:
             "memory; `dmesg` on its host has the kernel's message",
         )
     cause = (
-        "the kernel's out-of-memory killer did not end it"
+        "the kernel's out-of-memory killer did not act"
         if evidence.kernel_kills == 0
         else "the kernel may have done it: this host does not count out-of-memory kills"
     )

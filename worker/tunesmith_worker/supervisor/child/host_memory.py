@@ -1,7 +1,7 @@
 """Read this host's memory figures from the kernel: out-of-memory kills, limits and pressure.
 
 The sources are /proc and the control group (version 2 or 1) that this process shares with the
-trainer. If the host does not provide a figure, it is None.
+trainer. Figures that the host does not provide are None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 GIB = 1024**3
 _NO_LIMIT = 1 << 60
-"""Numbers from here on mean "no limit": control groups of version 1 use a number near 2^63."""
+"""Limits from this number on mean "no limit": cgroup version 1 uses a number near 2^63."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Kills:
     def since(self, before: Kills) -> int | None:
         """Return the number of kills since `before`; None if nothing counts them.
 
-        Uses the control group's count if available, otherwise the host's."""
+        The control group's count is used if available, otherwise the host's count."""
         for now, earlier in ((self.in_group, before.in_group), (self.on_host, before.on_host)):
             if now is not None and earlier is not None:
                 return now - earlier

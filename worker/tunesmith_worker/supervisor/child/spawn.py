@@ -1,7 +1,7 @@
 """Start trainer processes.
 
-Each trainer has its own process group, so that its children can be killed with it. Its environment
-contains no settings and no cloud keys.
+Each trainer has its own process group, so that its children can be killed with it. The trainer's
+environment contains no settings and no cloud keys.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class TrainerProgram:
     ) -> subprocess.Popen[bytes]:
         """Start a process. `argument`: a run directory or WARM.
 
-        Call this from the main thread: Linux sends the death signal when the spawning thread
-        ends."""
+        Must be called from the main thread: Linux kills the child when the spawning thread ends."""
         env = trainer_environment(self.token_cache, self.compile_cache)
         if self.tmp is not None:
             env["TMPDIR"] = str(self.tmp)

@@ -20,7 +20,7 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Maximum seconds for a ready warm trainer to take a run. It usually needs 0.05 s."""
+"""Maximum seconds for a ready warm trainer to take a run; 0.05 s is usual."""
 IMPORT_SECONDS = 30.0
 """Maximum seconds for a warm trainer that is still importing."""
 MEMORY_SECONDS = 1.0
@@ -128,5 +128,5 @@ class TrainerProcess:
             )
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended
             os.killpg(self._process.pid, number)

@@ -39,7 +39,8 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        A stopped process is continued. A dead process never answers."""
+        If the process was stopped with SIGSTOP, it continues. If the process is dead, nothing
+        answers."""
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)
@@ -71,7 +72,7 @@ class WarmTrainer:
         self._output.close()
 
     def _receive(self) -> bytes:
-        # These errors mean that no data has arrived, or that the process has ended.
+        # Ignored errors: no data has arrived yet, or the process has ended.
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             self._received += self._socket.recv(64)
         return self._received
