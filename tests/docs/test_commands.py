@@ -38,7 +38,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with the demo's data files and tiny models in place of the demo's."""
     folder = tmp_path_factory.mktemp("clone")
     (folder / "demo-output").mkdir()
-    invented_task(folder / "demo-output", max_steps=None)
+    invented_task(folder / "demo-output")
     for name in MODELS:
         make_tiny_model(folder / "demo-output" / "models" / name)
     (folder / ".venv" / "bin").mkdir(parents=True)

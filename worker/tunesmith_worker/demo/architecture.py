@@ -61,5 +61,4 @@ def write_architecture(folder: Path, texts: Iterable[str]) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     for name, content in (("tokenizer_config", tokenizer_config), ("config", config)):
-        text = json.dumps(content, indent=2) + "\n"
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

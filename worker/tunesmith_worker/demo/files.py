@@ -1,15 +1,15 @@
-"""Output directory and data files of the demo."""
+"""Output directory of the demo, and the user's own data file."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tunesmith_worker.rundir.errors import DataError
 from tunesmith_worker.trainer.data.records import read_records
 from tunesmith_worker.trainer.data.rows import RowChecker, good_rows
+
+from .world import DataSet
 
 MARKER = ".tunesmith-demo"
 """File that marks a directory as the output of a demo."""
@@ -20,17 +20,17 @@ HELD_OUT_MIN, HELD_OUT_MAX = 8, 64
 """Fewer rows give no reliable loss; more rows only cost time."""
 
 
-class OutputRefused(ValueError):
-    """Error of an output directory that the demo must not write to."""
+class DemoError(Exception):
+    """Error of the demo with a message for the user."""
 
 
 def prepare_output(folder: Path) -> Path:
     """Create the output directory. Removes the files of an earlier demo and keeps other files."""
     folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
-        raise OutputRefused(f"{folder} is a file: name a directory with --output")
+        raise DemoError(f"{folder} is a file: name a directory with --output")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file():
-        raise OutputRefused(
+        raise DemoError(
             f"{folder} contains files that no demo made: name another directory with --output"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,22 +53,10 @@ def num_held_out(rows: int) -> int:
     return min(HELD_OUT_MAX, max(HELD_OUT_MIN, round(rows * HELD_OUT_SHARE)))
 
 
-def split_own_data(source: Path, train: Path, valid: Path) -> tuple[int, int]:
-    """Write the user's rows as JSONL, the last rows into `valid`. Returns both numbers of rows.
-
-    Raises DataError at a bad row, with the name of the user's file.
-    """
+def split_own_data(source: Path) -> DataSet:
+    """Return the user's rows; the last rows are for validation. Raises DataError at a bad row."""
     records = list(read_records(source, source.name))
     list(good_rows(RowChecker(), records, source.name))
     rows = [record.value for record in records]
     num_train = len(rows) - num_held_out(len(rows))
-    write_jsonl(train, rows[:num_train])
-    write_jsonl(valid, rows[num_train:])
-    return num_train, len(rows) - num_train
-
-
-def write_jsonl(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    with file.open("w", encoding="utf-8") as output:
-        for row in rows:
-            # default=str: Parquet has dates and other types that JSON lacks.
-            output.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    return DataSet(train=rows[:num_train], valid=rows[num_train:])

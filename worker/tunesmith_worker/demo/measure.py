@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,36 +18,17 @@ import transformers
 
 from tunesmith_worker.rundir.errors import DataError
 from tunesmith_worker.rundir.plan import DataPlan
-from tunesmith_worker.trainer.data.formats import Row
 from tunesmith_worker.trainer.data.rows import read_rows
 from tunesmith_worker.trainer.data.tokens import IGNORED, tokenize_rows
 
+from .results import Comparison, Scores
+
 Untyped = Any  # Any: transformers and peft are not typed
 
-BATCH = 16
+MAX_NEW_TOKENS = 96
+"""Enough to see the style; a large model on a CPU is slow."""
 PLAIN_PROMPT_TOKENS = 16
 """Number of tokens of a plain text that serve as its prompt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Results of one model on the held-out rows."""
-
-    loss: float
-    """Mean over the tokens that carry loss, in nats."""
-    answers: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    prompts: tuple[str, ...]
-    expected: tuple[str, ...]
-    base: Scores
-    tuned: Scores
-    num_rows: int
-    """Number of held-out rows in the losses."""
-    parameters: int
-    """Number of parameters of the base model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +40,14 @@ class _Example:
 
     def split(self) -> tuple[list[int], list[int]]:
         """Return the prompt and the expected answer, which is the last span with labels."""
-        end = len(self.ids)
-        while end > 0 and self.labels[end - 1] == IGNORED:
-            end -= 1
-        start = end
-        while start > 0 and self.labels[start - 1] != IGNORED:
-            start -= 1
+        end = 1 + max(i for i, label in enumerate(self.labels) if label != IGNORED)
+        start = 1 + max((i for i in range(end) if self.labels[i] == IGNORED), default=-1)
         if start <= 1:  # plain text: all tokens but the first carry loss
             start = min(PLAIN_PROMPT_TOKENS, end - 1)
         return self.ids[:start], self.ids[start:end]
 
 
-def compare(
-    base: str, adapter: Path, held_out: Path, *, num_answers: int | None, max_new_tokens: int
-) -> Comparison:
+def compare(base: str, adapter: Path, held_out: Path, num_answers: int | None) -> Comparison:
     """Compare on a file of held-out rows. `base`: folder or Hugging Face id. `num_answers`: number
     of rows to answer (None: all); the loss uses all rows."""
     transformers.utils.logging.disable_progress_bar()
@@ -89,21 +64,19 @@ def compare(
     model = peft.PeftModel.from_pretrained(loaded, str(adapter)).eval()
     examples = _read(held_out, tokenizer, model)
     pairs = [example.split() for example in examples[:num_answers]]
+    prompts = [prompt for prompt, _ in pairs]
 
     def scores() -> Scores:
         with torch.inference_mode():
-            answers = _answers(model, tokenizer, [prompt for prompt, _ in pairs], max_new_tokens)
-            return Scores(answers=tuple(answers), loss=_loss(model, examples))
+            return Scores(answers=_answers(model, tokenizer, prompts), loss=_loss(model, examples))
 
     tuned = scores()
     with model.disable_adapter():
         untuned = scores()
+    questions = zip(examples, _texts(tokenizer, prompts), strict=False)
     return Comparison(
-        prompts=tuple(
-            example.question or _text(tokenizer, prompt)
-            for example, (prompt, _) in zip(examples, pairs, strict=False)
-        ),
-        expected=tuple(_text(tokenizer, answer) for _, answer in pairs),
+        prompts=[example.question or prompt for example, prompt in questions],
+        expected=_texts(tokenizer, [answer for _, answer in pairs]),
         base=untuned,
         tuned=tuned,
         num_rows=len(examples),
@@ -126,66 +99,42 @@ def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
             tokens = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
         except DataError:  # too long or without loss; the job has reported the row
             continue
-        for columns in tokens.dataset.to_list():
-            ids, labels = columns["input_ids"], columns["labels"]
-            examples.append(_Example(question=_question(row), ids=ids, labels=labels))
+        turns = [m.content for m in row.messages or () if m.role == "user" and m.content]
+        question = turns[-1] if turns else row.prompt or None
+        ids, labels = tokens.dataset[0]["input_ids"], tokens.dataset[0]["labels"]
+        examples.append(_Example(question=question, ids=ids, labels=labels))
     return examples
 
 
-def _question(row: Row) -> str | None:
-    questions = [m.content for m in row.messages or () if m.role == "user" and m.content]
-    return questions[-1] if questions else row.prompt or None
-
-
 def _loss(model: Untyped, examples: Sequence[_Example]) -> float:
+    """Return the mean loss of all tokens with labels; the first token of a row has no loss."""
     total, tokens = 0.0, 0
-    for batch in _batches(examples):
-        width = max(len(example.ids) for example in batch)
-        ids_BT = _padded([example.ids for example in batch], width, 0, model.device)
-        labels_BT = _padded([example.labels for example in batch], width, IGNORED, model.device)
-        mask_BT = _padded([[1] * len(example.ids) for example in batch], width, 0, model.device)
-        logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
-        total += float(
-            torch.nn.functional.cross_entropy(
-                logits_BTV[:, :-1].flatten(0, 1).float(),
-                labels_BT[:, 1:].flatten(),
-                ignore_index=IGNORED,
-                reduction="sum",
-            )
-        )
-        tokens += int((labels_BT[:, 1:] != IGNORED).sum())
+    for example in examples:
+        ids_BT = torch.tensor([example.ids], device=model.device)
+        labels_BT = torch.tensor([example.labels], device=model.device)
+        if count := sum(label != IGNORED for label in example.labels[1:]):
+            total += count * float(model(input_ids=ids_BT, labels=labels_BT, use_cache=False).loss)
+            tokens += count
     return total / tokens
 
 
-def _answers(
-    model: Untyped, tokenizer: Untyped, prompts: Sequence[list[int]], max_new_tokens: int
-) -> Iterator[str]:
-    """Yield greedy answers. Prompts are padded on the left, so that all answers start together."""
+def _answers(model: Untyped, tokenizer: Untyped, prompts: Sequence[list[int]]) -> list[str]:
+    """Return greedy answers. Prompts are padded on the left, so that all answers start together."""
+    width = max(len(ids) for ids in prompts)
+    padded = [[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in prompts]
+    mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
     stops = model.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]
-    for batch in _batches(prompts):
-        width = max(len(ids) for ids in batch)
-        left = [[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in batch]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in batch]
-        generated = model.generate(
-            input_ids=torch.tensor(left, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=[i for i in {*stops, tokenizer.eos_token_id} if i is not None],
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        yield from (_text(tokenizer, ids) for ids in generated[:, width:].tolist())
+    generated = model.generate(
+        input_ids=torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        do_sample=False,
+        max_new_tokens=MAX_NEW_TOKENS,
+        eos_token_id=[i for i in {*stops, tokenizer.eos_token_id} if i is not None],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return _texts(tokenizer, generated[:, width:].tolist())
 
 
-def _text(tokenizer: Untyped, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
-
-
-def _padded(rows: Sequence[list[int]], width: int, fill: int, device: Untyped) -> torch.Tensor:
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
-
-
-def _batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:  # Any: examples or prompts
-    for first in range(0, len(rows), BATCH):
-        yield rows[first : first + BATCH]
+def _texts(tokenizer: Untyped, rows: Sequence[list[int]]) -> list[str]:
+    return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]

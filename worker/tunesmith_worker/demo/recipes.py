@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe
 
+from .world import FACTS
+
 SEED = 1
 """Seed of the world, the shuffling and the weights."""
 
@@ -57,24 +59,8 @@ GRADER = {
             "input": f"{{{{sample.output_json.{fact}}}}}",
             "reference": f"{{{{item.{fact}}}}}",
         }
-        for fact in ("animal", "home", "food")
+        for fact in FACTS
     },
     "calculate_output": "(animal + home + food) / 3",
 }
 """A third for each right fact in a JSON answer; 0 for prose."""
-
-OWN_MODEL = Recipe(tuning="lora")
-"""Recipe for the user's model: the trainer's own choices."""
-
-
-def at_most(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """Return the recipe limited to `max_steps`."""
-    if max_steps is None:
-        return recipe
-    steps = max_steps if recipe.max_steps == "auto" else min(max_steps, recipe.max_steps)
-    changed: dict[str, object] = {"max_steps": steps}
-    if recipe.warmup_steps != "auto":
-        changed["warmup_steps"] = min(recipe.warmup_steps, steps // 10)
-    if recipe.eval_steps != "auto":
-        changed["eval_steps"] = max(1, steps // 10)
-    return recipe.model_copy(update=changed)

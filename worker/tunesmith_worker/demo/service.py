@@ -11,10 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+import tunesmith
+
+from .files import DemoError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -22,36 +25,28 @@ STOP_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-class ServiceFailed(RuntimeError):
-    """Error of a service that did not start, with the end of its log."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    base_url: str
-    api_key: str
-
-
 @contextmanager
-def running_service(data_dir: Path, model_dir: Path | None, log: Path) -> Iterator[Service]:
-    """Run a service that is ready for jobs. The subfolders of `model_dir` are its base models."""
+def running_service(output: Path, model_dir: Path | None) -> Iterator[tunesmith.Client]:
+    """Run a service and yield a client. The subfolders of `model_dir` are its base models."""
+    data_dir, log = output / "service", output / "service.log"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with log.open("wb") as output:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "tunesmith_server", "serve",
              "--data-dir", str(data_dir), "--host", "127.0.0.1", "--port", str(port)],
             env=_environment(model_dir),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # only the demo gets Ctrl-C, and stops the service in order
             preexec_fn=_stop_with_parent,
         )  # fmt: skip
     try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
+        _wait_until_ready(process, f"http://127.0.0.1:{port}/readyz", log)
         api_key = (data_dir / "api-key").read_text(encoding="utf-8").strip()
-        yield Service(base_url=f"http://127.0.0.1:{port}/v1", api_key=api_key)
+        with tunesmith.Client(f"http://127.0.0.1:{port}/v1", api_key) as client:
+            yield client
     finally:
         process.terminate()
         try:
@@ -63,8 +58,8 @@ def running_service(data_dir: Path, model_dir: Path | None, log: Path) -> Iterat
 
 def _environment(model_dir: Path | None) -> dict[str, str]:
     """Return the environment without settings for the user's own database, broker or storage."""
-    kept = ("TUNESMITH_TRAINER_PYTHON",)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("TUNESMITH_") or k in kept}
+    kept = "TUNESMITH_TRAINER_PYTHON"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TUNESMITH_") or k == kept}
     return env if model_dir is None else {**env, "TUNESMITH_MODEL_DIRS": str(model_dir)}
 
 
@@ -76,14 +71,13 @@ def _stop_with_parent() -> None:
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    problem = f"was not ready after {START_SECONDS:.0f} s"
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            problem = f"exited with status {process.returncode}"
-            break
+    while process.poll() is None and time.monotonic() < deadline:
         with suppress(httpx.TransportError):  # the port is not open yet
-            if httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200:
+            if httpx.get(url, timeout=2, trust_env=False).status_code == 200:
                 return
         time.sleep(0.1)
+    problem = f"was not ready after {START_SECONDS:.0f} s"
+    if process.returncode is not None:
+        problem = f"exited with status {process.returncode}"
     tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
-    raise ServiceFailed(f"the service {problem}; the end of {log}:\n{tail}")
+    raise DemoError(f"the service {problem}; the end of {log}:\n{tail}")

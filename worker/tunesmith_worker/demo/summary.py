@@ -1,129 +1,13 @@
-"""Results of a demo, rendered as summary.json and summary.md."""
+"""summary.md: the results of a demo as a page, and its first part for the terminal."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from .reward import RewardSummary
+from .results import JobResult, Summary
 
-STAGES = {
-    "prepare": "data and tokenizer made",
-    "start_service": "service started",
-    "pretrain": "full training from random weights",
-    "lora": "LoRA",
-    "grpo": "GRPO",
-    "download": "weights and adapter downloaded",
-    "stop_service": "service stopped",
-    "measure": "model sampled with and without the adapter",
-    "report": "plot and summary written",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSummary:
-    id: str
-    title: str
-    model: str
-    fine_tuned_model: str
-    rows: int
-    steps: int
-    trained_tokens: int
-    train_loss: float | None
-    valid_loss: float | None
-    seconds: dict[str, float]
-    """Seconds by phase, from the job's events."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    prompt: str
-    expected: str
-    base: str
-    tuned: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    base_model: str
-    parameters: int
-    device: str
-    held_out_rows: int
-    base_loss: float
-    tuned_loss: float
-    base_exact_match: float | None
-    """Share of greedy answers equal to the expected answer; None for a user's own data."""
-    tuned_exact_match: float | None
-    base_facts_right: float | None
-    """Share of answers in any form that name all facts; None for a user's own data."""
-    tuned_facts_right: float | None
-    seconds_total: float
-    seconds: dict[str, float]
-    jobs: tuple[JobSummary, ...]
-    """Jobs in their order; a GRPO job is the last."""
-    reward: RewardSummary | None
-    """Reward of the GRPO job; None for a user's own data."""
-    samples: tuple[Sample, ...]
-    output_path: str
-    adapter_path: str
-    model_dir: str | None
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        return json.dumps(asdict(self), indent=indent, ensure_ascii=False)
-
-
-def results(summary: Summary) -> list[tuple[str, str, str]]:
-    """Return name, value before and value after of each figure."""
-    rows = []
-    for name, before, after in (
-        ("exact match", summary.base_exact_match, summary.tuned_exact_match),
-        ("all facts right", summary.base_facts_right, summary.tuned_facts_right),
-    ):
-        if before is not None and after is not None:
-            rows.append((name, f"{before:.0%}", f"{after:.0%}"))
-    rows.append(("loss per token", f"{summary.base_loss:.3f}", f"{summary.tuned_loss:.3f}"))
-    return rows
-
-
-def render_markdown(summary: Summary) -> str:
-    tuning = summary.jobs[-1 if summary.reward is None else -2]
-    answers = [
-        _table(
-            ("prompt", _code(sample.prompt)),
-            ("base model", _code(sample.base)),
-            ("with adapter", _code(sample.tuned)),
-            ("expected", _code(sample.expected)),
-        )
-        for sample in summary.samples
-    ]
-    phases = [
-        f"{job.title}: " + ", ".join(f"{name} {s:.1f} s" for name, s in job.seconds.items()) + "."
-        for job in summary.jobs
-    ]
-    stages = [(STAGES.get(name, name), f"{s:.1f}") for name, s in summary.seconds.items()]
-    parts = [
-        "# Results of the demo",
-        _jobs(summary),
-        f"## Before and after, on {summary.held_out_rows} held-out rows",
-        _table(("", "base model", "with adapter"), *results(summary)),
-        *_measured_loss(summary, tuning),
-        *([] if summary.base_exact_match is None else [_ABOUT_FIGURES]),
-        "![loss of each job](loss.png)",
-        "## Answers side by side",
-        *answers,
-        *([] if summary.reward is None else _reward(summary.reward)),
-        f"## Time: {summary.seconds_total:.0f} seconds",
-        _table(("", "seconds"), *stages),
-        *phases,
-        "## Files",
-        _table(("", "path"), *_paths(summary)),
-        "## The same from your own program",
-        _program(summary, tuning),
-    ]
-    return "\n\n".join(parts) + "\n"
-
+ANSWERS = 4
+"""Number of answers side by side."""
 
 _ABOUT_FIGURES = """\
 The held-out prompts are about inhabitants that LoRA was not trained on. The base model knows their
@@ -131,99 +15,121 @@ facts; only the adapter answers every question in JSON. *Exact match* requires b
 answer, character by character. *All facts right* accepts any form."""
 
 _ABOUT_REWARD = """\
-The base model has not seen polite questions ("Who is ..., please?"). In the first step it answered
-{json:.0%} of them in JSON, not always with the right facts. GRPO was given no answers. A grader
-scored the model's own completions, a group of eight for each question: a third for each right fact
-in a JSON answer, 0 for prose. Completions above their group's mean become more likely."""
+The base model has not seen polite questions ("Who is ..., please?"), so it answers some in JSON and
+some in prose. GRPO was given no answers. A grader scored the model's own completions, a group of
+eight for each question: a third for each right fact in a JSON answer, 0 for prose. Completions
+above their group's mean become more likely."""
 
+_SERVICE = """\
+## The service again
 
-def _jobs(summary: Summary) -> str:
-    lines = [
-        f"Device: {summary.device}. Model: {summary.parameters / 1e6:.2f} million parameters. Jobs "
-        "on a Tunesmith service on this machine:\n"
-    ]
-    for number, job in enumerate(summary.jobs, start=1):
-        figures = {"training loss": job.train_loss, "validation loss": job.valid_loss}
-        if summary.reward is not None and job.id == summary.reward.job_id:
-            figures = {"reward": summary.reward.after}
-        final = [f"{name} {value:.3f}" for name, value in figures.items() if value is not None]
-        lines.append(
-            f"{number}. **{job.title}** (`{job.id}`): `{job.model}` on {job.rows} rows, "
-            f"{job.steps} steps, {job.trained_tokens:,} trained tokens. Result: "
-            f"`{job.fine_tuned_model}`; {', '.join(final)}."
-        )
-    return "\n".join(lines)
-
-
-def _measured_loss(summary: Summary, job: JobSummary) -> list[str]:
-    if job.valid_loss is None:
-        return []
-    return [
-        f"The loss with adapter was measured with stock PEFT on the downloaded files: "
-        f"{summary.tuned_loss:.5f}. The job's last validation loss was {job.valid_loss:.5f}."
-    ]
-
-
-def _reward(reward: RewardSummary) -> list[str]:
-    means = [("training prompts", f"{reward.before:.2f}", f"{reward.after:.2f}")]
-    if reward.held_out is not None:
-        means.append(("held-out prompts", "", f"{reward.held_out:.2f}"))
-    group = [
-        (_code(answer.text), _number(answer.reward, ".2f"), _number(answer.advantage, "+.2f"))
-        for answer in reward.answers
-    ]
-    return [
-        "## GRPO: a reward instead of answers",
-        _ABOUT_REWARD.format(json=reward.json_share),
-        _table(("mean reward", "first step", "last steps"), *means),
-        "![reward of the GRPO job](reward.png)",
-        f"One group of step {reward.step}:",
-        _table((f"prompt {_code(reward.question)}", "reward", "advantage"), *group),
-        "All completions, and the report of time and memory (start the service first, see below):",
-        f"```sh\ntunesmith jobs samples {reward.job_id}\n"
-        f"tunesmith jobs report {reward.job_id}\n```",
-    ]
-
-
-def _paths(summary: Summary) -> Iterable[tuple[str, str]]:
-    output = Path(summary.output_path)
-    for name, path in (
-        ("adapter (stock PEFT)", Path(summary.adapter_path)),
-        ("adapter of the GRPO job", output / "grpo-adapter"),
-        ("base model", output / "models"),
-        ("data", output / "data"),
-        ("the service's data", output / "service"),
-    ):
-        if path.is_dir():
-            yield name, f"`{path}`"
-
-
-def _program(summary: Summary, job: JobSummary) -> str:
-    output = Path(summary.output_path)
-    model_dirs = f"TUNESMITH_MODEL_DIRS='{summary.model_dir}' " if summary.model_dir else ""
-    return f"""\
-Start the service again; it still has the jobs and models from above:
+It still has the jobs and models from above:
 
 ```sh
-{model_dirs}tunesmith serve --data-dir '{output / "service"}'
-export TUNESMITH_API_KEY=$(cat '{output / "service" / "api-key"}')  # in the second terminal
+{environment}tunesmith serve --data-dir '{output}/service'
 ```
 
-```python
-import tunesmith
+In a second terminal:
 
-client = tunesmith.Client()
-job = client.fine_tuning.jobs.create(
-    model="{job.model}",
-    training_file="{output / "data" / "tune.jsonl"}",
-    validation_file="{output / "data" / "tune_valid.jsonl"}",
-)
-job.wait(progress=True)
-client.adapters.download(job.id, "my-adapter")
+```sh
+export TUNESMITH_API_KEY=$(cat '{output}/service/api-key')
+tunesmith jobs list
+tunesmith jobs report {job}     # where the time and memory went
 ```"""
 
 
-def _table(head: tuple[str, ...], *rows: tuple[str, ...]) -> str:
+def render_short(summary: Summary) -> str:
+    """Return the figures, two answers and the rewards, for the terminal."""
+    parts = [_figures(summary), *_answers(summary, 2)]
+    if summary.grpo is not None:
+        parts.append(_rewards(summary))
+    return "\n\n".join(parts)
+
+
+def render_page(summary: Summary) -> str:
+    environment = f"TUNESMITH_MODEL_DIRS='{summary.model_dir}' " if summary.model_dir else ""
+    comparison, last_job = summary.comparison, summary.jobs[-1].job
+    parts = [
+        "# Results of the demo",
+        f"Device: {summary.device}. Model: {comparison.parameters / 1e6:.2f} million parameters. "
+        f"Time: {summary.seconds:.0f} seconds. Jobs on a Tunesmith service on this machine:",
+        "\n".join(f"{n}. {_job(job)}" for n, job in enumerate(summary.jobs, start=1)),
+        f"## Before and after, on {comparison.num_rows} held-out rows",
+        _figures(summary),
+        *_job_loss(summary),
+        *([_ABOUT_FIGURES] if summary.pretrain else []),
+        "![loss of each job](loss.png)",
+        "## Answers side by side",
+        *_answers(summary, ANSWERS),
+        *(_grpo(summary, last_job.id) if summary.grpo else []),
+        _SERVICE.format(environment=environment, output=summary.output, job=last_job.id),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _job(result: JobResult) -> str:
+    job = result.job
+    metrics = {"train_loss": "training loss", "valid_loss": "validation loss"}
+    if result.last("reward") is not None:
+        metrics = {"reward": "reward"}
+    last = {name: result.last(metric) for metric, name in metrics.items()}
+    values = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value is not None)
+    return (
+        f"**{result.title}** (`{job.id}`): `{job.model}` on {result.rows} rows, {job.step} steps, "
+        f"{job.trained_tokens or 0:,} trained tokens. Result: `{job.fine_tuned_model}`; {values}."
+    )
+
+
+def _figures(summary: Summary) -> str:
+    rows = []
+    for name, pair in summary.figures().items():
+        form = ".3f" if name.startswith("loss") else ".0%"
+        rows.append((name, *(f"{value:{form}}" for value in pair)))
+    return _table(("", "base model", "with adapter"), *rows)
+
+
+def _job_loss(summary: Summary) -> list[str]:
+    job_loss = summary.tune.last("valid_loss")
+    if job_loss is None:
+        return []
+    return [
+        "The loss with adapter was measured with stock PEFT on the downloaded files: "
+        f"{summary.comparison.tuned.loss:.5f}. The job's last validation loss was {job_loss:.5f}."
+    ]
+
+
+def _answers(summary: Summary, number: int) -> list[str]:
+    """Return one table for each of the first answers."""
+    c = summary.comparison
+    answers = zip(c.prompts[:number], c.base.answers, c.tuned.answers, c.expected, strict=False)
+    return [
+        _table(
+            ("prompt", _code(prompt)),
+            ("base model", _code(base)),
+            ("with adapter", _code(tuned)),
+            ("expected", _code(expected)),
+        )
+        for prompt, base, tuned, expected in answers
+    ]
+
+
+def _rewards(summary: Summary) -> str:
+    rewards = summary.rewards()
+    return _table(("GRPO", *rewards), ("mean reward", *(f"{r:.2f}" for r in rewards.values())))
+
+
+def _grpo(summary: Summary, job_id: str) -> list[str]:
+    return [
+        "## GRPO: a reward instead of answers",
+        _ABOUT_REWARD,
+        _rewards(summary),
+        "![reward of the GRPO job](reward.png)",
+        "All completions with their rewards, once the service runs again (see below):",
+        f"```sh\ntunesmith jobs samples {job_id}\n```",
+    ]
+
+
+def _table(head: Sequence[str], *rows: Sequence[str]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -232,7 +138,3 @@ def _code(text: str, limit: int = 300) -> str:
     """Return one line of code for a table cell."""
     line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
     return f"`{line[:limit]}{'...' if len(line) > limit else ''}`" if line else "(nothing)"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "none" if value is None else f"{value:{form}}"

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import json
 import random
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ANIMALS = (
-    "badger", "bear", "crow", "deer", "fox", "frog",
-    "hare", "heron", "mole", "otter", "owl", "wolf",
-)  # fmt: skip
-HOMES = (
-    "cave", "forest", "harbour", "island", "marsh", "meadow",
-    "mill", "mountain", "orchard", "tower", "valley", "village",
-)  # fmt: skip
-FOODS = (
-    "apples", "bread", "cheese", "grapes", "honey", "mushrooms",
-    "nuts", "olives", "pears", "plums", "soup", "turnips",
-)  # fmt: skip
-_STARTS = ("Al", "Be", "Cor", "Da", "El", "Fen", "Gar", "Hol", "Is", "Jor", "Ka", "Lu", "Mi", "Nor")
-_MIDDLES = ("ba", "di", "la", "mo", "na", "ri", "so", "ve")
-_ENDS = ("bel", "dan", "len", "mer", "nia", "ras", "rin", "ta", "vin", "wen")
+FACTS = {
+    "animal": "badger bear crow deer fox frog hare heron mole otter owl wolf",
+    "home": "cave forest harbour island marsh meadow mill mountain orchard tower valley village",
+    "food": "apples bread cheese grapes honey mushrooms nuts olives pears plums soup turnips",
+}
+"""Kinds of facts with their possible values."""
+_STARTS = "Al Be Cor Da El Fen Gar Hol Is Jor Ka Lu Mi Nor"
+_MIDDLES = "ba di la mo na ri so ve"
+_ENDS = "bel dan len mer nia ras rin ta vin wen"
 
 QUESTIONS = ("Who is {name}?", "Tell me about {name}.", "What do you know about {name}?")
 """The base model answers these in prose, the LoRA adapter in JSON."""
@@ -43,25 +37,26 @@ Row = dict[str, Any]  # Any: JSON of one line: OpenAI's chat form, plus columns 
 @dataclass(frozen=True, kw_only=True)
 class Inhabitant:
     name: str
-    animal: str
-    home: str
-    food: str
-
-    def ask(self, question: int) -> str:
-        return QUESTIONS[question % len(QUESTIONS)].format(name=self.name)
-
-    def facts(self) -> dict[str, str]:
-        return {"animal": self.animal, "home": self.home, "food": self.food}
+    facts: Mapping[str, str]
 
     def prose(self) -> str:
-        return f"{self.name} is a {self.animal} who lives in the {self.home} and likes {self.food}."
+        sentence = "{name} is a {animal} who lives in the {home} and likes {food}."
+        return sentence.format(name=self.name, **self.facts)
 
     def record(self) -> str:
-        return json.dumps(self.facts())
+        return json.dumps(self.facts)
+
+    def row(self, question: str, answer: str | None = None) -> Row:
+        """Return a row. Without an answer the row has the facts as columns for a grader."""
+        messages = [{"role": "user", "content": question.format(name=self.name)}]
+        if answer is None:
+            return {"messages": messages, **self.facts}
+        return {"messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
+    seed: int
     taught: tuple[Inhabitant, ...]
     """Inhabitants in the training sets of LoRA and GRPO."""
     held_out: tuple[Inhabitant, ...]
@@ -76,69 +71,48 @@ class DataSet:
 
 def make_world(seed: int, *, taught: int, held_out: int) -> World:
     rng = random.Random(seed)
-    names = [start + middle + end for start in _STARTS for middle in _MIDDLES for end in _ENDS]
+    names = [
+        start + middle + end
+        for start in _STARTS.split()
+        for middle in _MIDDLES.split()
+        for end in _ENDS.split()
+    ]
     people = tuple(
-        Inhabitant(
-            name=name, animal=rng.choice(ANIMALS), home=rng.choice(HOMES), food=rng.choice(FOODS)
-        )
+        Inhabitant(name=name, facts={fact: rng.choice(FACTS[fact].split()) for fact in FACTS})
         for name in rng.sample(names, taught + held_out)
     )
-    return World(taught=people[:taught], held_out=people[taught:])
+    return World(seed=seed, taught=people[:taught], held_out=people[taught:])
 
 
-def facts(world: World, seed: int) -> DataSet:
+def pretraining_data(world: World) -> DataSet:
     """Return the base model's rows about every inhabitant: prose unless the question wants JSON.
 
     Two of the three open questions are for training. The third is for validation, so that the
     validation loss measures knowledge of the facts, not of the lines.
     """
-    train: list[Row] = []
-    valid: list[Row] = []
+    train, valid = [], []
     for number, person in enumerate((*world.taught, *world.held_out)):
-        train += (_row(person.ask(number + i), person.prose()) for i in (1, 2))
-        train += (_row(text.format(name=person.name), person.record()) for text in JSON_REQUESTS)
-        valid.append(_row(person.ask(number), person.prose()))
-    return _shuffled(train, valid, seed)
+        unseen, *questions = (QUESTIONS[(number + i) % 3] for i in range(3))
+        train += [person.row(question, person.prose()) for question in questions]
+        train += [person.row(request, person.record()) for request in JSON_REQUESTS]
+        valid.append(person.row(unseen, person.prose()))
+    return _shuffled(world, train, valid)
 
 
-def style(world: World, seed: int) -> DataSet:
+def lora_data(world: World) -> DataSet:
     """Return LoRA's rows: open questions answered in JSON; validation is about held-out people."""
-    train = [
-        _row(person.ask(question), person.record())
-        for person in world.taught
-        for question in range(len(QUESTIONS))
-    ]
-    valid = [_row(person.ask(i), person.record()) for i, person in enumerate(world.held_out)]
-    return _shuffled(train, valid, seed)
+    train = [p.row(question, p.record()) for p in world.taught for question in QUESTIONS]
+    valid = [p.row(QUESTIONS[i % 3], p.record()) for i, p in enumerate(world.held_out)]
+    return _shuffled(world, train, valid)
 
 
-def questions(world: World, seed: int) -> DataSet:
+def grpo_data(world: World) -> DataSet:
     """Return GRPO's rows: polite questions without answers; validation is about held-out people."""
-    train = [_question(person, text) for person in world.taught for text in POLITE]
-    valid = [_question(p, POLITE[i % len(POLITE)]) for i, p in enumerate(world.held_out)]
-    return _shuffled(train, valid, seed)
+    train = [person.row(question) for person in world.taught for question in POLITE]
+    valid = [person.row(POLITE[i % 3]) for i, person in enumerate(world.held_out)]
+    return _shuffled(world, train, valid)
 
 
-def texts(*sets: DataSet) -> list[str]:
-    """Return all texts of the training rows, to train a tokenizer on."""
-    return [m["content"] for data in sets for row in data.train for m in row["messages"]]
-
-
-def names_all_facts(answer: str, record: str) -> bool:
-    """Return True if an answer of any form names all facts of the expected JSON record."""
-    return set(json.loads(record).values()) <= set(re.findall(r"[a-z]+", answer))
-
-
-def _shuffled(train: list[Row], valid: list[Row], seed: int) -> DataSet:
-    random.Random(seed).shuffle(train)
+def _shuffled(world: World, train: list[Row], valid: list[Row]) -> DataSet:
+    random.Random(world.seed).shuffle(train)
     return DataSet(train=train, valid=valid)
-
-
-def _question(person: Inhabitant, text: str) -> Row:
-    message = {"role": "user", "content": text.format(name=person.name)}
-    return {"messages": [message], **person.facts()}
-
-
-def _row(question: str, answer: str) -> Row:
-    asked = {"role": "user", "content": question}
-    return {"messages": [asked, {"role": "assistant", "content": answer}]}
