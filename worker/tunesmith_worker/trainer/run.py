@@ -106,7 +106,7 @@ def main(
 
 
 def _print_failure(failure: JobFailure, *, with_traceback: bool = False) -> None:
-    with suppress(OSError):  # the disk of the log may be full
+    with suppress(OSError):  # the log's disk may be full
         if with_traceback:
             traceback.print_exc()
         print_failure(failure)
