@@ -148,7 +148,7 @@ def test_functions_that_never_give_a_reward_end_the_run(rows: list[Row]) -> None
                 round_.add(place, sample("4"), [])
             if step < 2:
                 round_.finish()
-        with pytest.raises(RunError, match="the reward functions gave None or NaN") as caught:
+        with pytest.raises(RunError, match="the reward functions returned None or NaN") as caught:
             round_.finish()
     assert (caught.value.failure.hint or "").startswith("Fix the reward function")
 
