@@ -21,7 +21,7 @@ Span = tuple[int, int]
 Tokenizer = Any  # Any: transformers ships types too slow for mypy to read
 
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
-"""Exceptions of a template: its own `raise_exception`, or an operation on an unexpected value."""
+"""Exceptions that a chat template may raise, by `raise_exception` or on unexpected values."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -43,7 +43,7 @@ class RenderedRow:
     is_chat: bool
     """True if the chat template wrote the text, special tokens included."""
     skipped_turns: int = 0
-    """Number of assistant turns without training, because their span could not be determined."""
+    """Number of assistant turns that are not trained, because their span is unknown."""
 
 
 def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedRow:
@@ -111,9 +111,9 @@ class _Template:
             ) from error
 
     def turn(self, index: int, whole: str, count: int) -> Span | None:
-        """Return the span of turn `index` in `whole`, the first `count` messages, or None if the
-        span cannot be determined.
+        """Return the span of turn `index` in `whole`, or None if the span cannot be determined.
 
+        `whole`: rendered text of the first `count` messages.
         The turn extends from the end of render(messages[:index]) to the end of
         render(messages[:index + 1]), if both are prefixes of `whole`. The generation prompt and
         white space after the end-of-turn token are not part of the span.
@@ -133,8 +133,10 @@ class _Template:
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
 
     def _opening(self, whole: str) -> str:
-        """Return the text before a first turn of the assistant. Templates do not render an empty
-        conversation, so the generation prompt is read after the first message."""
+        """Return the text before the assistant's turn if that turn is the first message.
+
+        Templates do not render an empty conversation, so the generation prompt is read after the
+        first message."""
         first, prompted = self.text(1), self.text(1, prompt=True)
         prompt = prompted[len(first) :] if prompted.startswith(first) else ""
         start = whole.find(prompt) + len(prompt)

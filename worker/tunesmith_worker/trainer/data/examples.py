@@ -30,7 +30,7 @@ Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
 
 @dataclass(kw_only=True)
 class Counts:
-    """Number of rows, examples and tokens of a file, by what happened to them."""
+    """Counts of a file's rows, examples and tokens, by outcome."""
 
     rows: int = 0
     kept: int = 0
@@ -45,7 +45,7 @@ class Counts:
     """Number of examples. Exceeds `kept` if the chat template rewrites earlier turns."""
     examples_too_long: int = 0
     skipped_turns: int = 0
-    """Assistant turns without training, because their span could not be determined."""
+    """Assistant turns that are not trained, because their span is unknown."""
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
@@ -174,15 +174,15 @@ def _encode(
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Return labels for the tokens that overlap a span. A token across the start of a span carries
-    loss, as in TRL: the prompt alone would be tokenised without that token."""
+    """Return labels for the tokens that overlap a span. A token that crosses a span's start carries
+    loss, as in TRL, because the tokens of the prompt alone would not include it."""
     labels = [IGNORED] * len(ids)
     for start, end in spans:
         first = bisect_right(offsets, start, key=itemgetter(1))
         after = bisect_left(offsets, end, key=itemgetter(0))
         labels[first:after] = ids[first:after]
     if labels:
-        labels[0] = IGNORED  # no token precedes the first token to predict it
+        labels[0] = IGNORED  # nothing predicts the first token
     return labels
 
 

@@ -68,7 +68,8 @@ class Message:
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One row: chat (`messages`), plain text with a prompt (`prompt` + `text`), or text.
-    Question/answer and Alpaca rows have the first two; the tokenizer determines which is used."""
+    Question/answer and Alpaca rows have chat and plain text; plain text is used only if the
+    tokenizer has no chat template."""
 
     number: int
     messages: tuple[Message, ...] | None = None

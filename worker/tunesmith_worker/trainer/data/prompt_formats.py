@@ -1,4 +1,4 @@
-"""Row formats of prompts: the prompt, and all fields of the row for graders."""
+"""Row formats of prompts. A parsed row has a prompt, and all its fields for graders."""
 
 from __future__ import annotations
 

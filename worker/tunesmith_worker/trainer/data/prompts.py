@@ -170,8 +170,8 @@ def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[Pr
 
 
 def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """Return the token ids. Text from a template contains its special tokens already; plain text
-    gets the tokenizer's, except an end token."""
+    """Return the token ids. Text from a template already contains special tokens; plain text gets
+    the tokenizer's special tokens, except an end token."""
     encoded: list[Sequence[int]] = [()] * len(rendered)
     for is_chat in (True, False):
         places = [i for i, (_, by_template) in enumerate(rendered) if by_template == is_chat]

@@ -36,9 +36,9 @@ MAX_EXPANDED = 8 * 2**30
 ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any file may expand to."""
 RATIO = 100
-"""Maximum expansion of larger files. Only repeated text compresses further."""
+"""Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds it."""
 _BYTES_PER_VALUE = 64
-"""Memory of a Python value, including an empty value that takes no space in the file."""
+"""Assumed memory of a Python value. An empty value counts too, although the file stores nothing."""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 
@@ -175,7 +175,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
 
 
 def _no_header(header: list[str]) -> str | None:
-    """Return the problem of a first line that is not a header with a row format's columns."""
+    """Return the problem if the first line is not a header with the columns of a row format."""
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         return f"the first line names the column {twice!r} twice"
@@ -208,8 +208,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)
-            # A dictionary may hold one huge value that every row repeats. The size of a row group
-            # bounds that value, and therefore the size of this many rows.
+            # A dictionary may hold one huge value that every row repeats. That value is at most as
+            # large as a row group, so larger row groups allow fewer rows at a time.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
             expanded = read = 0
             for batch in file.iter_batches(batch_size=rows, use_threads=False):

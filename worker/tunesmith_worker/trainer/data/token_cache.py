@@ -30,7 +30,7 @@ from .examples import SCHEMA, Batch, Counts
 
 MAX_BYTES = 32 * 2**30
 MAX_DISK_SHARE = 0.1
-"""Maximum share of the file system. The smaller limit applies."""
+"""Maximum share of the file system; MAX_BYTES applies if it is smaller."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped
@@ -53,7 +53,7 @@ class Tokens:
 
 
 class TokensWriter:
-    """Writer of an entry into `folder`, batch by batch; keeps nothing in memory."""
+    """Writer of a cache entry into `folder`, batch by batch, without keeping batches in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -79,7 +79,7 @@ def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: I
         max_seq_length=job.max_seq_length,
         overlong=job.overlong,
         assistant_only_loss=job.assistant_only_loss,
-        packing=False,  # done by the trainer
+        packing=False,  # the trainer packs the rows
     )
     for chunk in _chunks(requests):
         reply, content = _ReplyHeader(), b""
