@@ -44,7 +44,7 @@ ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]
         engines.CutsPromptsAndSaysNothing,
         {},
         "rollout_equals_stock",
-        "truncated prompt (8 tokens are left, the start is cut) in the engine",
+        "truncated prompt (8 tokens remain, the start is cut) in the engine",
     ),
     "other temperature": (
         engines.OtherTemperature,
@@ -87,7 +87,7 @@ def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
 
     monkeypatch.setattr(StepAttention, "_mask", unmasked)
     found = faults(make_subject())
-    assert "rows attend to one another" in found["rollout_rows_apart"], found
+    assert "rows attend to other rows" in found["rollout_rows_apart"], found
 
 
 def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
