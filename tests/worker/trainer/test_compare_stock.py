@@ -172,7 +172,7 @@ def test_a_kernel_that_is_wrong_in_bf16_alone_is_found_on_a_real_model(
     printed = capsys.readouterr().out
     assert_called_different(printed)
     bad = [line for line in printed.splitlines() if "MORE THAN" in line]
-    assert all(line.startswith("bf16's distance") for line in bad)
+    assert all(line.startswith("RMS error of the bf16") for line in bad)
 
 
 @pytest.mark.usefixtures("in_this_process")

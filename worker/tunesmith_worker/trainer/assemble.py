@@ -1,6 +1,6 @@
 """Preparation between loading the model and the first step, shared by all methods.
 
-`assemble_sft.py` and `assemble_grpo.py` call them in order.
+`assemble_sft.py` and `assemble_grpo.py` call these functions in order.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], 
     data.symlink_to((folder / spec.training_file).resolve())
     overrides: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
     overrides |= {"early_stopping": None, "keep": "last"}  # no validation file
-    overrides |= {"self_check": False}  # it would end the run before the curves show a fault
+    overrides |= {"self_check": False}  # it would end a faulty run before the curves
     if spec.recipe.packing == "auto":
         overrides["packing"] = False  # "auto" may choose padded rows, which would test stock layers
     recipe = spec.recipe.model_copy(update={**change, **overrides})
@@ -261,7 +261,7 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Check that our bf16 error is at most FACTOR times the stock bf16 error or its minimum."""
+    """Check that our bf16 error is at most FACTOR times the stock error (or its minimum)."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),

@@ -127,7 +127,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
         """Write the best or the last weights to `folder`; `save` writes the last weights.
 
-        Return their step and the result of saving them."""
+        Return the step of these weights and the result of saving them."""
         if self._kept is None:
             return last_step, save(folder)
         if self.course.best is None:

@@ -1,4 +1,4 @@
-"""Selection of the resume point: the newest valid one that belongs to this run."""
+"""Selection of the newest valid resume point of this run."""
 
 from __future__ import annotations
 

@@ -129,11 +129,11 @@ def test_with_none_left_the_run_begins_anew_and_says_so(copied: Callable[[], Pat
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "recipe.learning_rate": ({"recipe": {"learning_rate": 0.5}}, 'it was "auto" and is 0.5'),
-    "recipe.lora.r": ({"recipe": {"lora": {"r": 8}}}, "it was 4 and is 8"),
+    "recipe.learning_rate": ({"recipe": {"learning_rate": 0.5}}, 'changed from "auto" to 0.5'),
+    "recipe.lora.r": ({"recipe": {"lora": {"r": 8}}}, "changed from 4 to 8"),
     "hyperparameters.n_epochs": ({"hyperparameters": {"n_epochs": 2}}, 'was "auto" and is 2'),
-    "seed": ({"seed": 8}, "it was 7 and is 8"),
-    "model": ({"model": "acme/other"}, "it was 'acme/tiny' and is 'acme/other'"),
+    "seed": ({"seed": 8}, "changed from 7 to 8"),
+    "model": ({"model": "acme/other"}, "changed from 'acme/tiny' to 'acme/other'"),
 }
 
 
@@ -148,7 +148,7 @@ def test_a_changed_run_is_refused_by_the_field_that_changed(
         run = copied()
         with (run / "data" / f"{file[:5]}.jsonl").open("a") as data:
             data.write('{"question": "one more?", "answer": "yes"}\n')
-        with pytest.raises(RunError, match=f"{file}: the .* file has other content"):
+        with pytest.raises(RunError, match=f"{file}: the .* file has changed"):
             found(run)
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     assert found(copied(), model_path=str(other)) is not None, "elsewhere, but the same"
@@ -179,7 +179,7 @@ def test_a_fork_that_does_not_fit_is_refused_by_name(copied: Callable[[], Path])
         in error.message
     )
     point = found(copied(), forked=True, recipe={"max_steps": 3})
-    with pytest.raises(RunError, match="has 3 steps, but the recipe trains only 3"):
+    with pytest.raises(RunError, match="is at step 3, but the recipe has 3 steps"):
         check_steps_left(point, 3)
     other_data = copied()
     with (other_data / "data" / "train.jsonl").open("a") as data:

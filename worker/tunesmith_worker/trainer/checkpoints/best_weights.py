@@ -1,7 +1,7 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
-Each resume point has hard links to the best weights at its step. A resumed run restores them even
-if better weights have replaced them since.
+Each resume point has hard links to the best weights at its step. A resumed run restores these
+weights even if better weights have replaced them since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith_worker.rundir.paths import move_folder, new_folder
 
-if TYPE_CHECKING:  # the module imports torch
+if TYPE_CHECKING:  # for types only, because this import loads torch
     from tunesmith_worker.engine.model.adapters import SavedAdapter
 
 Save = Callable[[Path], "SavedAdapter | None"]

@@ -65,16 +65,16 @@ def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
     """Return the dotted name of each changed request field, and a description of the change."""
     changes: list[tuple[str, str]] = []
     for name, text in (
-        ("training_file", "the training file has other content"),
-        ("validation_file", "the validation file has other content"),
-        ("base_model", "the base model's files have other content"),
+        ("training_file", "the training file has changed"),
+        ("validation_file", "the validation file has changed"),
+        ("base_model", "the base model's files have changed"),
     ):
         if getattr(then, name) != getattr(now, name):
             changes.append(("model" if name == "base_model" else name, text))
     for name in ("model", "seed"):
         before, after = getattr(then, name), getattr(now, name)
         if before != after:
-            changes.append((name, f"it was {before!r} and is {after!r}"))
+            changes.append((name, f"changed from {before!r} to {after!r}"))
     changes += _changed("recipe", _current_form(Recipe, then.recipe), now.recipe)
     changes += _changed(
         "hyperparameters", _current_form(Hyperparameters, then.hyperparameters), now.hyperparameters
@@ -99,7 +99,7 @@ def _changed(prefix: str, then: JsonValue, now: JsonValue) -> list[tuple[str, st
         return [change for changes in both for change in changes]
     if then == now:
         return []
-    return [(prefix, f"it was {json.dumps(then)} and is {json.dumps(now)}")]
+    return [(prefix, f"changed from {json.dumps(then)} to {json.dumps(now)}")]
 
 
 def _sampled(path: Path, size: int) -> bytes:

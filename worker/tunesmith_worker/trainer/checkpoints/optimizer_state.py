@@ -71,7 +71,7 @@ def restore_optimizer(
         )
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
-        raise _misfit("its optimizer has other parameters or groups", "recipe.weight_decay")
+        raise _misfit("its optimizer has different parameters or groups", "recipe.weight_decay")
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():
         what, _, name = key.partition("/")

@@ -26,10 +26,10 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""Minimum time between automatic resume points, as a multiple of the last one's cost.
+"""Minimum time between automatic resume points, as a multiple of the last save's cost.
 
-Counted in wall time and, on a CPU, also in this process's CPU-seconds: on a busy host, wall time
-passes without training."""
+The cost is measured in wall time and, on a CPU, also in CPU-seconds of this process: on a busy
+host, wall time passes without training."""
 _ROOM = 0.5
 """Maximum share of free host memory for a copy. A larger state is written without a copy."""
 
@@ -72,7 +72,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         step, last = state.global_step, state.global_step == state.max_steps
         named = self._named is not None and step % self._named == 0
         self._waits = self._control.stop_requested
-        # A run that ends here needs no resume point, which would lead to one step too many.
+        # A run that ends here must not resume, because it would train one step too many.
         continues = not (last or control.should_training_stop)
         self._due = (self._waits and not last) or (continues and (named or self._is_time()))
         if self._due:

@@ -1,6 +1,6 @@
 """The trainer's state at the end of a step: capture and restore.
 
-Captured tensors are the live ones. Copy them before training continues.
+Captured tensors share memory with the live tensors, so copy them before training continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ResumeState:
         return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
 
     def copied(self) -> ResumeState:
-        """Return a copy in the CPU's memory."""
+        """Return a copy in CPU memory."""
         return ResumeState(
             tensors={
                 file: {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}

@@ -1,7 +1,7 @@
 """Writing of safetensors files in chunks, with a hash computed during the write.
 
 `safetensors.torch.save_file` first copies all tensors to bytes, which doubles the host memory of a
-full state. Its file would also have to be read again for the hash.
+full state. The written file would also have to be read again for the hash.
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, JSON, the tensors).
 """
 

@@ -39,7 +39,7 @@ class Rendered:
 class RenderedRow:
     number: int
     examples: tuple[Rendered, ...]
-    """One example, several if the template rewrites earlier turns, or none."""
+    """Usually one example; several if the template rewrites earlier turns; may be empty."""
     is_chat: bool
     """True if the chat template wrote the text, special tokens included."""
     skipped_turns: int = 0
@@ -98,7 +98,7 @@ class _Template:
         return rendered
 
     def whole(self, count: int, *, prompt: bool = False) -> str:
-        """Return the same as `text`. Raises DataError if the template rejects the messages."""
+        """Return `text(count)`. Raises DataError if the template rejects the messages."""
         try:
             return self.text(count, prompt=prompt)
         except _TEMPLATE_ERRORS as error:
@@ -183,9 +183,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each pass renders up to the last pending turn, exactly as the model sees it when it answers
-    there. Most templates only append, so one pass covers every turn. A template that rewrites
-    history (Qwen3 drops earlier thinking) needs one more pass for each rewritten turn.
+    Each pass renders the conversation up to the last turn that is not yet trained, as the model
+    sees it when it answers. Most templates only append text, so one pass covers every turn. A
+    template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for each
+    rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

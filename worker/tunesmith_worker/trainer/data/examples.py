@@ -51,7 +51,7 @@ class Counts:
     longest: int = 0
     """Tokens of the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. They do not teach the model to stop."""
+    """Examples whose last trained token is not special, which do not teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""
@@ -158,7 +158,7 @@ def _encode(
         add_special_tokens=not is_chat,
         return_offsets_mapping=True,
         return_attention_mask=False,
-        verbose=False,  # no warning about the model's length: _fit checks it
+        verbose=False,  # no warning about long texts: _fit checks the length
     )
     eos = tokenizer.eos_token_id
     for example, ids, offsets in zip(

@@ -43,7 +43,7 @@ class ParsedPrompt:
     """One row of prompts."""
 
     row: Row
-    """The prompt. Its `text` is empty, or None for a conversation."""
+    """The prompt. The row's `text` is empty, or None for a conversation."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 

@@ -1,6 +1,6 @@
 """Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
-The kind follows from the file name's extension, then from the content. All kinds except a JSON
+The kind is determined by the file name's extension, then by the content. All kinds except a JSON
 array are streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is
 limited.
 """
@@ -38,7 +38,7 @@ ALWAYS_ALLOWED = 256 * 2**20
 RATIO = 100
 """Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds it."""
 _BYTES_PER_VALUE = 64
-"""Assumed memory of a Python value. An empty value counts too, although the file stores nothing."""
+"""Assumed bytes per Python value. Empty values count too, although the file does not store them."""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 
@@ -77,7 +77,7 @@ def file_kind(path: Path, extension: str) -> str:
         start = file.read(4096).removeprefix(_BOM).lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
-    if start.startswith(b"["):  # also in a file called .jsonl
+    if start.startswith(b"["):  # an array, even in a file named .jsonl
         return "array"
     if start.startswith(b"{") or extension in (".json", ".jsonl", ".ndjson") or not start:
         return "jsonl"
@@ -85,7 +85,7 @@ def file_kind(path: Path, extension: str) -> str:
 
 
 def unsupported_kind(path: Path) -> str | None:
-    """Return the problem and the remedy if the file is no data file, for example an archive."""
+    """Return the problem and the remedy if the file is not a data file, such as an archive."""
     with path.open("rb") as file:
         start = file.read(4)
     return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
@@ -192,7 +192,7 @@ class Unreadable(ValueError):
 
 
 def read_parquet(path: Path) -> Iterator[Any]:  # Any: values of the columns
-    """Yield the rows. Raises Unreadable, also after some rows."""
+    """Yield the rows. May raise Unreadable after some rows."""
     for batch, _ in read_batches(path):
         yield from batch.to_pylist()
 

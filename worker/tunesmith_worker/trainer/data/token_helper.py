@@ -36,7 +36,7 @@ class HelperJob(BaseModel):
     overlong: Literal["drop", "truncate", "error"]
     assistant_only_loss: bool
     tokenizer: str
-    """Hash of the tokenizer. The helper exits if the loaded tokenizer has another hash."""
+    """Hash of the tokenizer. The helper exits if the loaded tokenizer has a different hash."""
 
 
 class _RequestHeader(BaseModel):
@@ -90,7 +90,7 @@ def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: I
             )
             content = arrow_stream(batch)
             reply = _ReplyHeader(size=len(content), counts=counts.as_data())
-        except Exception:  # the trainer meets the same error and reports it
+        except Exception:  # the trainer will get the same error and report it
             content = b""
         replies.write(reply.model_dump_json().encode() + b"\n")
         replies.write(content)

@@ -1,7 +1,7 @@
 """Tokenisation of chunks in the file's order, by the trainer and by helper processes.
 
-The result does not depend on the number of processes. If a helper fails, the trainer tokenises its
-chunk.
+The result does not depend on the number of processes. If a helper fails, the trainer tokenises the
+failed chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .token_helper import HelperJob, request_tokens
 HELPERS_MIN_SECONDS = 5.0
 """Minimum remaining seconds of work to start helpers. A helper takes 1.2 s of a core to start."""
 MAX_PROCESSES = 16
-"""Maximum number of processes. A helper takes 150 MB."""
+"""Maximum number of processes. Each helper takes 150 MB of memory."""
 _MAX_PENDING = 3
 """Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
@@ -191,7 +191,7 @@ class _Helper:
             [sys.executable, "-m", "tunesmith_worker.trainer.data.token_helper", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In the trainer's process group, so that signals reach both.
+            # Same process group as the trainer, so that signals reach both.
             env={
                 **without_secrets(os.environ),
                 "HF_HUB_OFFLINE": "1",
@@ -248,5 +248,5 @@ class _Helper:
         self._thread.shutdown()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # the last write was not read
+                with contextlib.suppress(BrokenPipeError):  # the helper did not read the last write
                     pipe.close()

@@ -60,7 +60,7 @@ def score_completions(
     `layout` is ignored.
     temperature: divides the logits after the model's own scale and soft cap, as in TRL.
     max_tokens: maximum tokens per forward pass. All activations are kept for the backward pass.
-    entropy: "grad" makes entropies differentiable. Log-probabilities always are.
+    entropy: "grad" makes entropies differentiable, as log-probabilities always are.
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """
     causal = _causal(model)

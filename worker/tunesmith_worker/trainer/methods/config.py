@@ -38,7 +38,7 @@ def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any
         "report_to": "none",
         "disable_tqdm": True,
         "push_to_hub": False,
-        RECOMPUTE: False,  # this covers all layers; StepMemory chooses single layers
+        RECOMPUTE: False,  # off for the whole model: StepMemory chooses layers
     }
 
 

@@ -45,7 +45,7 @@ class Group:
 
     prompt_ids: tuple[int, ...]
     members: tuple[int, ...]
-    """Indices of its rows; at least one."""
+    """Indices of the group's rows; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
     relation = "at least" if layout == "shared" else "less than"
     return LayoutChoice(
         layout,
-        f"plain rows have {ratio:.2f} times the tokens of shared prompts; sharing is faster at "
-        f"{SHARING_PAYS:g} or more, and this is {relation} that",
+        f"plain rows have {ratio:.2f} times the tokens of shared prompts, {relation} "
+        f"{SHARING_PAYS:g}, the ratio at which sharing becomes faster",
     )
 
 

@@ -166,7 +166,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         rows = self.rows_with_gradient(inputs)
         with self._scoring(rows):
             loss: torch.Tensor = super().compute_loss(model, inputs)
-        if not loss.requires_grad:  # no row has a gradient: return zero gradients, as TRL does
+        if not loss.requires_grad:  # no row has a gradient: make all gradients 0, as TRL does
             trained = (p for p in self.model.parameters() if p.requires_grad)
             loss = loss + sum((p.sum() * 0.0 for p in trained), loss.new_zeros(()))
         share: float = inputs[SHARE]
@@ -215,7 +215,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """Return the reference model's log-probs, or None for the sampling policy.
 
-        TRL also requests the sampling policy if it trains on the completions several times."""
+        TRL also requests log-probs of that policy if it trains on completions several times."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:

@@ -87,7 +87,7 @@ class StepScores:
     def gap(self) -> float:
         """Mean difference between sampling and training log-probs; NaN if no row was computed.
 
-        Reading it waits for the device."""
+        Reading this property waits for the device."""
         total, tokens = torch.stack(self._gap).sum(0).tolist() if self._gap else (0.0, 0.0)
         return total / tokens if tokens else math.nan
 
@@ -103,7 +103,8 @@ def zero_equal_groups(
 ) -> RewardCounts:
     """Set the advantages [completions] of groups with equal or no rewards to exactly 0, in place.
 
-    Without this, the rounding error of the group mean would be divided by nearly 0."""
+    Otherwise, the rounding error of a group's mean would be divided by a standard deviation of
+    nearly 0."""
     groups = equal = 0
     for start in range(0, len(graded), num_generations):
         places = slice(start, start + num_generations)

@@ -1,7 +1,7 @@
 """Storage of the current step's completions on disk, so that a killed attempt does not lose them.
 
-The next attempt reuses them only if it starts or resumes at the same step of the same run, because
-the weights are the same only then.
+The next attempt reuses these completions only if it begins at the same step of the same run.
+Otherwise, its weights would differ.
 """
 
 from __future__ import annotations

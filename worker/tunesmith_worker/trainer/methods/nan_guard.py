@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers is not typed
 
 MOST_KEPT = 64
-"""Maximum number of steps whose rows are kept on the host. At this number, the flag is read."""
+"""Maximum number of steps whose rows are kept on the host. The flag is read at that number."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,8 +138,8 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. No single row of its {rows} causes it, "
-        f"only all of them together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
+        f"Step {step.number}: the gradient is not finite. No single row causes it, only "
+        f"all {rows} rows together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
         f"{_GUARDED}",
         hint="Lower recipe.learning_rate by a factor of 10.",
         param="recipe.learning_rate",

@@ -184,9 +184,7 @@ class RolloutRunner:
         if reason and not self._warned_of_slow_steps:
             self._warned_of_slow_steps = True
             first, *_ = reason.splitlines()
-            self._log_warning(
-                f"Decode steps are not recorded as CUDA graphs and take longer: {first}"
-            )
+            self._log_warning(f"Decoding runs without CUDA graphs and takes longer: {first}")
 
     def zero_equal_groups(self, rollout: Rollout, advantages: torch.Tensor) -> RewardCounts:
         """Zero the advantages of groups with equal rewards, and count the other groups."""

@@ -76,7 +76,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @property
     def input_tokens(self) -> int:
-        """Number of tokens so far."""
+        """Number of input tokens so far."""
         return self._total_train_tokens
 
     def get_train_dataloader(self) -> Untyped:

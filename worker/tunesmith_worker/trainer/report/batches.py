@@ -110,7 +110,7 @@ class BatchCounts:
 
 
 ENOUGH = 20
-"""Minimum number of micro-batches."""
+"""Minimum number of micro-batches for a fit."""
 SPREAD = 0.05
 """Minimum coefficient of variation of the micro-batch sizes, for a usable fit."""
 WORTH = 0.05

@@ -54,9 +54,9 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
 def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> None:
     """Split a step into phases.
 
-    Building the batch layout counts as data. Each micro-batch has a forward phase, which includes
-    the loss, and a backward phase. After the last backward phase, the optimizer phase lasts until
-    logging begins.
+    Building the batch layout counts as the data phase. Each micro-batch has a forward phase, which
+    includes the loss, and a backward phase. After the last backward phase, the optimizer phase
+    lasts until logging begins.
     """
     training_step, compute_loss = getattr(trainer, trainer.TIMED_STEP), trainer.compute_loss
     restore_counters = trainer.restore_counters

@@ -25,7 +25,7 @@ from .scorers import Scorer, scorer
 from .templates import GraderInput
 
 FEW = 3
-"""Consecutive steps without any reward after which a run fails. A faulty row can cause one."""
+"""Consecutive steps without any reward after which a run fails. One faulty row does not suffice."""
 
 
 class SpecGrader:

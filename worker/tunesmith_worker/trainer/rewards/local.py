@@ -4,7 +4,7 @@
         -> list[float | None]
 
 A function may be async. `prompts` and `completions` are lists of messages if the rows are
-conversations, else texts. Each other column of the rows is a list.
+conversations, else texts. Every other column of the rows is passed as a list.
 """
 
 from __future__ import annotations

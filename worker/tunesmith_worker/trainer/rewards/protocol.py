@@ -41,7 +41,7 @@ class Graded:
     rewards: tuple[float | None, ...]
     """One reward for each of `Grading.columns`. None means no reward; TRL ignores it too."""
     scores: Mapping[str, float | None]
-    """Scores of all graders and local reward functions by name, before any formula."""
+    """Scores of all graders and local reward functions by name, before the formula is applied."""
     errors: tuple[str, ...] = ()
     """Reasons why rewards or scores are None."""
 
@@ -52,11 +52,11 @@ class Graded:
 
 
 class GraderError(Exception):
-    """A faulty grader or row, because of which a completion cannot be scored."""
+    """The grader or the row is faulty, so that the completion cannot be scored."""
 
 
 class NoSuchOutput(Exception):
     """The completion lacks a value that a template reads; its score is 0.
 
-    With no score instead of 0, a model could avoid bad rewards by writing broken JSON.
+    If broken JSON had no score, a model could avoid bad rewards by writing it.
     """

@@ -124,7 +124,7 @@ def check_units(
     zero = [u for u in without if u not in detached]
     if detached:
         names = list_names([u.name for u in detached])
-        yield _finding(f"no gradient reaches {names}: no path connects it to the loss.")
+        yield _finding(f"no gradient reaches {names}: it is detached from the loss.")
     if zero and not seen:
         yield _finding("the gradients of all trained parameters are exactly zero.")
         return

@@ -24,7 +24,7 @@ SAMPLE = 256
 TEXTS = 8
 """Number of first examples whose labels are compared as text."""
 FILE_ROWS = 64
-"""Number of rows in which to search for an example's row; dropped rows come on top."""
+"""Number of rows in which to search for an example's row, not counting dropped rows."""
 MOST_ROWS = 1024
 """Maximum number of rows to read in this search, which takes half a second."""
 ENOUGH = 0.7
@@ -265,7 +265,7 @@ def _plain(text: str) -> str:
 
 
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
-    """Return how much of the answer the labels contain, from 0 to 1, for the best part.
+    """Return the share of an answer's text that the labels contain, 0 to 1, for its best part.
 
     If only answers have loss, other text in the labels also lowers the result. Texts are compared
     by groups of three characters, which works in any language.

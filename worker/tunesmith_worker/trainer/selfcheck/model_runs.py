@@ -23,7 +23,7 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 PERTURBATION = 0.02
-"""Standard deviation of the noise on LoRA's B. It makes the adapter a few per cent of W."""
+"""Standard deviation of the noise on LoRA's B, with which the adapter is a few per cent of W."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ class Numerics:
             return _skipped(f"the time limit of {SECONDS:.0f} s was reached")
         try:
             return self._compare_rows_and_kernels()
-        except Exception as error:  # out of memory has several types
+        except Exception as error:  # out-of-memory errors have several types
             if not is_out_of_memory(error):
                 raise
         # This runs outside the except block, so that no traceback keeps tensors alive. Training

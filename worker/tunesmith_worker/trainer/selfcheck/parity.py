@@ -84,7 +84,7 @@ def check_adapter_acts(
                 "adapter.",
             )
         )
-    return make_outcome(name, findings, f"perturbing it changes log-probabilities by {change:.2g}")
+    return make_outcome(name, findings, f"noise on it changes log-probabilities by {change:.2g}")
 
 
 def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcome:
@@ -100,7 +100,7 @@ def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcom
                 f"(tolerance {limit:.0e}): before the first step it must not change the model.",
             )
         )
-    return make_outcome(name, findings, f"{change:.0e} from the base model")
+    return make_outcome(name, findings, f"equals the base model within {change:.0e}")
 
 
 def is_fresh(model: torch.nn.Module) -> bool:

@@ -125,7 +125,7 @@ class _RolloutChecks:
                 self._run()
         except UnfoldError as error:
             return [*self.outcomes, _check_weights_kept(str(error))]
-        except Exception as error:  # out of memory has several types
+        except Exception as error:  # out-of-memory errors have several types
             if not is_out_of_memory(error):
                 raise
         else:
@@ -157,7 +157,7 @@ class _RolloutChecks:
                 self._compare(self._limits)
         if not self._failed:
             self.outcomes.append(check_in_16_bits(generated.policy, training, floor, truth))
-            for place, outcome in enumerate(self.outcomes):  # absent after the time limit
+            for place, outcome in enumerate(self.outcomes):  # missing after the time limit
                 if outcome.check == "patched_equals_stock":
                     self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 

@@ -201,7 +201,7 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both log-probabilities up to the first token that differs.
+    """Return the log-probabilities of both sides up to the first token that differs.
 
     Rounding may change that token, by a tie between greedy tokens or at the border of a sampled
     token's interval.

@@ -77,7 +77,7 @@ class WeightSyncCheck:
     def _not_the_base_model(self, zero: Generated, apart: float) -> Finding:
         with perturbed_adapter(self._context.model):
             stale = change(zero.policy, stock_scores(self._context, zero), self._limits)
-        cause = "with an adapter of zeros the engine differs from the base model"
+        cause = "with a zero adapter, the engine differs from the base model"
         if stale <= self._limits.log_prob:
             cause = "stale weights: the engine generates with the weights of an earlier call"
         return fault(
