@@ -154,7 +154,7 @@ def test_a_changed_run_is_refused_by_the_field_that_changed(
     assert found(copied(), model_path=str(other)) is not None, "elsewhere, but the same"
     assert found(copied(), job_id="ftjob-2", attempt=9) is not None
     _flip_a_bit_of_the_base(other)
-    with pytest.raises(RunError, match="the base model's files have other content"):
+    with pytest.raises(RunError, match="the base model's files have changed"):
         found(copied(), model_path=str(other))
 
 

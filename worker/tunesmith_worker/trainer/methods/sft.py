@@ -128,7 +128,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
-        """Rerun rows of a step, forward and backward; return their part of its loss."""
+        """Rerun forward and backward on some rows of a step; return their part of the loss."""
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
             inputs_on_device = batch_to_device(batch, self.args.device)
