@@ -131,7 +131,7 @@ def test_with_none_left_the_run_begins_anew_and_says_so(copied: Callable[[], Pat
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "recipe.learning_rate": ({"recipe": {"learning_rate": 0.5}}, 'changed from "auto" to 0.5'),
     "recipe.lora.r": ({"recipe": {"lora": {"r": 8}}}, "changed from 4 to 8"),
-    "hyperparameters.n_epochs": ({"hyperparameters": {"n_epochs": 2}}, 'was "auto" and is 2'),
+    "hyperparameters.n_epochs": ({"hyperparameters": {"n_epochs": 2}}, 'changed from "auto" to 2'),
     "seed": ({"seed": 8}, "changed from 7 to 8"),
     "model": ({"model": "acme/other"}, "changed from 'acme/tiny' to 'acme/other'"),
 }
