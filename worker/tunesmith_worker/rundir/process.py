@@ -59,7 +59,7 @@ class StartDelay:
 
     spawn: float
     imports: float = 0.0
-    """Remaining import time of a warm trainer. A fresh trainer imports later."""
+    """Remaining import time of a warm trainer; 0 for a fresh trainer, which imports later."""
 
 
 def spawn_delay() -> StartDelay | None:

@@ -82,8 +82,8 @@ class ClaimRecord:
     def close(self, *, reported: bool) -> None:
         """Unlock the record.
 
-        `reported`: also remove it, because the server has the outcome or has given the job to
-        another worker."""
+        `reported`: also remove the record, because the server has the outcome or has given the job
+        to another worker."""
         if self._file is not None:
             self._file.close(remove=reported)
 
@@ -145,7 +145,7 @@ def _report(content: str, api: ServerApi) -> bool:
     )
     try:
         api.report(held.job_id, report, timeout=10.0)
-        log.warning("reported %s for supervisor %d, which died", held.job_id, held.pid)
+        log.warning("reported %s for dead supervisor %d", held.job_id, held.pid)
     except ServerUnreachable as error:
         log.info("report of %s delayed: %s", held.job_id, error)
         return False

@@ -1,10 +1,10 @@
 """Predict a training step's peak memory with a formula for each item.
 
-For backward, our half blocks keep this many bytes per token and layer (`e`: bytes per element, `s`:
-bytes per element of the residual stream; kernels/tunesmith_kernels/lora.py and attention.py list
-the tensors):
+The formula below gives the bytes per token that a layer of our half blocks keeps for backward. `e`
+is the number of bytes per element, and `s` the bytes per element of the residual stream. The
+tensors are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
-    s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
+    `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics`.
 
 A recomputed layer keeps only its input (`s H`). An offloaded layer keeps its input in host memory.
 8-bit layers also keep the inputs of their projections: bitsandbytes does not free them on

@@ -1,9 +1,10 @@
 """Compute the attention half and the MLP half of a decoder layer with our kernels.
 
-    x + after(o_proj(attention(rope(qkv_proj(before(x))))))
-    x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
+The attention half is `x + after(o_proj(attention(rope(qkv_proj(before(x))))))`. The MLP half is `x
++ after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))`. `before` and `after` are
+optional norms.
 
-`before` and `after` are optional norms. The kernels read the layer's own modules. No weights are
+The kernels read the layer's own modules. No weights are
 copied, so the modules can be trained, saved and moved as usual.
 """
 
@@ -98,7 +99,7 @@ class MLPHalf:
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
-        )  # fuses weights, so it comes last
+        )  # last, because it moves weights
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x + mlp(x)` for x [1, T, hidden]."""

@@ -24,7 +24,7 @@ half block is unsupported), and the loss head."""
 
 
 class Patched:
-    """Patched model with its patch report; can undo its patches."""
+    """A patched model with its patch report and a method to undo the patches."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Patched:
         layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
-        """Report of all patches, and the patched layers with at least one half block."""
+        """Patch report, and the layers that have at least one of our half blocks."""
         self._model, self._mechanisms, self._undo = model, mechanisms, undo
 
     def undo(self) -> None:
