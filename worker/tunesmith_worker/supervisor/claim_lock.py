@@ -61,7 +61,7 @@ class ClaimRecord:
         try:
             path = settings.claims / f"{worker_id}--{claim.job_id}-{claim.fence}.json"
             self._file = LockedFile.create(path, self._claim.model_dump_json())
-        except OSError as error:  # then the server waits until the lease expires
+        except OSError as error:  # the server waits until the lease expires
             log.warning("cannot write the claim record of %s: %s", claim.job_id, error)
 
     def record_outcome(self, outcome: Outcome) -> None:

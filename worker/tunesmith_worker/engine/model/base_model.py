@@ -101,8 +101,8 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
 def _fix_generation_config(model: Untyped) -> None:
     """Set `do_sample=True` if the generation configuration is invalid without it.
 
-    Llama 2, for example, sets a temperature but not `do_sample`. transformers loads such a
-    configuration with a warning, but refuses to save it."""
+    Llama 2, for example, sets a temperature but not `do_sample`. Such a configuration loads with a
+    warning, but transformers refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -139,7 +139,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
 
 def _check_folder(spec: RunSpec) -> None:
     folder = Path(spec.model_path)
-    if not folder.is_dir():  # it is a Hugging Face id, because rundir/spec.py refuses missing paths
+    if not folder.is_dir():  # a Hugging Face id: rundir/spec.py refuses missing paths
         return
     if not (folder / "config.json").exists():
         raise RunError(

@@ -19,8 +19,8 @@ from .token_rows import TokenRowsPatch, has_token_rows
 Untyped = Any  # Any: transformers and peft are not typed
 
 MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
-"""Names of the patches: a decoder layer's two half blocks, attention alone (if a layer's attention
-half block is unsupported), and the loss head."""
+"""Names of the patches: attention half block, MLP half block, attention without its half block, and
+loss head."""
 
 
 class Patched:
