@@ -1,6 +1,6 @@
 """The trainer process, top to bottom: `python -m tunesmith_worker.trainer RUN_DIR`.
 
-Its result depends only on the run directory; it has no credentials and contacts no server.
+The result depends only on the run directory. The trainer has no credentials and contacts no server.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any  # Any: NumPy's arrays are not typed as the buffers that they are
+from typing import Any  # Any: NumPy arrays are not typed as buffers
 
 import torch
 

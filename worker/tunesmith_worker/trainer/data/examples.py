@@ -51,7 +51,7 @@ class Counts:
     longest: int = 0
     """Tokens of the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special, which do not teach the model to stop."""
+    """Examples whose last trained token is not special. The model cannot learn to stop from them."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""

@@ -40,7 +40,7 @@ _COLUMN_NAMES = ", ".join(f"'{name}'" for name in PROMPT_COLUMNS.values())
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedPrompt:
-    """One row of prompts."""
+    """One row of a prompt file."""
 
     row: Row
     """The prompt. The row's `text` is empty, or None for a conversation."""

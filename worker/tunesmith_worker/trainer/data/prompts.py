@@ -85,11 +85,11 @@ def read_prompts(
     *,
     max_prompt_tokens: int | None,
 ) -> Prompts:
-    """Return the prompts of the spec's files. Depending on `recipe.overlong`, prompts over the
-    limit are dropped or raise an error.
+    """Return the prompts of the spec's files. Prompts over the limit are dropped or raise an error,
+    depending on `recipe.overlong`.
 
-    Raises DataError for an unusable row or file, RunError for a tokenizer that does not fit the
-    model and for a grader that reads a field which a row lacks."""
+    Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not fit the
+    model, or if the grader reads a field that a row lacks."""
 
     def read(file: str) -> tuple[PromptRow, ...]:
         path, name = run.root / file, spec.display_name(file)

@@ -1,7 +1,8 @@
 """Helper process of tokenisation: `python -m tunesmith_worker.trainer.data.token_helper DIR`.
 
 DIR holds the tokenizer and job.json. The helper reads chunks from stdin and writes Arrow batches to
-stdout. It reports no errors: the trainer tokenises a failed chunk itself and raises the error.
+stdout. The helper reports no errors: the trainer tokenises a failed chunk itself and raises the
+error.
 """
 
 from __future__ import annotations

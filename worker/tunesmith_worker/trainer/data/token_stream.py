@@ -36,8 +36,8 @@ _MAX_PENDING = 3
 """Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""A helper is killed if its reply takes this many times as long as the trainer's slowest chunk, and
-at least PATIENCE_SECONDS, which include the helper's start."""
+"""Helpers are killed if a reply takes this many times as long as the trainer's slowest chunk and
+longer than PATIENCE_SECONDS. The time includes the helper's start."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]

@@ -1,8 +1,8 @@
 """Completions grouped by prompt: the order of prompts, the groups, and their micro-batches.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
-tokens instead of G (P + R). Micro-batches are built on the host. They leave out the last token of
-a completion, which predicts nothing.
+tokens instead of G (P + R). Micro-batches are built on the host, without the last token of each
+completion, which predicts nothing.
 """
 
 from __future__ import annotations

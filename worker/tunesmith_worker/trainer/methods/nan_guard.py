@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers is not typed
 
 MOST_KEPT = 64
-"""Maximum number of steps whose rows are kept on the host. The flag is read at that number."""
+"""Maximum number of steps whose rows the host keeps before it reads the flag."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Mixin; list it before the TRL trainer among the bases."""
+    """Mixin that must come before the TRL trainer in the list of base classes."""
 
     guard: NanGuard
 
@@ -62,8 +62,8 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
     """Mixin that resumes a transformers Trainer from a resume point instead of pickle files.
 
-    The Trainer calls these methods to load weights, optimiser and random state. It skips the
-    epoch's finished rows by index."""
+    The Trainer calls these methods to load weights, optimiser and random state. The Trainer
+    skips the epoch's finished rows by index."""
 
     steps_before = 0
     """Number of optimiser steps completed by earlier attempts."""

@@ -1,7 +1,7 @@
 """FLOPs that a model needs for training, and peak FLOP/s of GPUs.
 
-FLOPs per input token, where P is the number of weights in linear layers (with the head, without the
-embedding) and P_lora the number of adapter weights:
+FLOPs per input token are in the table below. P is the number of weights in linear layers, with the
+head and without the embedding. P_lora is the number of adapter weights.
 
     all weights trained     6 P                     forward 2P, gradients of inputs and weights 4P
     LoRA                    4 P + 6 P_lora          no gradients of frozen weights

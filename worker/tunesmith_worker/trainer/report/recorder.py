@@ -1,7 +1,7 @@
 """Recorder of the run report: owns the clock and writes report.json.
 
-It rewrites the file every few seconds during training and at the end, so that a killed trainer
-leaves a recent report. It imports torch only when training begins.
+The recorder rewrites report.json every few seconds during training and at the end, so that a killed
+trainer leaves a recent report. Torch is imported only when training begins.
 """
 
 from __future__ import annotations

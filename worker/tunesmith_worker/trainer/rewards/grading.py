@@ -90,7 +90,7 @@ class Grading:
         self.columns: tuple[str, ...] = (*own, *(reward.name for reward in self._local))
         """Names of the rewards: the job's grader, then the local functions."""
         self.weights: tuple[float, ...] = (*(1.0 for _ in own), *(r.weight for r in self._local))
-        """Weights of the columns."""
+        """Weight of each reward."""
         names = [*{*own, *(self._spec.names if self._spec else ())}, *(r.name for r in self._local)]
         twice = [name for name, count in Counter(names).items() if count > 1]
         if not self.columns or twice:

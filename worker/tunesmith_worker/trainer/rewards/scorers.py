@@ -1,4 +1,4 @@
-"""Scoring functions, one per grader type. Each maps a completion to a score from 0 to 1."""
+"""Scoring functions, one per grader type, which map a completion to a score from 0 to 1."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ Render = Callable[[GraderInput], str]
 def renderer(template: str) -> Render:
     """Return the function that renders a template.
 
-    That function raises GraderError if the row lacks a field, and NoSuchOutput if the completion
-    lacks one.
+    The function raises GraderError if the row lacks a field, and NoSuchOutput if the completion
+    lacks a field.
     """
     parts = parse_template(template)
 

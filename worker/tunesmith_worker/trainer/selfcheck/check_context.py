@@ -92,7 +92,7 @@ class SupervisedContext:
 
 
 PROMPTS = 4
-"""Number of prompts to run. Their lengths differ, because most faults appear only then."""
+"""Number of prompts to run. They have different lengths, because equal lengths hide most faults."""
 
 TokenIds = tuple[int, ...]
 PromptAndCompletion = tuple[TokenIds, TokenIds]

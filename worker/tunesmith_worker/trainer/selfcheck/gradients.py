@@ -116,7 +116,7 @@ def check_units(
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the
     module has no gradient in any layer, rows may be too short: queries and keys get no gradient
-    from rows of two tokens. This case is a warning from the second check on.
+    from rows of two tokens. This is only a warning, and only from the second check on.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]

@@ -1,6 +1,6 @@
 """Checks that labels exist, are the assistant's words, and include the end token.
 
-They compare the trainer's labels with the data file, without the code that made the labels.
+The checks compare labels with the data file, without using the code that made the labels.
 """
 
 from __future__ import annotations

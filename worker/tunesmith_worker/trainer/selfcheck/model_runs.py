@@ -1,7 +1,7 @@
 """Runs of the model on a small batch, and context managers that change the model for such runs.
 
-The changes are a perturbed or disabled adapter, stock modules, fewer layers, or fp32 weights. They
-are undone exactly, by restoring the original memory of each tensor.
+Possible changes are a perturbed or disabled adapter, stock modules, fewer layers, or fp32 weights.
+All changes are undone exactly, by restoring the original memory of each tensor.
 """
 
 from __future__ import annotations

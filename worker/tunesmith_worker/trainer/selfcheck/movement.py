@@ -1,9 +1,9 @@
 """Tripwire on updates: copies of a few rows of each trained tensor must change.
 
 The rows with the largest gradients are copied, and compared after some steps. AdamW's first update
-of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. This is at least lr / 2 if
-|g| >= eps (https://arxiv.org/abs/1412.6980, section 2.1). The element must change if its dtype can
-represent an update of that size.
+of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. If |g| >= eps, the update is
+at least lr / 2 (https://arxiv.org/abs/1412.6980, section 2.1). The element must change if its dtype
+can represent an update of that size.
 """
 
 from __future__ import annotations

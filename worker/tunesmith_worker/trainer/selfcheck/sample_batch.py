@@ -18,7 +18,7 @@ from tunesmith_worker.trainer.methods.batches import Batch, split
 from .check_context import SupervisedContext, Untyped
 
 LENGTHS = (64, 48, 33, 17)
-"""Maximum tokens of each row. They differ, because equal rows would hide attention across rows."""
+"""Maximum tokens of each row. Lengths differ, because equal rows hide attention across rows."""
 
 IdsAndLabels = tuple[list[int], list[int]]
 """Token ids and labels of a row."""

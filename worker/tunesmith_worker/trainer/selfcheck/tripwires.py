@@ -51,8 +51,8 @@ _EQUAL_REWARDS = (
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Callback for all runs.
 
-    Its state is part of resume points, and steps count from the start of the run, so that a resumed
-    run is not checked twice.
+    A resumed run is not checked twice, because steps count from the start of the run and resume
+    points contain the callback's state.
     """
 
     def __init__(self, trainer: Untyped, events: EventLog) -> None:
