@@ -35,7 +35,7 @@ _ROOM = 0.5
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """Callback that saves resume points. Add it after the callback that decides on stopping."""
+    """Callback that saves resume points; must be added after the callback that requests stops."""
 
     def __init__(
         self,

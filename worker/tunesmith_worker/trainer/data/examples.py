@@ -42,7 +42,7 @@ class Counts:
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     examples: int = 0
-    """Number of examples. Exceeds `kept` if the chat template rewrites earlier turns."""
+    """Number of examples, which exceeds `kept` if the chat template rewrites earlier turns."""
     examples_too_long: int = 0
     skipped_turns: int = 0
     """Assistant turns that are not trained, because their span is unknown."""
@@ -51,7 +51,7 @@ class Counts:
     longest: int = 0
     """Tokens of the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. The model cannot learn to stop from them."""
+    """Examples whose last trained token is not special. They cannot teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""

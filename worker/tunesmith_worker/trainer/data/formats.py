@@ -170,7 +170,7 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
     if not isinstance(item, dict):
         raise BadRow(f"{where} is a {type(item).__name__}, must be an object with role and content")
     role = item.get("role")
-    if role == "developer":  # OpenAI's newer name; templates know "system"
+    if role == "developer":  # OpenAI's new name for "system"
         role = "system"
     if role not in ROLES:
         raise BadRow(f"{where}.role is {role!r}: must be one of {', '.join(ROLES)}")

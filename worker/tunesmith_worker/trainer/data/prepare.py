@@ -37,7 +37,9 @@ class RowNumbers:
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """Name the file rows that an example came from. Reads and tokenises the file up to that example."""
+        """Name the file rows that an example came from.
+
+        Reads and tokenises the file up to that example."""
         examples = list(self._examples(ids, labels))
         if not examples:
             return f"a row of {len(ids)} tokens that is not in {self._work.name}"

@@ -67,7 +67,7 @@ class PromptCounts:
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     rows: Sequence[PromptRow]
-    """Prompts of the training file, in its order."""
+    """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
     """Prompts of the validation file, if there is one."""
 

@@ -26,7 +26,7 @@ class Limits:
     gradient: float
     """Tolerance of a tensor's gradient: RMS difference divided by the RMS of the stock gradient."""
     single: bool = True
-    """True if the limits hold for each label and tensor, False if for the RMS over all of them."""
+    """True: limits for each label and tensor. False: limits for the RMS over all of them."""
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
