@@ -1,4 +1,4 @@
-"""Certificates for tests, self-signed or by an authority of one's own."""
+"""Certificates for tests, self-signed or signed by a test authority."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def issue(
     days: float = 1.0,
     passphrase: bytes | None = None,
 ) -> Certificate:
-    """For `names` (addresses or host names), valid since yesterday and for `days` from now; signed
-    with its own key unless an authority does it."""
+    """Make a certificate for `names` (addresses or host names). It is valid from yesterday until
+    `days` from now. It is signed by the authority `by`, or self-signed."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
@@ -52,7 +52,7 @@ def issue(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
-        # As openssl does: what signs itself may sign others.
+        # openssl also lets a self-signed certificate sign others.
         .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), True)
         .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), False)
         .sign(signing, hashes.SHA256())

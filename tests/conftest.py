@@ -1,7 +1,9 @@
-"""One PostgreSQL, one Redis and one S3 for all tests, started when the first test asks for them.
+"""Fixtures for all tests. One PostgreSQL, one Redis and one S3 start when the first test needs
+them.
 
-TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL name servers to use instead: a database
-whose role may create others (the tests touch none but their own), and a Redis.
+TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL select existing servers instead. The role
+in the database URL must be allowed to create databases; the tests use only databases that they
+create.
 """
 
 from __future__ import annotations
@@ -17,23 +19,23 @@ import pytest
 from .long_tail import in_long_tail
 from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
 
-# Triton reads this when anybody first imports it: without a GPU its kernels are interpreted.
+# Triton reads this variable at its first import. Without a GPU, its interpreter runs the kernels.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Before all that trains in this process, and hides it then from what is imported later
-# (process.quick_imports). A GPU machine may be without.
+# Must be imported before any training in this process, because process.quick_imports hides it from
+# later imports. A GPU machine may not have it.
 with suppress(ImportError):
-    import bitsandbytes  # noqa: F401  what matters is that it is imported
+    import bitsandbytes  # noqa: F401  the import itself is needed
 
 STACKS = {"postgresql", "redis", "redis_url", "s3"}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the test files import stays for good, and the garbage collector leaves it alone, as in
-    a trainer (process.quick_imports): walking these million objects was half of each run's time."""
+    """Exclude all imported objects from garbage collection. Trainers do the same
+    (process.quick_imports). Scanning these million objects took half of each run's time."""
     gc.disable()
     try:
         return (yield)
@@ -45,8 +47,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs more than SQLite, the embedded broker and a local directory: `make
-    test-quick` leaves it out."""
+    """Mark tests that need more than SQLite, the embedded broker and a local directory. `make
+    test-quick` leaves them out."""
     for item in items:
         if in_long_tail(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.full)
@@ -56,13 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if asked & STACKS:
             item.add_marker(pytest.mark.stacks)
     _skip_what_needs_a_gpu([item for item in items if item.get_closest_marker("gpu")])
-    if hasattr(config, "workerinput"):  # of several processes
+    if hasattr(config, "workerinput"):  # one of several test processes
         items[:] = _in_order_of_files(items)
 
 
 def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files of many tests first, and those of whole services spread among them: two of these at
-    once wait for each other's trainers, and one of them at the end leaves a core idle."""
+    """Order the test files: those with the most tests first, with files that start a whole service
+    spread among them. Two such files at once wait for each other's trainers; one at the end leaves
+    a core idle."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -75,7 +78,7 @@ def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
     if items:
-        import torch  # such a test has imported it already
+        import torch  # a GPU test has already imported it
 
         if not torch.cuda.is_available():
             for item in items:
@@ -84,8 +87,8 @@ def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def umask_of_one_test() -> Iterator[None]:
-    """Our programs narrow the umask of their process, also when a test calls them in its own. Left
-    so, the next PostgreSQL would lie in folders that its account cannot enter."""
+    """Restore the umask after each test. Our programs narrow it, also if a test calls them in its
+    own process. Then the account of the next PostgreSQL could not enter its folders."""
     before = os.umask(0o022)
     os.umask(before)
     yield

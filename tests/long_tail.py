@@ -1,6 +1,7 @@
-"""The long tail: tests that only `make test-full` runs.
+"""The long tail is the set of tests that only `make test-full` runs.
 
-`make test` must stay under 9 minutes. Each path through the product keeps a test in it.
+`make test` must take less than 9 minutes. It keeps at least one test for each path through the
+product.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ FAMILIES = (
     *("llama", "llama-lora", "llama-full", "*-llama"),
     *("*qwen3*", "*gemma2*", "*phi3*"),
 )
-"""Families that stand for all: plain, query and key norms, soft caps, packed projections."""
+"""Model families that represent all others: plain, query and key norms, soft caps, packed
+projections."""
 
 ALL = ""
 """Every test of the file or folder."""
 
 ROWS: dict[str, dict[str, tuple[str, ...]]] = {
-    # Whole services, images and kills: `make test` keeps one kill of each process.
+    # Whole services, images and kills. `make test` kills each process once.
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},
     "deploy/test_compose.py": {ALL: ()},
@@ -50,13 +52,13 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "test_packaging.py": {
         "test_the_bare_wheel_is_a_client_without_torch_or_server_code": (),
     },
-    # Benchmarks: their bars are tripwires of speed and memory.
+    # Benchmarks. Their bars find regressions of speed and memory.
     "benchmarks/test_sft.py": {ALL: ()},
     "benchmarks/test_gpu.py": {ALL: ()},
     "benchmarks/test_gpu_memory.py": {ALL: ()},
     "benchmarks/test_grpo.py": {ALL: ()},
     "benchmarks/test_service.py": {ALL: ()},
-    # The server under a fuzzer, and the same refusals by every kind of process.
+    # The server under a fuzzer, and the same rejected input in every kind of process.
     "server/test_schemathesis.py": {ALL: ()},
     "server/test_unsafe_settings.py": {
         "test_a_default_secret_starts_nothing": ("BROKER*worker", "WORKER*api"),
@@ -64,7 +66,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_public_address_without_tls_or_proxy_starts_nothing": ("api",),
     },
     "docs/test_commands.py": {ALL: ()},
-    # More families of models, real models, rarer settings.
+    # More model families, real models and rare settings.
     "worker/engine/patches/test_adam_steps.py": {
         "test_weights_change_as_in_stock": FAMILIES,
     },
@@ -212,9 +214,8 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def in_long_tail(node: str) -> bool:
-    """Return whether only `make test-full` runs a test.
-
-    `node`: its pytest id below tests/, such as `worker/trainer/test_run.py::test_a[b]`.
+    """Return True if only `make test-full` runs a test. `node`: its pytest id without tests/, such
+    as `worker/trainer/test_run.py::test_a[b]`.
     """
     name, _, parameter = node.partition("[")
     file, _, function = name.partition("::")

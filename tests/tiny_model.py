@@ -1,4 +1,5 @@
-"""A random Llama of 60,000 parameters and its tokenizer, made in code: nothing is downloaded."""
+"""Random Llama of 60,000 parameters and its tokenizer. Both are made in code; nothing is
+downloaded."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def make_tiny_model(
     hidden_size: int = 48,
     intermediate_size: int = 96,
 ) -> Path:
-    """Fill `folder` with a model that stock transformers loads; `weights=False`: config only."""
+    """Fill `folder` with a model that stock transformers can load. With `weights=False`, write only
+    the config."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -94,7 +94,8 @@ class Recipe(Request):
     packing: bool | Auto = "auto"
     """Pack several rows into one sequence, with no attention across rows. `false` does not pack;
     rows still need no padding if our attention kernel supports the model. In runs of at least 40
-    steps, `"auto"` uses the fastest layout by rule, from lengths, batch size and model size."""
+    steps, `"auto"` follows a rule for the fastest layout, based on row lengths, batch size and
+    model size."""
     patches: Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1)] = "auto"
     """Tunesmith kernels that replace modules of the model. `"auto"` uses every kernel that supports
     the model, and lists the unsupported modules. A list uses only the named kernels

@@ -201,9 +201,9 @@ class TrainingSettings(Response):
     packing: bool
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
-    """Layout of a step's rows; null while the layouts are being measured. `padded` pads rows to
-    equal length. The other layouts concatenate rows; micro-batches are split by row count with
-    `padding_free`, and by token count with `packed`."""
+    """Layout of a step's rows; null until chosen. `padded` pads rows to equal length. The other
+    layouts concatenate rows; micro-batches are split by row count with `padding_free`, and by token
+    count with `packed`."""
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int

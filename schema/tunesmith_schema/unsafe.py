@@ -84,8 +84,8 @@ def _check_single_url(variable: str, url: str, needs_password: bool) -> None:
     remote = [host for host in hosts.split(",") if not _is_local(host)]
     if needs_password and remote and not password and not _OTHER_CREDENTIALS & query.keys():
         raise ValueError(
-            f"{variable} has no password for {remote[0]}, so anybody who can reach that host could "
-            "use it: set a password there and put it into the URL (scheme://user:password@...)"
+            f"{variable} has no password for {remote[0]}, so anybody who can reach that host can "
+            "connect: set a password there and put it into the URL (scheme://user:password@...)"
         )
 
 

@@ -1,4 +1,4 @@
-"""A child as benchmarks/gpu/children.py starts them, which does what its cases are called."""
+"""Child process for tests of benchmarks/gpu/children.py. Each case does what its name says."""
 
 from __future__ import annotations
 

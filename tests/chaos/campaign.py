@@ -124,14 +124,14 @@ class Campaign:
     def _wait(self, job: tunesmith.Job, steps: int) -> None:
         """Wait until a random time, mostly during training, otherwise before training."""
         if self._random.random() < IN_TRAINING:
-            # In the first half, because the kill comes later and the job must not have ended.
+            # Only in the first half: the kill comes later, and the job must still be running then.
             step = self._random.randint(1, steps // 2)
             until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
         else:
             time.sleep(self._random.uniform(0.0, STARTS_WITHIN))
 
     def _undisturbed(self, recipe: str) -> dict[str, str]:
-        """Hashes of the recipe's weights from a run without kills."""
+        """Return the hashes of the recipe's weights after a run without kills."""
         if recipe not in self._expected:
             job = self._create(recipe)
             until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
@@ -183,7 +183,7 @@ class Campaign:
 
 
 def _valid_steps(events: list[tunesmith.Event]) -> list[int]:
-    """Steps of the metrics events, without steps undone by a later resumption."""
+    """Return the steps of the metrics events, without steps that a later attempt repeated."""
     steps: list[int] = []
     for event in events:
         step = event.data.get("step")
@@ -195,7 +195,7 @@ def _valid_steps(events: list[tunesmith.Event]) -> list[int]:
 
 
 def _odd_samples(job: tunesmith.Job, recipe: dict[str, Any]) -> str:
-    """Problem of a reinforcement job's samples, or an empty string."""
+    """Describe the problem with the samples of a reinforcement job; empty if there is none."""
     grpo = recipe["grpo"]
     samples = list(job.samples())
     if len({sample.id for sample in samples}) != len(samples):

@@ -1,4 +1,4 @@
-"""Observer of the running trainers of each job, independent of the service."""
+"""Observer of each job's running trainers. It is independent of the service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Watcher(threading.Thread):
             self.looks += 1
 
     def trainers(self) -> dict[str, list[int]]:
-        """Pids of live trainers by job, without zombies."""
+        """Return the pids of running trainers by job, without zombies."""
         pids = defaultdict(list)
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""Fixtures: a local server with the command, and a fake of /v1/uploads with its client."""
+"""Fixtures: a local server with the CLI, and a fake of /v1/uploads with a client for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server() -> Iterator[LocalServer]:
 
 @pytest.fixture
 def tunesmith(server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunesmith:
-    """The command in an empty directory, with address and key in the environment."""
+    """Run the CLI in an empty directory, with address and key in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TUNESMITH_BASE_URL", server.url)
     monkeypatch.setenv("TUNESMITH_API_KEY", "sk-env")

@@ -1,4 +1,4 @@
-"""/v1/uploads in memory, with faults on request. It knows the wire format only."""
+"""In-memory fake of /v1/uploads with faults on request. It knows only the wire format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .fakes import page, refusal
 Json = dict[str, Any]  # Any: JSON
 CONTENT = bytes(range(256)) * 5 + b"end"
 PARTS = 13
-"""Parts of `CONTENT` at 100 bytes per part, which the fixtures set."""
+"""Number of parts of `CONTENT`. The fixtures set 100 bytes per part."""
 
 
 class FakeUploads:
-    """`before(name, number)` may answer instead; `listed`: the files on the server."""
+    """`before(name, number)` may return another answer. `listed` holds the files on the server."""
 
     def __init__(self) -> None:
         self.uploads: dict[str, Json] = {}
@@ -56,7 +56,7 @@ class FakeUploads:
         return httpx.Response(200, json=self._complete(upload, json.loads(body)))
 
     def break_at(self, number: int, name: str = "parts") -> None:
-        """Break the network for good at this request."""
+        """Break the network at this request and at all later ones."""
 
         def refuse(asked: str, count: int) -> None:
             if asked == name and count >= number:
@@ -92,12 +92,12 @@ class FakeUploads:
 
 
 def memories(tmp_path: Path) -> list[Path]:
-    """Records of interrupted uploads in the tests' cache."""
+    """Return the records of interrupted uploads in the test's cache."""
     return list((tmp_path / "cache").rglob("*.json"))
 
 
 def _field(content_type: str, body: bytes) -> bytes:
-    """The only field of a multipart body."""
+    """Return the only field of a multipart body."""
     whole = message_from_bytes(b"content-type: " + content_type.encode() + b"\r\n\r\n" + body)
     fields = whole.get_payload()
     assert isinstance(fields, list)

@@ -29,7 +29,7 @@ class Clock:
 
 
 class Script:
-    """Returns its answers in turn, the last one for ever, and records the requests."""
+    """Returns its answers one after the other, repeats the last one, and records the requests."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -46,7 +46,8 @@ class Script:
 
 
 class EmptyServer(Script):
-    """A script for a server without files: a list of files is empty and uses up no answer."""
+    """Script for a server without files. A list of files is empty and uses no answer of the
+    script."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if (request.method, request.url.path) == ("GET", "/v1/files"):
@@ -109,7 +110,7 @@ def refusal(status: int, *, headers: dict[str, str] | None = None, **error: Any)
 
 
 def sse(*seqs: int, done: dict[str, Any] | None = None) -> bytes:
-    """Events with these numbers, and the end when there is one."""
+    """Stream events with these numbers, then `done` if it is given."""
     text = "".join(f"id: {n}\nevent: event\ndata: {json.dumps(event(n))}\n\n" for n in seqs)
     if done is not None:
         text += f"event: done\ndata: {json.dumps(done)}\n\n"
@@ -117,7 +118,7 @@ def sse(*seqs: int, done: dict[str, Any] | None = None) -> bytes:
 
 
 class Breaking(httpx.SyncByteStream):
-    """A body whose connection breaks after these chunks."""
+    """Body whose connection breaks after these chunks."""
 
     def __init__(self, *chunks: bytes) -> None:
         self._chunks: Iterable[bytes] = chunks

@@ -1,4 +1,4 @@
-"""An HTTP server in a thread with fixed answers, for tests of the CLI."""
+"""HTTP server in a thread with fixed answers, for tests of the CLI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seen:
 class LocalServer:
     """`answers` maps "GET /v1/models", with or without query, to JSON, bytes or (status, JSON).
 
-    Without other answers the list of files is empty.
+    By default, the list of files is empty.
     """
 
     url: str

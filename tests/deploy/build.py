@@ -1,4 +1,4 @@
-"""Build of a Dockerfile stage in a folder, without an engine: its COPY and RUN lines.
+"""Build of a Dockerfile stage in a folder without a container runtime. Runs its COPY and RUN lines.
 
 One folder replaces the file systems of all stages. Commands that need root in a Debian image
 (apt-get, useradd) are skipped.
@@ -17,7 +17,7 @@ from .dockerfile import ROOT, Stage, lineage, read_stages
 from .images import SYSTEM_PATH
 
 FOLDERS = ("/home/tunesmith", "/opt/tunesmith", "/project", "/requirements", "/wheels")
-"""Absolute paths in the Dockerfile's lines that are mapped into the folder."""
+"""Absolute paths of the Dockerfile that are mapped into the folder."""
 _OPTION = re.compile(r"--mount=\S+\s+")
 _IMPOSSIBLE = ("apt-get", "groupadd")
 
@@ -81,7 +81,7 @@ class Build:
 
 
 def _pip_environment() -> dict[str, str]:
-    """Environment with only this machine's settings of pip. Modules are compiled at first import,
-    because compiling all of them takes longer than the rest of the test."""
+    """Return an environment that has only this machine's pip settings. Modules are compiled at
+    first import, because compiling all of them takes longer than the rest of the test."""
     ours = {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
     return ours | {"PIP_NO_COMPILE": "1"}

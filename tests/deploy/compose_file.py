@@ -1,6 +1,7 @@
-"""Reader of compose files: the part of Docker Compose that ours use; all else is refused.
+"""Reader of compose files. Supports the features of Docker Compose that our files use, and rejects
+all others.
 
-Supports .env, variables, several files, `extends` and profiles. Starts nothing.
+These are .env, variables, several files, `extends` and profiles. Starts nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LEFT_TO_AN_ENGINE = {
 
 
 class ComposeError(ValueError):
-    """Error in a file that Compose would refuse or that this reader does not support."""
+    """Error in a file that Compose would reject or that this reader does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class HealthCheck:
     retries: int
     start_period: float
     start_interval: float
-    """Times of a health check in seconds, and `retries`."""
+    """Intervals of a health check in seconds, and `retries`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +55,13 @@ class Service:
     name: str
     image: str
     target: str
-    """Stage of docker/Dockerfile; empty: a third-party image."""
+    """Stage of docker/Dockerfile; empty for a third-party image."""
     command: list[str]
     environment: dict[str, str]
     mounts: list[Mount]
     ports: list[str]
     depends_on: dict[str, str]
-    """Condition by service."""
+    """Condition for each service."""
     healthcheck: HealthCheck | None
     restart: str
     stop_grace_seconds: float
@@ -73,7 +74,7 @@ def read_env(path: Path) -> dict[str, str]:
 
 
 def read_project(folder: Path) -> dict[str, Service]:
-    """Services that `docker compose up` would start in `folder`, by its .env."""
+    """Return the services that `docker compose up` would start in `folder` with its .env."""
     variables = read_env(folder / ".env")
     files = [folder / name for name in variables["COMPOSE_FILE"].split(":")]
     profiles = [name for name in variables.get("COMPOSE_PROFILES", "").split(",") if name]
@@ -103,7 +104,7 @@ def read_files(
 
 
 def _resolved(path: Path, variables: Mapping[str, str]) -> Tree:
-    """Content of one file with its variables and `extends` resolved."""
+    """Return the content of one file with variables and `extends` resolved."""
     tree: Tree = _interpolate(yaml.safe_load(path.read_text()), variables)
     for name, raw in tree["services"].items():
         if "extends" in raw:
@@ -144,8 +145,8 @@ def _interpolate(node: Any, variables: Mapping[str, str]) -> Any:
 
 
 def _merge(under: Tree, over: Tree) -> Tree:
-    """Merge by Compose's rules: mappings merge; `command` and `test` are replaced; of two mounts at
-    one target the later wins; other lists are joined."""
+    """Merge by the rules of Compose. Mappings are merged. `command` and `test` are replaced. A
+    later mount replaces an earlier mount at the same target. Other lists are joined."""
     merged = dict(under)
     for key, value in over.items():
         known = merged.get(key)
@@ -164,7 +165,7 @@ def _merge(under: Tree, over: Tree) -> Tree:
 def _service(name: str, raw: Tree, variables: Mapping[str, str]) -> Service:
     if unknown := set(raw) - _CARRIED_OUT - _LEFT_TO_AN_ENGINE:
         raise ComposeError(f"{name}: this reader does not know {sorted(unknown)}")
-    # No value: passed on if set, else absent.
+    # A variable without a value is passed on if it is set.
     environment = {
         key: variables.get(key) if value is None else str(value)
         for key, value in raw.get("environment", {}).items()

@@ -1,4 +1,4 @@
-"""Reader of docker/Dockerfile: its stages, and the settings of their images."""
+"""Reader of docker/Dockerfile. Returns the stages and the settings of their images."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ def read_stages(path: Path = DOCKERFILE) -> dict[str, Stage]:
 
 
 def lineage(stages: dict[str, Stage], name: str) -> list[Stage]:
-    """Ancestors of a stage in this file, oldest first, and the stage itself."""
+    """Return the ancestors of a stage in this file, oldest first, then the stage itself."""
     stage = stages[name]
     return [*(lineage(stages, stage.base) if stage.base in stages else []), stage]
 
 
 def last(stages: dict[str, Stage], name: str, instruction: str) -> str:
-    """Effective value in the image: the last such line of the stage and its ancestors."""
+    """Return the effective value in the image, from the last such line of the stage and its
+    ancestors."""
     return [value for stage in lineage(stages, name) for value in stage.of(instruction)][-1]
 
 
 def argv(stages: dict[str, Stage], name: str, instruction: str) -> list[str]:
-    """Words of ENTRYPOINT or CMD; the shell form is not valid JSON and is refused."""
+    """Return the words of ENTRYPOINT or CMD. The shell form is not valid JSON and is rejected."""
     parts: list[str] = json.loads(last(stages, name, instruction))
     return parts
 

@@ -1,8 +1,8 @@
-"""Services of a compose project as processes of this machine, without an engine: the same commands,
-environments, health checks, order and restarts.
+"""Services of a compose project as processes of this machine, without a container runtime.
+Commands, environments, health checks, order and restarts are the same.
 
-Only `Container.translate` differs from an engine: each service has a loopback address instead of a
-name, and a folder instead of a file system.
+Only `Container.translate` differs: each service has a loopback address instead of a name, and a
+folder instead of a file system.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Container:
             self._folders[path].chmod(0o700)  # a new volume inherits the mode of the image's folder
 
     def _mounted(self, source: str) -> Path:
-        """Folder of a mount. A host's folder is copied, so that containers share no folder."""
+        """Folder of a mount. A folder of the host is copied, so that containers share no folder."""
         folder = self.root / "mounts" / source.strip("/").replace("/", "-")
         if source.startswith("/"):
             shutil.copytree(source, folder)
@@ -56,7 +56,7 @@ class Container:
         return folder
 
     def translate(self, text: str) -> str:
-        """Replace names and paths of the container by those of this machine."""
+        """Replace the container's names and paths by names and paths of this machine."""
         names = "|".join(self._addresses)
         text = re.sub(rf"(?<=[@/])({names})(?=:\d)", lambda m: self._addresses[m[1]], text)
         text = re.sub(r"127\.0\.0\.1|0\.0\.0\.0", self.address, text)
@@ -67,7 +67,8 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the image and the service, none of this machine."""
+        """Return the variables of the image and the service, without the variables of this
+        machine."""
         own = {"HOME": "/tmp", "HOSTNAME": self.service.name}
         whole = own | self._image.environment | self.service.environment
         translated = {key: self.translate(value) for key, value in whole.items()}
@@ -100,7 +101,7 @@ class Container:
     def execute(
         self, command: list[str], timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command with the container's environment, as `docker compose exec` does."""
+        """Run a command with the container's environment, like `docker compose exec`."""
         words = [self.translate(word) for word in command]
         environment = self.environment
         program = shutil.which(words[0], path=environment["PATH"])
@@ -125,7 +126,7 @@ class Container:
         return self._process.poll()
 
     def tree(self) -> list[psutil.Process]:
-        """Main process and all its descendants."""
+        """Return the main process and all its descendants."""
         if self._process is None:
             return []
         try:
@@ -135,13 +136,14 @@ class Container:
             return []
 
     def kill(self) -> None:
-        """Kill all processes with SIGKILL, as the end of a container does."""
+        """Kill all processes with SIGKILL, like the end of a container."""
         _kill(self.tree())
         if self._process is not None:
             self._process.wait(20)
 
     def stop(self) -> bool:
-        """Stop as `docker compose stop` does; return False if a process was killed or left."""
+        """Stop like `docker compose stop`. Return False if a process had to be killed or is still
+        running."""
         if self._process is None or self._process.poll() is not None:
             return True
         before = self.tree()
@@ -199,7 +201,8 @@ class Host:
             assert condition == "service_started", condition
 
     def until(self, ask: Callable[[], T], what: str, seconds: float = 60.0) -> T:
-        """Wait for a true result and return it; restart ended containers by their policy."""
+        """Wait for a true result and return it. Meanwhile, restart ended containers according to
+        their policy."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._tend()
@@ -220,7 +223,8 @@ class Host:
         return self.containers[name].stop()
 
     def down(self) -> dict[str, bool]:
-        """Stop dependents first; return for each service True if it exited by itself."""
+        """Stop the services, dependents first. Return True for each service that exited by
+        itself."""
         return {name: self.stop(name) for name in reversed(list(self._wanted))}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Images of docker/, replaced by programs of this machine from PyPI packages.
 
-Our images: the stages of docker/Dockerfile on this environment. PostgreSQL and Valkey: the steps of
-their official images' entrypoints.
+Our images are the stages of docker/Dockerfile, with the packages of this environment. PostgreSQL
+and Valkey follow the entrypoints of their official images.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def image_of(service: Service, address: str, root: Path, mounts: dict[str, Path]
 
 def _ours(target: str) -> Image:
     stages = dockerfile.read_stages()
-    # tini is not installed here: the program receives signals itself.
+    # tini is not installed here, so the program receives signals itself.
     assert dockerfile.argv(stages, target, "ENTRYPOINT") == ["tini", "--"]
     environment = dockerfile.environment(stages, target)
     assert environment.pop("PATH") == "/opt/tunesmith/bin:$PATH"

@@ -21,7 +21,7 @@ _BLOCK = re.compile(
 )
 _COMMAND = re.compile(r"(?:^|\$\(|&& |/bin/|exec \w+ )tunesmith ([a-z]+(?: [a-z]+)?)", re.MULTILINE)
 GROUPS = {"jobs", "files", "adapters", "models", "keys"}
-"""Commands of `tunesmith` that have commands of their own."""
+"""Commands of `tunesmith` that have subcommands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Block:
     text: str
     line: int
     reason: str | None
-    """Why a test cannot run this block; None: the test runs it."""
+    """Reason why a test cannot run this block; None if the test runs it."""
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -49,7 +49,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def commands_of(text: str) -> set[tuple[str, ...]]:
-    """The commands of `tunesmith` in a text: ("serve",), ("jobs", "create")."""
+    """Return the `tunesmith` commands in a text, such as ("serve",) and ("jobs", "create")."""
     commands = set()
     for match in _COMMAND.finditer(text):
         words = match[1].split()

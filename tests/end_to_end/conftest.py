@@ -1,5 +1,5 @@
-"""One running service, with a TMPDIR of its own, for the tests that only use it, and a maker for
-those that break it."""
+"""Fixtures: one running service with its own TMPDIR for tests that only use it, and a function that
+starts a new service for tests that break it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(service: Service) -> Iterator[tunesmith.Client]:
 
 @pytest.fixture
 def make_service(tmp_path: Path, model_dir: Path) -> Iterator[MakeService]:
-    """Starts a service of the test's own, with leases of 4 s."""
+    """Starts a service for one test, with leases of 4 s."""
     made: list[Service] = []
 
     def make(**env: str) -> Service:

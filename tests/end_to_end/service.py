@@ -1,4 +1,4 @@
-"""A real `tunesmith serve` for tests: started, asked, broken on purpose, stopped."""
+"""Real `tunesmith serve` for tests. Tests start it, send requests, break it and stop it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ QUICK = {
     "TUNESMITH_JANITOR_SECONDS": "0.5",
     "TUNESMITH_RETRY_SECONDS": "0.5",
 }
-"""A lease, and waits between attempts, short enough for a test."""
+"""Lease and retry times that are short enough for a test."""
 
 
 class Service:
-    """One process tree over one data directory."""
+    """One service: its process tree and its data directory."""
 
     def __init__(self, data_dir: Path, model_dir: Path, **env: str) -> None:
         self.data_dir = data_dir
@@ -75,12 +75,12 @@ class Service:
         return (self.data_dir / "api-key").read_text().strip()
 
     def client(self) -> tunesmith.Client:
-        """A client that is closed with the service."""
+        """Return a client that is closed together with the service."""
         self._clients.append(tunesmith.Client(base_url=self.url, api_key=self.api_key))
         return self._clients[-1]
 
     def stop(self) -> float:
-        """Ctrl-C; gives the seconds it took."""
+        """Stop the service with Ctrl-C. Return the seconds it took."""
         assert self._process is not None
         began = time.monotonic()
         self._process.send_signal(signal.SIGINT)
@@ -100,7 +100,8 @@ class Service:
         return self._process.pid
 
     def processes(self, *needles: str) -> list[int]:
-        """Pids of this service's processes whose command line has every needle, oldest first."""
+        """Return the pids of this service's processes whose command line contains all needles,
+        oldest first."""
         found = []
         for pid in descendants(self.pid):
             command = command_line(pid)
@@ -109,11 +110,11 @@ class Service:
         return found
 
     def worker_main(self) -> int:
-        """The train worker's main process (its pool child has the same command line)."""
+        """Return the main process of the train worker. Its pool child has the same command line."""
         return self.processes("worker --queue train")[0]
 
     def worker_env(self) -> dict[str, str]:
-        """The train worker's environment: another worker of this service needs the same."""
+        """Return the train worker's environment, for starting another worker of this service."""
         pairs = Path(f"/proc/{self.worker_main()}/environ").read_bytes().decode().split("\0")
         return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
@@ -121,7 +122,7 @@ class Service:
         return self.processes("worker --queue train")[1]
 
     def trainers(self) -> list[int]:
-        """Those that have a run: a warm one waits elsewhere."""
+        """Return the trainers that have a run; warm trainers have none."""
         return [pid for pid in self.processes("tunesmith_worker.trainer ") if has_run(pid)]
 
     def warm_trainers(self) -> list[int]:
@@ -132,7 +133,7 @@ class Service:
         return "\n".join(f"== {file.name}\n{file.read_text()[-2000:]}" for file in files)
 
     def internal(self) -> httpx.Client:
-        """What a worker sees."""
+        """Return a client of the API that workers use."""
         token = (self.data_dir / "worker-token").read_text().strip()
         return httpx.Client(
             base_url=self.url.removesuffix("/v1") + "/internal",
@@ -147,7 +148,7 @@ def free_port() -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Pids below `root`, in order of start."""
+    """Return the pids of all descendants of `root`, in order of their start."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -172,7 +173,7 @@ def command_line(pid: int) -> str:
 
 
 def has_run(pid: int) -> bool:
-    """A trainer works in its run directory."""
+    """Return True if a trainer has a run; it then works in the run directory."""
     try:
         return "runs" in Path(f"/proc/{pid}/cwd").readlink().parts
     except OSError:
@@ -188,7 +189,7 @@ def alive(pid: int) -> bool:
 
 
 def until(ask: Callable[[], T], seconds: float = 60.0) -> T:
-    """The first true answer; an AssertionError when there is none in time."""
+    """Return the first true answer. Raise AssertionError if there is none in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if answer := ask():
@@ -208,5 +209,5 @@ def write_rows(path: Path, count: int = 64) -> Path:
 
 
 LONG: dict[str, Any] = {"max_steps": 250, "per_device_train_batch_size": 2, "lora": {"r": 4}}
-"""A recipe that trains for a while, one event a step."""
+"""Recipe that trains for a while and sends one event per step."""
 SHORT: dict[str, Any] = LONG | {"max_steps": 12}

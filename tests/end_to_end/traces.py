@@ -1,4 +1,4 @@
-"""What a job has on its worker's host at this moment, seen from outside."""
+"""Processes, locks, shared memory and files that a job has on its worker's host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 SMALL = {"spec.json", "plan.json", "events.jsonl", "report.json", "result.json", "trainer.log"}
-"""What stays of a run once it is over, and what it can be gone on from: README of how it works."""
+"""Files that remain after a run has ended. `KEPT` also has the files from which a run can
+resume."""
 KEPT = SMALL | {"control.json", "checkpoints"}
 
 
@@ -19,13 +20,14 @@ def pids() -> list[int]:
 
 
 def processes(folder: Path) -> set[int]:
-    """Those that work in `folder`, name it, or have a file below it open or mapped."""
+    """Return processes that work in `folder`, name it in their command line, or use a file in
+    it."""
     return {pid for pid in pids() if any(str(folder) in link for link in _links(pid))}
 
 
 def _links(pid: int) -> Iterator[str]:
     proc = Path(f"/proc/{pid}")
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # the process has ended meanwhile
         yield os.readlink(proc / "cwd")
         yield (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         for descriptor in (proc / "fd").iterdir():
@@ -35,19 +37,19 @@ def _links(pid: int) -> Iterator[str]:
 
 
 def locks(*folders: Path) -> set[str]:
-    """Lines of /proc/locks about files below these."""
+    """Return the lines of /proc/locks about files in these folders."""
     inodes = {str(path.lstat().st_ino) for folder in folders for path in folder.rglob("*")}
     lines = Path("/proc/locks").read_text().splitlines()
     return {line for line in lines if line.split()[-3].rsplit(":", 1)[-1] in inodes}
 
 
 def shared_memory() -> set[str]:
-    # Other tests' PostgreSQL comes and goes.
+    # Other tests start and stop PostgreSQL at the same time.
     return {one.name for one in SHARED_MEMORY.iterdir() if not one.name.startswith("PostgreSQL.")}
 
 
 def unfinished(*folders: Path) -> set[Path]:
-    """Sockets, and what was begun under a temporary name."""
+    """Return sockets, and files that still have a temporary name."""
     return {
         path
         for folder in folders

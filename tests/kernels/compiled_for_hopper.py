@@ -1,8 +1,8 @@
-"""Compiles every Triton kernel for an H100 or H200, which needs no GPU: `python FILE`.
+"""Compile every Triton kernel for an H100 or H200: `python FILE`. Needs no GPU.
 
-The interpreter runs what the compiler refuses; this is the other half. Arguments are typed as a
-launch with bf16 tensors of a real model types them. Prints one line a kernel: its name and whether
-its global loads are 16 bytes wide.
+This finds kernels that run in the interpreter but that the compiler rejects. The argument types are
+those of a launch with bf16 tensors of a real model. Prints one line per kernel: its name, and
+`wide` if its global loads are 16 bytes wide.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
 
 
 def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
-    """PTX. A launch tells the compiler which sizes and strides 16 divides; so do we."""
+    """Compile a kernel to PTX. Sizes and strides that are divisible by 16 are marked, as in a
+    launch."""
     names = kernel.arg_names
     types = {
         name: "constexpr"

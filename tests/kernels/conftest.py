@@ -1,6 +1,7 @@
-"""Every kernel test runs on both paths, over memory that is NaN until it is written.
+"""Fixtures of the kernel tests. Every test runs on both paths, with memory that is NaN until
+written.
 
-The Triton path is compiled where there is a GPU and interpreted elsewhere.
+With a GPU, the Triton path is compiled; without one, it is interpreted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-# What cuBLAS asks for where algorithms must be deterministic, as the fixture below has them.
+# cuBLAS needs this for deterministic algorithms, which the fixture below enables.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from tunesmith_kernels import tiles
@@ -20,7 +21,7 @@ from tunesmith_kernels.dispatch import interpreted
 
 @pytest.fixture(params=["cpu", "triton"])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where a test puts its tensors so that they take the path of its name."""
+    """Device on which a test's tensors take the path `cpu` or `triton`."""
     if request.param == "cpu":
         yield torch.device("cpu")
     elif torch.cuda.is_available():
@@ -32,7 +33,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """torch.empty and its kin give NaN: a cell that a kernel forgets to write fails its test."""
+    """Make torch.empty return NaN, so that a test fails if a kernel leaves an element unwritten."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     yield
@@ -41,5 +42,6 @@ def _poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU tiles of a few rows, so that small tensors have several and a ragged last one."""
+    """Use CPU tiles of a few rows, so that small tensors have several tiles and a shorter last
+    one."""
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 200)

@@ -1,4 +1,4 @@
-"""A language-model head with random inputs, and its gradients by any of several functions."""
+"""Language-model head with random inputs. Its gradients can be computed by several functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Scored = Callable[..., TokenLogProbs]
 
 @dataclass(frozen=True)
 class Head:
-    hidden: torch.Tensor  # [N, H] fp64, as are the others
+    hidden: torch.Tensor  # [N, H]; all tensors are fp64
     weight: torch.Tensor  # [V, H]
     bias: torch.Tensor | None  # [V]
     targets: torch.Tensor  # [N] int64
@@ -37,7 +37,8 @@ class Head:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Head:
-        """Values that `dtype` holds exactly, so that each precision starts from the same point."""
+        """Return values that `dtype` represents exactly, so that every precision has the same
+        inputs."""
 
         def values(*shape: int, scale: float = 1.0) -> torch.Tensor:
             rounded = (torch.randn(*shape) * scale).to(dtype)
@@ -56,7 +57,7 @@ class Head:
         )
 
     def leaves(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Hidden, weight and bias, each of which asks for a gradient."""
+        """Return hidden, weight and bias; all require gradients."""
 
         def leaf(part: torch.Tensor) -> torch.Tensor:
             return part.clone().to(dtype).requires_grad_()
@@ -71,7 +72,8 @@ class Head:
         through_entropy: bool = False,
         **options: Any,
     ) -> tuple[TokenLogProbs, list[torch.Tensor]]:
-        """Outputs, and the gradients of hidden, weight and bias for the upstream gradients."""
+        """Return the outputs, and the gradients of hidden, weight and bias for the upstream
+        gradients."""
         leaves = self.leaves(dtype)
         if through_entropy and function is token_log_probs:
             options["entropy"] = "grad"
@@ -92,5 +94,5 @@ class Head:
 
 
 def accumulate(value: torch.Tensor) -> None:
-    """`value.backward()`, which torch leaves without types."""
+    """Call `value.backward()`, which is untyped in torch."""
     torch.autograd.backward(value)

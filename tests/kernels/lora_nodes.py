@@ -1,4 +1,4 @@
-"""Random nodes of projections with and without adapters, and their values and gradients."""
+"""Random projection nodes with and without adapters, and their values and gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunesmith_kernels.rms_norm import NormKind
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What `draw` makes: sizes, and which tensors there are."""
+    """Options of `draw`: sizes, and the tensors to make."""
 
     rows: tuple[int, ...] = (2, 7)
     inputs: int = 12
@@ -29,7 +29,7 @@ class Node:
     residual_scale: float = 1.0
 
     def draw(self, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
-        """Tensors by name; the same numbers for every dtype."""
+        """Make tensors by name. Every dtype gets the same numbers."""
         generator = torch.Generator().manual_seed(0)
 
         def normal(*size: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ class Node:
         function: Any,  # the operation or its reference
         tensors: dict[str, torch.Tensor],
         dropout: float = 0.0,
-        **settings: Any,  # fused_weight, for the operation alone
+        **settings: Any,  # fused_weight, only for the operation
     ) -> torch.Tensor:
         projections = []
         for i, rank in enumerate(self.ranks):
@@ -100,7 +100,7 @@ def values(
     frozen: frozenset[str] = frozenset(),
     **settings: Any,  # as of Node.call
 ) -> dict[str, torch.Tensor]:
-    """ "out", and the gradient of every tensor that is not frozen, by its name."""
+    """Return "out", and the gradient of every trained tensor under its name."""
     leaves = {
         name: x.detach().clone().requires_grad_(name not in frozen) for name, x in tensors.items()
     }
@@ -114,7 +114,7 @@ def values(
 
 
 def frozen_base(tensors: dict[str, torch.Tensor]) -> frozenset[str]:
-    """As LoRA trains: base weights, biases and norms stand still."""
+    """Freeze base weights, biases and norms, as in LoRA training."""
     return frozenset(name for name in tensors if name.startswith(("weight", "bias", "norm")))
 
 

@@ -1,4 +1,4 @@
-"""The running app of the server tests, with its clients, a worker and a fake broker."""
+"""Running app for the server tests, with clients, a worker and a fake broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FakeWakeUps(WakeUps):
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running app with its users and a worker."""
+    """Running app with users and a worker."""
 
     app: FastAPI
     client: TestClient
@@ -67,7 +67,7 @@ class Server:
         return str(reply.json()["id"])
 
     def validate(self, file_id: str, **found: Any) -> dict[str, Any]:
-        """Send a validation as the light worker."""
+        """Send the result of a validation as the light worker."""
         body = {"ok": True, "format": "messages", "rows": 1, **found}
         reply = self.worker.post(f"/internal/files/{file_id}/validation", json=body)
         assert reply.status_code == 200, reply.text
@@ -91,7 +91,7 @@ class Server:
         return self.user.post("/v1/fine_tuning/jobs", content=json.dumps(body), headers=headers)
 
     def create_job(self, training_file: str, /, **body: Any) -> str:
-        """Create a job while a worker with the usual base model is live; return its id."""
+        """Create a job while a worker with the usual base model is running. Return the job's id."""
         assert self.worker.hello().status_code == 200
         reply = self.create_reply(training_file, **body)
         assert reply.status_code == 200, reply.text
@@ -101,7 +101,7 @@ class Server:
         return self.user.json(f"/v1/fine_tuning/jobs/{job_id}")
 
     def ask(self, job_id: str, verb: str, **body: Any) -> Any:  # Any: JSON
-        """Send a command that must succeed; return the job."""
+        """Send a command that must succeed. Return the job."""
         path = f"/v1/fine_tuning/jobs/{job_id}/{verb}"
         reply = self.user.post(path, **({"json": body} if body else {}))
         assert reply.status_code == 200, reply.text
@@ -117,7 +117,7 @@ class Server:
         self.change_job(job_id, lease_until=JobRow.lease_until - seconds)
 
     def end_back_off(self, job_id: str) -> None:
-        """Move the end of the job's back-off into the past."""
+        """Move the end of the job's retry delay into the past."""
         self.change_job(job_id, not_before=JobRow.not_before - 10_000)
 
     def change_job(self, job_id: str, **columns: Any) -> None:  # Any: values or SQL expressions
@@ -132,7 +132,7 @@ class Server:
                 session.add(point)
 
     def take_back(self) -> int:
-        """Take back expired leases, as the janitor does after its first lease term."""
+        """End expired leases, as the janitor does after its first lease term."""
         with self.database.write.begin() as session:
             return leases.take_back_expired(session, self.settings)
 

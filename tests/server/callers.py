@@ -1,4 +1,4 @@
-"""Clients of the server in its tests: users, and train workers that claim and report."""
+"""Clients for the server tests: users, and train workers that claim jobs and report on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 
 class Caller:
-    """An HTTP client with one bearer token."""
+    """HTTP client with one bearer token."""
 
     def __init__(self, client: TestClient, token: str | None) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class TrainWorker(Caller):
     name = "worker-1"
 
     models = ("tiny-llama",)
-    """Base models on its host."""
+    """Base models on the worker's host."""
 
     def hello(self, name: str = "", **fields: Any) -> Response:
         body = {
@@ -58,7 +58,7 @@ class TrainWorker(Caller):
         return self.post("/internal/workers/hello", json=body | fields)
 
     def claim_reply(self, name: str = "") -> Response:
-        """Report as a live worker and ask for a job."""
+        """Report as a running worker and ask for a job."""
         assert self.hello(name).status_code == 200
         return self.post("/internal/jobs/claim", json={"worker_id": name or self.name})
 
@@ -95,7 +95,7 @@ class TrainWorker(Caller):
         return stored
 
     def succeed(self, claim: dict[str, Any], kind: str = "lora") -> dict[str, bytes]:
-        """Store a small adapter and report success; return the adapter's files."""
+        """Store a small adapter and report success. Return the adapter's files."""
         files = {
             "adapter_config.json": b'{"peft_type": "LORA"}',
             "adapter_model.safetensors": bytes(range(256)) * 5,

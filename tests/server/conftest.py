@@ -1,7 +1,7 @@
-"""Fixtures of the server tests: the whole app over a fresh, migrated database.
+"""Fixtures of the server tests: the whole app with a new, migrated database.
 
-Every test with a database runs on SQLite and on PostgreSQL; `pytest -k sqlite` or `-k postgresql`
-runs one half. The default suite runs on PostgreSQL only the files in `ON_POSTGRESQL`.
+Every test with a database runs on SQLite and on PostgreSQL. `pytest -k sqlite` and `-k postgresql`
+select one of them. By default, only the files in `ON_POSTGRESQL` run on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BASE_MODEL = "tiny-llama"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test with a database on both kinds, unless the test itself names the kind."""
+    """Run each test that uses a database on both kinds, unless the test names the kind."""
     marks = metafunc.definition.iter_markers("parametrize")
     named = {mark.args[0] for mark in marks}
     in_default_suite = metafunc.module.__name__.rpartition(".")[2] in ON_POSTGRESQL
@@ -44,7 +44,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite database to copy."""
+    """Migrated SQLite database that tests copy."""
     file = tmp_path_factory.mktemp("migrated") / "tunesmith.db"
     migrate.upgrade(f"sqlite:///{file}")
     return file
@@ -90,7 +90,7 @@ def storage_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def settings(database_url: str, storage_url: str, tmp_path: Path) -> Settings:
-    """Settings with one base model on the host; the janitor runs only when a test calls it."""
+    """Settings with one base model on the host. The janitor runs only when a test calls it."""
     folder = tmp_path / "models" / BASE_MODEL
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -135,7 +135,7 @@ def job_in(server: Server) -> Callable[[JobState], str]:
             server.user.post(f"/v1/fine_tuning/jobs/{job_id}/{verb}")
             return job_id
         claim = worker.claim()
-        assert claim["job_id"] == job_id, "only one job may wait at a time here"
+        assert claim["job_id"] == job_id, "here, only one job may wait at a time"
         if state is JobState.SUCCEEDED:
             worker.succeed(claim)
         elif state is JobState.FAILED:

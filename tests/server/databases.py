@@ -1,4 +1,4 @@
-"""Files of the server tests that `make test` runs on PostgreSQL as well as on SQLite.
+"""Files of server tests that `make test` runs on both PostgreSQL and SQLite.
 
 `make test-full` runs every test with a database on both.
 """
@@ -12,7 +12,7 @@ ON_POSTGRESQL = {
     *("test_attempts", "test_cancel", "test_claims", "test_clock", "test_control"),
     *("test_control_races", "test_idempotency", "test_janitor", "test_lost_workers"),
     *("test_races", "test_transactions", "test_upload_leftovers", "test_wake_ups"),
-    # The schema, and SQL that the two databases write or run differently.
+    # The schema, and SQL that differs between the two databases.
     *("test_event_feed", "test_events", "test_lists", "test_migrations", "test_resume_points"),
     *("test_samples", "test_waiting"),
 }

@@ -1,4 +1,4 @@
-"""Fixtures of the worker's tests: a tiny model, and run directories around it."""
+"""Fixtures of the worker's tests: a tiny model, and run directories that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests read from a run directory, and rows to put into one."""
+"""Functions that read a run directory, and rows for one."""
 
 from __future__ import annotations
 

@@ -22,8 +22,12 @@ log = logging.getLogger(__name__)
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tunesmith", description="Tunesmith's worker commands.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    worker = commands.add_parser("worker", help="serve a queue: train jobs, or short CPU work")
-    worker.add_argument("--json", action="store_true", help="print the start message as JSON")
+    worker = commands.add_parser(
+        "worker", help="start a worker that trains jobs or validates files"
+    )
+    worker.add_argument(
+        "--json", action="store_true", help="print the start message in JSON format"
+    )
     worker.add_argument(
         "action",
         nargs="?",
@@ -38,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         default=TRAIN_QUEUE,
         help="train (default): train jobs; light: validate data files",
     )
-    commands.add_parser("demo", help="make and tune a small model", add_help=False)
+    commands.add_parser("demo", help="create and fine-tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "demo":
         from tunesmith_worker.demo.__main__ import (

@@ -1,4 +1,4 @@
-"""Reports with planted figures."""
+"""Reports with chosen figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ GPU = PeakMemory(allocated=20 * 2**30, reserved=30 * 2**30, device_total=140 * 2
 
 
 def planned(*, fits: bool, reason: str = "as the recipe says") -> list[Choice]:
-    """All layers recompute; to keep them takes 10 GiB and 3 / 4 of the time."""
+    """Return the choice that all layers recompute. Keeping them needs 10 GiB and 3/4 of the
+    time."""
     keep = {"name": "keep", "predicted_peak_bytes": 10 * 2**30, "predicted_cost": 1.0, "fits": fits}
     figures: dict[str, Any] = {
         "predicted_cost": 4 / 3,
@@ -33,7 +34,8 @@ def planned(*, fits: bool, reason: str = "as the recipe says") -> list[Choice]:
 
 
 def rollouts(**changes: Any) -> Rollouts:
-    """Of a run of 100 steps that draws 128 completions in each, and learns from most of them."""
+    """Make the rollout figures of a run of 100 steps with 128 completions each. Most of them give a
+    training signal."""
     fields: dict[str, Any] = {
         "rounds": 100,
         "num_iterations": 1,
@@ -53,7 +55,8 @@ def rollouts(**changes: Any) -> Rollouts:
 
 
 def report(**changes: Any) -> RunReport:
-    """A run of 100 steps and 100 s that spends its time well; `phases` are laid over its own."""
+    """Make the report of an efficient run of 100 steps and 100 s. `phases` replace its default
+    phases."""
     phases = {"import": 4.0, "data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 3.0}
     phases |= changes.pop("phases", {})
     wall = sum(phases.values())

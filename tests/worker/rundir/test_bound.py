@@ -75,7 +75,7 @@ def fit_of(fixed: float, rate: float, noise: float = 0.0, spread: int = 400) -> 
 def test_a_device_whose_time_grows_with_the_rows_is_saturated() -> None:
     found = saturation_of(fit_of(0.0002, 1e-4, 0.0005), device="GPU", waits=0.0)
     assert found.state == "saturated"
-    assert "GPU already saturated; more rows only add memory" in found.text
+    assert "GPU is already saturated; more rows would only add memory" in found.text
 
 
 def test_a_fixed_cost_is_what_twice_the_rows_would_save() -> None:
@@ -110,7 +110,7 @@ def test_no_time_is_negative() -> None:
     fit = fit_of(-0.02, 1e-4, noise=0.001)
     assert fit.fixed_seconds()[0] < 0, "the line through what was measured"
     text = saturation_of(fit, device="CPU", waits=None).text
-    assert "no more than 0.0 ms are a fixed cost" in text
+    assert "with a fixed cost of at most 0.0 ms" in text
 
 
 def test_equal_batches_on_a_gpu_that_waits_leave_room_for_more_rows() -> None:

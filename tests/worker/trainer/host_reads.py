@@ -1,6 +1,5 @@
-"""Who reads values of tensors on the host: on a GPU each such read waits for the device.
-
-Works on a CPU: what is watched is taken to be on a device.
+"""Counts the places in the code that read tensor values on the host. On a GPU, each such read waits
+for the device. Also works on a CPU, where all watched tensors count as being on a GPU.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ _READS = {
     "unique_dim",
     "unique_consecutive",
 }
-"""Operators that give a number, or a tensor whose size is one."""
+"""Operators that return a number, or a tensor whose size depends on values."""
 _METHODS = ("tolist", "numpy", "cpu", "__array__")
-"""Read a CPU's tensor without an operator."""
+"""Methods that read a CPU tensor without an operator."""
 
 
 class HostReads(TorchDispatchMode):
-    """While active, counts reads by who asked: `file.py:function` outside torch."""
+    """While active, counts reads by caller. The caller is the nearest `file.py:function` outside
+    torch."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

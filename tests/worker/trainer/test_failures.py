@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_run: MakeRun, tmp_path: Pat
     found = failure(run)
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
     assert found.message.startswith("Step 1: the gradient is not finite. Each of the step's ")
-    assert "is of model.norm, " in found.message
+    assert "comes from model.norm, " in found.message
     assert "model.norm.weight is itself not finite." in found.message
     assert found.hint == "The weights of the base model are damaged. Use another copy of the model."
 

@@ -59,7 +59,7 @@ class StartDelay:
 
     spawn: float
     imports: float = 0.0
-    """Remaining import time of a warm trainer. A fresh trainer imports later."""
+    """Remaining import time of a warm trainer; 0 for a fresh trainer, which imports later."""
 
 
 def spawn_delay() -> StartDelay | None:
@@ -74,7 +74,7 @@ def die_with_supervisor() -> None:
     if expected is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent is another process if the supervisor ended before the line above.
+    # If the supervisor ended before the line above, the parent is another process.
     if os.getppid() != expected:
         os._exit(1)
 

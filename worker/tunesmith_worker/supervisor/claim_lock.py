@@ -61,7 +61,7 @@ class ClaimRecord:
         try:
             path = settings.claims / f"{worker_id}--{claim.job_id}-{claim.fence}.json"
             self._file = LockedFile.create(path, self._claim.model_dump_json())
-        except OSError as error:  # then the server waits until the lease expires
+        except OSError as error:  # the server waits until the lease expires
             log.warning("cannot write the claim record of %s: %s", claim.job_id, error)
 
     def record_outcome(self, outcome: Outcome) -> None:
@@ -82,8 +82,8 @@ class ClaimRecord:
     def close(self, *, reported: bool) -> None:
         """Unlock the record.
 
-        `reported`: also remove it, because the server has the outcome or has given the job to
-        another worker."""
+        `reported`: also remove the record, because the server has the outcome or has given the job
+        to another worker."""
         if self._file is not None:
             self._file.close(remove=reported)
 
@@ -145,7 +145,7 @@ def _report(content: str, api: ServerApi) -> bool:
     )
     try:
         api.report(held.job_id, report, timeout=10.0)
-        log.warning("reported %s for supervisor %d, which died", held.job_id, held.pid)
+        log.warning("reported %s for dead supervisor %d", held.job_id, held.pid)
     except ServerUnreachable as error:
         log.info("report of %s delayed: %s", held.job_id, error)
         return False

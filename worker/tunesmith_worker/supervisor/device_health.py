@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 10.0
 """Seconds for the driver to free a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Missing GPU memory that is ignored, in bytes: less than a CUDA context, and more than a driver
-keeps for itself."""
+"""Amount of missing GPU memory that is tolerated, in bytes. A CUDA context needs more; a driver
+keeps less for itself."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]

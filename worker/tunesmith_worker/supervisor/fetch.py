@@ -96,5 +96,5 @@ def _cached(
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    os.utime(folder)  # a recent time keeps the folder in the cache
+    os.utime(folder)  # the cache keeps recently used folders
     return folder

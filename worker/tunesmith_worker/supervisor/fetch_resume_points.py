@@ -48,7 +48,7 @@ def fetch_resume_points(
         for attempt in attempts:
             remove_resume_points(attempt / "checkpoints")
     for attempt in attempts[:1]:
-        with suppress(FileNotFoundError):  # another method, or no completions yet
+        with suppress(FileNotFoundError):  # not reinforcement, or no completions yet
             RunDirectory(attempt).rollouts.rename(RunDirectory(root).rollouts)
 
 

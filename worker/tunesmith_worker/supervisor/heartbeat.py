@@ -79,7 +79,7 @@ class HeartbeatThread(threading.Thread):
                 unfit = self._hello.not_ready not in (
                     None,
                     DRAINING,
-                )  # the pool checks the host again
+                )  # waking the pool repeats the check
                 if (welcome.jobs_waiting or unfit) and self._is_train_worker and _is_idle():
                     self._wake()
             try:

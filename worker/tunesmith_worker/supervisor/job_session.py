@@ -141,7 +141,7 @@ class JobSession:
     def release(self, grace_seconds: float) -> Outcome:
         """Stop the trainer after its current step, and return the outcome.
 
-        If the run finishes in that step, the outcome is that of a finished run."""
+        If this step finishes the run, the outcome says so."""
         self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():

@@ -104,7 +104,7 @@ class WorkerSettings(BaseSettings):
 
     @property
     def compile_cache(self) -> Path:
-        """Folder of kernels that torch and triton compiled."""
+        """Cache folder of compiled Triton kernels."""
         return self.data_dir / "cache" / "compiled"
 
     def check(self) -> None:

@@ -17,6 +17,6 @@ from .run import command, warm
 
 if __name__ == "__main__":
     die_with_supervisor()
-    default_environment(os.environ)  # a run by hand has no supervisor to set it
+    default_environment(os.environ)  # without a supervisor, no variable is set yet
     keep_freed_memory()
     exit_fast(warm() if sys.argv[1:] == [WARM] else command())

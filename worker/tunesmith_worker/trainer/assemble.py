@@ -1,6 +1,6 @@
-"""The preparation steps between a loaded model and the first step, shared by all methods.
+"""Preparation between loading the model and the first step, shared by all methods.
 
-`assemble_sft.py` and `assemble_grpo.py` call them in order.
+`assemble_sft.py` and `assemble_grpo.py` call these functions in order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PreparedRun:
     saving: OutputWriter
     memory: MemoryPlan
     rows_at_a_time: int
-    """Rows per forward pass, for hints of errors."""
+    """Rows per forward pass, shown in out-of-memory errors."""
     interruption: type[Exception] | tuple[()] = ()
-    """Exception of a step that a stop request interrupts before it changes anything."""
+    """Exception that a step raises if a stop request interrupts it before its update."""
     resources: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Context that is open during training."""
+    """Context manager that stays open during training."""
 
 
 def warn_of_ignored_settings(context: RunContext) -> None:
@@ -62,9 +62,9 @@ def warn_of_ignored_settings(context: RunContext) -> None:
 def resolve_update_rates(
     context: RunContext, loaded: LoadedModel, train_plan: TrainPlan
 ) -> dict[str, Untyped]:
-    """Return the trainer's arguments for learning rates and optimiser.
+    """Return the trainer's arguments for learning rates and optimizer.
 
-    Also checks the size of the adapter."""
+    Also records the adapter's file size in plan.json."""
     recipe, choices = context.spec.recipe, context.plan.choices
     full = recipe.tuning == "full"
     rate = embedding_learning_rate(loaded.model, recipe, train_plan.learning_rate, choices)

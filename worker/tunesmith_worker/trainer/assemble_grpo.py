@@ -190,12 +190,14 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
 
 
 def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
-    """Return the data set that the Trainer requires to evaluate; the runner has the prompts."""
+    """Return the data set that transformers' Trainer requires for evaluation.
+
+    The rollout runner reads its own prompts."""
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 
 def _one_layout(plan: GRPOPlan, choices: Choices) -> Layouts:
-    """Return the only layout of GRPO: concatenated completions."""
+    """Return the only layout of GRPO: completions concatenated without padding."""
     layout = Layout(kind="padding_free", rows=plan.completions_per_step)
     reason = "completions are concatenated"
     return Layouts(LayoutPlan(layouts={layout.kind: layout}, reason=reason), choices)

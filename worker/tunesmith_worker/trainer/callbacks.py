@@ -1,4 +1,4 @@
-"""The callback between two steps: it appends metrics to the events and obeys stop requests."""
+"""Callback between steps: appends metrics to the events and obeys stop requests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ METHOD_METRICS = frozenset(
         *("clip_ratio", "rollout_gap", "ungraded_share"),
     }
 )
-"""Metrics of a step that only some trainers log."""
+"""Step metrics that only some methods log."""
 _SHOWN = {"reward": "reward", "loss": "train_loss"}
 NONFINITE_LIMIT = 3
-"""Number of logged steps in a row without a finite loss that end the run."""
+"""Consecutive logged steps with a non-finite loss after which the run fails."""
 
 
 class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
@@ -40,7 +40,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         input_tokens: Callable[[], int],
         live: Callable[[], dict[str, float | None]],
     ) -> None:
-        """`live`: returns additional metrics of a step."""
+        """`live`: returns additional step metrics."""
         self._events = events
         self._control = control
         self._save_steps = save_steps
@@ -65,13 +65,13 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         self._control.step_ended(state.global_step)
         last = state.global_step == state.max_steps
         if (last or self._control.end_requested) and args.eval_strategy != "no":
-            control.should_evaluate = True  # evaluate the model that is kept
+            control.should_evaluate = True  # evaluate the final weights
         if self.checkpoint_due(state.global_step):
             control.should_save = True
         if self._control.stop_requested and not last:
-            control.should_training_stop = True  # ResumePoints writes a resume point then
+            control.should_training_stop = True  # ResumePoints then writes a resume point
         elif self._control.end_requested and not last:
-            control.should_save = False  # the result follows immediately
+            control.should_save = False  # the run ends here and saves its result
             control.should_training_stop = True
             self._append_stop_event(state)
 
@@ -127,7 +127,9 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         return self._save_steps is not None and step % self._save_steps == 0
 
     def checkpoint_metrics(self) -> dict[str, float | None]:
-        """Return the last logged metrics. Validation reads the whole file, so `full_` is equal."""
+        """Return the last logged metrics.
+
+        Each `full_valid_*` equals its `valid_*`, because validation reads the whole file."""
         names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
         both = ("valid_loss", "valid_mean_token_accuracy")
         chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}

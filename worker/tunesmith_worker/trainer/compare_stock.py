@@ -1,14 +1,14 @@
 """`tunesmith run RUN_DIR --compare-stock N`: N steps with our kernels and with the stock trainer.
 
-Prints both curves on the user's data and a verdict. Each side runs in its own process and run
-directory; RUN_DIR is not changed.
+Prints both loss curves on the user's data, and a verdict. Each trainer runs in its own process and
+run directory; RUN_DIR is not changed.
 
-fp32: losses and gradient norms of every step must agree to rounding. The losses alone are not
+In fp32, the losses and gradient norms of every step must agree up to rounding. Equal losses are not
 enough, because Adam ignores a constant factor on the gradient.
 
-bf16: each side rounds in different places, so the two sides are compared with stock in fp32. The
-distance of ours, as root mean square over the steps, may be 1.5 times that of stock in bf16. Both
-sides in fp32 are compared too, because rounding hides smaller faults in bf16.
+In bf16, the two trainers round in different places, so both are compared with stock fp32. The RMS
+error of our bf16 curve may be at most 1.5 times the RMS error of the stock bf16 curve. Our fp32
+curve is also compared with stock fp32, because bf16 rounding hides smaller faults.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NOT_SUPERVISED = JobFailure(
 class Side:
     curves: Curves
     tokens_per_second: float | None
-    """Median over the steps after the first."""
+    """Median over all steps except the first."""
     precision: str
     patched: str
     """Summary of the patched modules."""
@@ -68,8 +68,8 @@ class SideFailed(Exception):
 def compare_stock(folder: Path, steps: int) -> int:
     """Print the comparison and return the exit status.
 
-    0: the curves agree. 1: they differ, or a side failed. 2: RUN_DIR has an error in its spec.json,
-    data or model."""
+    Status 0: the curves agree. Status 1: the curves differ, or one trainer failed. Status 2:
+    RUN_DIR has an error in its spec.json, data or model."""
     try:
         spec = read_spec(folder.resolve())
     except UnusableRunDirectory as error:
@@ -80,7 +80,7 @@ def compare_stock(folder: Path, steps: int) -> int:
         return EXIT_UNUSABLE
     ours = spec.recipe.patches if spec.recipe.patches != "off" else "auto"
     if spec.recipe.lora is not None and spec.recipe.lora.lora_dropout:
-        _print("without lora_dropout: its masks depend on the padding")
+        _print("lora_dropout is set to 0, because dropout masks depend on the padding")
         spec = _without_dropout(spec)
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -97,8 +97,8 @@ def compare_stock(folder: Path, steps: int) -> int:
             if stock.precision == "fp32":
                 return _report(stock, mine)
             _print(
-                "bf16 rounds differently on each side: both also train in fp32, which takes at "
-                "least as long and twice the memory for weights"
+                "bf16 rounds differently on each side, so both also train in fp32: this takes at "
+                "least as long again, and twice the memory for weights"
             )
             return _report(
                 stock,
@@ -112,17 +112,15 @@ def compare_stock(folder: Path, steps: int) -> int:
 
 
 def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], steps: int) -> None:
-    """Create a run directory with the same data and seed for `steps` steps of training only."""
+    """Create a run directory with the same data and seed, for `steps` steps without evaluation."""
     data = run / spec.training_file
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
     overrides: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
     overrides |= {"early_stopping": None, "keep": "last"}  # no validation file
-    overrides |= {"self_check": False}  # a fault must show in the curves
+    overrides |= {"self_check": False}  # it would end a faulty run before the curves
     if spec.recipe.packing == "auto":
-        overrides["packing"] = (
-            False  # a measured choice may be padded, which would test stock layers
-        )
+        overrides["packing"] = False  # "auto" may choose padded rows, which would test stock layers
     recipe = spec.recipe.model_copy(update={**change, **overrides})
     new_spec = spec.model_copy(
         update={
@@ -146,7 +144,7 @@ def _absolute(model_path: str) -> str:
 
 
 def _train(run: Path) -> JobFailure | None:
-    """Train one side; return None or the failure."""
+    """Train one run directory; return the failure, or None."""
     command = [sys.executable, "-m", "tunesmith_worker.trainer", "--json", str(run)]
     with (run / "trainer.log").open("wb") as log:
         status = subprocess.run(command, stdout=log, stderr=log).returncode
@@ -184,7 +182,7 @@ def _read(run: Path) -> Side:
 
 
 def _number(value: JsonValue) -> float:
-    """Convert a metric of an event; null stands for a value that is not finite."""
+    """Convert an event's metric to a float; null becomes NaN."""
     return float("nan") if value is None else float(str(value))
 
 
@@ -199,14 +197,14 @@ def _report(
     if stock.tokens_per_second and ours.tokens_per_second:
         ratio = ours.tokens_per_second / stock.tokens_per_second
         _print(
-            "\ntokens per second of wall time, one after the other: "
+            "\ntokens per second of wall time (the two ran one after the other): "
             f"stock {stock.tokens_per_second:,.0f}, ours {ours.tokens_per_second:,.0f} "
             f"({ratio:.2f}x)"
         )
     if stock_fp32 is None or ours_fp32 is None:
         checks = same_in_fp32(stock.curves, ours.curves)
     else:
-        _print("in fp32, both sides:")
+        _print("both sides in fp32:")
         checks = same_in_fp32(stock_fp32.curves, ours_fp32.curves)
         checks += as_close_as_stock(stock_fp32.curves, stock.curves, ours.curves)
     for check in checks:
@@ -227,31 +225,31 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Rounding of another summation order, accumulated over some steps."""
+"""Limit for rounding due to different summation orders, accumulated over some steps."""
 NORM_LIMIT = 1e-5
-"""Measured values are 1e-7 to 2e-6."""
+"""Limit; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Floor for small data, where stock may be close to fp32 by chance (docs/contributing/log)."""
+"""Minimum for the stock error, which may be tiny by chance on few rows (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     losses: list[float]
     grad_norms: list[float]
-    """Empty without gradient clipping, which measures them."""
+    """Empty without gradient clipping, because only clipping computes the norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveCheck:
-    """A comparison of the curves with its limit."""
+    """Result of comparing the two curves."""
 
     text: str
     passed: bool
 
 
 def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Compare loss and gradient norm of every step in fp32."""
+    """Compare the loss and gradient norm of every step in fp32."""
     return [
         _check(f"largest relative difference of the {what}", max(_relative(b, a)), limit)
         for what, a, b, limit in (
@@ -263,7 +261,7 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Compare distances from fp32: ours at most FACTOR times that of stock, or times the floor."""
+    """Check that our bf16 error is at most FACTOR times the stock error (or its minimum)."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),
@@ -271,7 +269,7 @@ def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveC
     ):
         if exact:
             own = _rms(_relative(a, exact))
-            text = f"bf16's distance of the {what} from stock in fp32: stock {own:.1e}, ours"
+            text = f"RMS error of the bf16 {what}, relative to stock fp32: stock {own:.1e}, ours"
             checks.append(_check(text, _rms(_relative(b, exact)), FACTOR * max(own, FLOOR[what])))
     return checks
 
@@ -285,7 +283,7 @@ def _check(text: str, value: float, limit: float) -> CurveCheck:
 
 
 def _relative(values: Sequence[float], exact: Sequence[float]) -> list[float]:
-    """Return relative differences; infinite for NaN."""
+    """Return relative differences; NaN becomes infinity."""
     differences = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(values, exact, strict=True)]
     return [math.inf if math.isnan(value) else value for value in differences]
 

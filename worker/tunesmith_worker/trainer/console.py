@@ -1,6 +1,6 @@
 """Console output of `tunesmith run`: one line per event.
 
-Only for runs by hand. A supervisor reads events.jsonl, and its trainers print nothing.
+Used only for runs started by hand. A supervisor reads events.jsonl instead of the output.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tunesmith_schema import EventKind, RunEvent, RunResult
 from tunesmith_worker.rundir.paths import RunDirectory
 
 METRICS_SECONDS = 1.0
-"""Least time in seconds between two lines of metrics."""
+"""Minimum seconds between two lines of metrics."""
 Show = Callable[[str], None]
 """Prints one line."""
 
 
 def show_on_stdout(line: str) -> None:
-    """Write the line unbuffered and ignore a closed pipe, so that it cannot end the training."""
+    """Write the line unbuffered. A closed pipe is ignored, so training continues."""
     with contextlib.suppress(OSError):
         os.write(1, f"{line}\n".encode())
 
@@ -37,11 +37,11 @@ class ConsoleOutput:
                 return
             self._shown = self._now()
         if event.kind == EventKind.SAMPLES:
-            return  # the metrics of the step are enough
+            return  # the step's metrics are printed instead
         self._show(event.message if event.level == "info" else f"{event.level}: {event.message}")
 
     def end(self, run: RunDirectory, result: RunResult) -> None:
-        """Print the outcome. The reason of a failure is printed elsewhere."""
+        """Print the outcome of a run that did not fail; `run.main` prints failures."""
         if result.outcome == "failed":
             return
         parts = [f"{result.outcome} at step {result.step}"]

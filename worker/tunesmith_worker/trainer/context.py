@@ -1,4 +1,4 @@
-"""The context of a run, common to all methods. Imports no heavy module."""
+"""Context of a run, shared by all methods. Importing this module must not import torch."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class RunContext:
     recorder: RunRecorder
     plan: PlanFile
     point: ValidResumePoint | None
-    """Resume point of the run, if it resumes."""
+    """Resume point from which the run continues, if any."""
     rewards: Sequence[LocalReward] = ()
     """Reward functions given on the command line."""

@@ -26,21 +26,21 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(kw_only=True)
 class Course:
-    """Summary of the evaluations so far. Steps are optimiser steps; 0 means none."""
+    """Summary of the evaluations so far. Steps are optimizer steps; 0 means no evaluation."""
 
     metric: str
     best: float | None = None
     best_step: int = 0
     gained: float | None = None
-    """Value of the last evaluation with a gain."""
+    """Metric at the last evaluation that improved by more than `min_delta`: the last gain."""
     gained_step: int = 0
     without_gain: int = 0
-    """Number of evaluations since then."""
+    """Number of evaluations since the last gain."""
 
     def take(self, step: int, value: float | None, min_delta: float) -> bool:
         """Add an evaluation and return whether it is the best so far.
 
-        Of equal values the earlier is best. None and NaN are neither best nor a gain."""
+        If two values are equal, the earlier one stays best. None and NaN never count as best."""
         if value is None or not math.isfinite(value):
             self.without_gain += 1
             return False
@@ -82,7 +82,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
 
     @property
     def progress(self) -> dict[str, Any]:  # Any: JSON
-        """State that a resumed run needs, besides the kept files."""
+        """State that a resumed run needs in addition to the kept weights."""
         return {
             "course": asdict(self.course),
             "kept": self._kept is not None,
@@ -92,9 +92,10 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
 
     @progress.setter
     def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
-        """Restore the state. A fork with another metric, grader or `keep` starts without it.
+        """Restore the state, except in a fork with another metric or grader.
 
-        Raises RunError if the best weights so far are missing."""
+        A fork that changes `keep` to 'best' forgets the earlier best. Raises RunError if the best
+        weights so far are missing."""
         course = Course(**stored["course"])
         if course.metric != self.course.metric or stored.get("grader") != self._grader:
             return
@@ -119,14 +120,14 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         exhausted = self._rule is not None and self.course.without_gain >= self._rule.patience
         if exhausted and step < state.max_steps:
             self.fired = control.should_training_stop = True
-            # The result follows immediately; a run resumed here would do one step too many.
+            # The run ends here; a run resumed from this step would train one step too many.
             control.should_save = False
             self._log_stop(step, state.max_steps)
 
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
-        """Put the weights to keep into `folder`; `save` writes the current ones.
+        """Write the best or the last weights to `folder`; `save` writes the last weights.
 
-        Return their step and the report of saving them."""
+        Return the step of these weights and the result of saving them."""
         if self._kept is None:
             return last_step, save(folder)
         if self.course.best is None:
@@ -144,7 +145,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         course, rule = self.course, self._rule
         assert rule is not None
         since = (
-            f"since step {course.gained_step}, which had {course.gained:.4f}"
+            f"since step {course.gained_step} ({course.gained:.4f})"
             if course.gained is not None
             else "at all"
         )

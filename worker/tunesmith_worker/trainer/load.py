@@ -1,4 +1,4 @@
-"""The base model with its adapter, the first part of every run."""
+"""Loading of the base model and its adapter, the first part of every run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:
-    """Train the embedding rows of untrained tokens in the data. `used`: token ids of the data."""
+    """Make the embedding rows of untrained tokens in the data trainable.
+
+    `used`: token ids of the data."""
     recipe = context.spec.recipe
     if not recipe.from_scratch:
         train_token_rows(

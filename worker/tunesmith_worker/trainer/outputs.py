@@ -1,4 +1,4 @@
-"""The weights that a run writes, and the setup of the callbacks between its steps."""
+"""Writer of a run's weights, and setup of the callbacks between its steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OutputWriter:
         self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
 
     def weights(self, folder: Path) -> SavedAdapter | None:
-        """Save the current weights in the format of stock libraries."""
+        """Save the current weights in the format of stock PEFT and transformers."""
         with rounded_weights(self._trainer.optimizer):
             return save_trained(
                 folder,
@@ -77,7 +77,7 @@ class OutputWriter:
             return self.weights(folder)
 
     def due(self, step: int) -> None:
-        """Save what is due after a step: a checkpoint to sample from, a resume point."""
+        """After a step, save a checkpoint and a resume point if they are due."""
         if self._callbacks.run.checkpoint_due(step):
             self._checkpoint(step)
         self._callbacks.resume_points.save(self._trainer)
@@ -105,7 +105,9 @@ class OutputWriter:
         save_steps: int | None,
         lost_updates: bool,
     ) -> Callbacks:
-        """Add the callbacks in call order. `lost_updates`: bf16 weights are trained."""
+        """Add the callbacks in call order.
+
+        `lost_updates`: report weight updates that bf16 rounding loses."""
         run, spec, events = self._run, self._spec, self._events
         if lost_updates:
             trainer.add_callback(LostUpdatesCallback(events))
@@ -119,7 +121,7 @@ class OutputWriter:
         )
         best = BestWeights(run.checkpoints, self.best)
         stopping = EarlyStopping(spec, best, events, lambda: callback.metrics)
-        trainer.add_callback(stopping)  # first, so that its saving does not count as training
+        trainer.add_callback(stopping)  # before RunCallback, which excludes saving time from rates
         trainer.add_callback(callback)
         if spec.recipe.self_check:
             trainer.add_callback(Tripwires(trainer, events))

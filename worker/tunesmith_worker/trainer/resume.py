@@ -1,4 +1,4 @@
-"""Selection of the resume point: the newest valid one that belongs to this run."""
+"""Selection of the newest valid resume point of this run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tunesmith_worker.trainer.checkpoints.best_weights import restore_best_weigh
 from tunesmith_worker.trainer.checkpoints.identity import differences, made_for, made_with
 
 _FORK_MAY_CHANGE = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
-"""Settings that a fork may change; loading the resume point checks the rest."""
+"""Settings that a fork may change if the resume point's tensors still fit."""
 
 
 def restart_after_success(run: RunDirectory) -> None:
-    """Remove the resume points of a run that succeeded, so that it repeats from step 0."""
+    """Remove the resume points of a run that succeeded, so that a repeat starts at step 0."""
     try:
         earlier = RunResult.model_validate_json(run.result.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -45,8 +45,8 @@ def find_resume_point(
 
     def refused(name: str, why: str) -> None:
         events.message(
-            f"{run.relative(run.checkpoints / name)} is not a valid resume point: {why}. An "
-            "earlier one is used if there is one.",
+            f"{run.relative(run.checkpoints / name)} is not a valid resume point: {why}. The run "
+            "uses an earlier resume point, if any.",
             level="warn",
             data={"directory": run.relative(run.checkpoints / name), "reason": why},
         )
@@ -77,7 +77,7 @@ def check_steps_left(point: ValidResumePoint | None, total_steps: int) -> None:
     if point is not None and point.step >= total_steps:
         raise RunError(
             ErrorCode.RESUME_MISMATCH,
-            f"The resume point has {point.step} steps, but the recipe trains only {total_steps}.",
+            f"The resume point is at step {point.step}, but the recipe has {total_steps} steps.",
             hint=f"Set recipe.max_steps to more than {point.step}.",
             param="recipe.max_steps",
         )
@@ -112,7 +112,7 @@ def _warn_of_versions(point: ValidResumePoint, events: EventLog) -> None:
 
 
 def _remove_damaged(run: RunDirectory, point: ValidResumePoint | None) -> None:
-    """Remove damaged resume points, which would block new ones of the same step."""
+    """Remove damaged resume points, which would block new ones at the same step."""
     for folder in list_resume_points(run.checkpoints):
         if point is not None and folder == point.folder:
             return

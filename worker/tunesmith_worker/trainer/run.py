@@ -1,6 +1,6 @@
 """The trainer process, top to bottom: `python -m tunesmith_worker.trainer RUN_DIR`.
 
-Its result depends only on the run directory; it has no credentials and contacts no server.
+The result depends only on the run directory. The trainer has no credentials and contacts no server.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main(
 
 
 def _print_failure(failure: JobFailure, *, with_traceback: bool = False) -> None:
-    with suppress(OSError):  # the disk of the log may be full
+    with suppress(OSError):  # the log's disk may be full
         if with_traceback:
             traceback.print_exc()
         print_failure(failure)

@@ -22,7 +22,7 @@ ENGINE = (
     "tunesmith_worker.trainer.rewards.local",
     "tunesmith_worker.trainer.assemble_sft",
 )
-"""Modules that `run.train` imports. A module missing here is imported by the run."""
+"""Modules that `run.train` imports. The run itself imports any module that this list lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,9 @@ class AcceptedRun:
 
 
 def wait_for_run() -> AcceptedRun | None:
-    """Import, wait and accept a run; None if the supervisor is gone or the code has changed."""
+    """Import the modules, then wait for a run and accept it.
+
+    Return None if the supervisor is gone, the code has changed or the base model is quantised."""
     began = time.time()
     with quick_imports():
         for name in ENGINE:
@@ -64,7 +66,7 @@ def wait_for_run() -> AcceptedRun | None:
 
 
 def _is_quantized(run_dir: Path) -> bool:
-    """Return True if the run needs bitsandbytes, which peft detects only at its import."""
+    """Return True if the run needs bitsandbytes; peft looks for it only when peft is imported."""
     try:
         spec = read_spec(run_dir)
     except UnusableRunDirectory:  # the run itself reports the reason
@@ -73,11 +75,13 @@ def _is_quantized(run_dir: Path) -> bool:
 
 
 Stamp = tuple[int, int, int]
-"""ctime in ns (installers reset mtime, not ctime), size, inode; zeros: no such file."""
+"""ctime in ns, size and inode of a file; zeros if there is no such file.
+
+Installers reset mtime, but they cannot reset ctime."""
 
 
 def stamps() -> dict[str, Stamp]:
-    """Return the stamps of the imported files. Takes 10 ms for 3,700 modules."""
+    """Return the stamps of the imported files, which takes 10 ms for 3,700 modules."""
     specs = [getattr(module, "__dict__", {}).get("__spec__") for module in sys.modules.values()]
     files = [spec.origin for spec in specs if isinstance(spec, ModuleSpec) and spec.has_location]
     return {path: _stamp(path) for path in (sys.executable, *files) if path is not None}
@@ -92,14 +96,15 @@ def _stamp(path: str) -> Stamp:
 
 
 def _is_new(path: str, stamp: Stamp, began: float) -> bool:
-    """Return True if a file changed after `began`, unix seconds: a run must not mix two versions.
+    """Return True if a file changed after `began` (Unix seconds).
 
-    The second comparison works even if the clock was set back."""
+    A run must not mix two versions of the code. Comparing stamps finds a change even if the clock
+    was set back."""
     return stamp[0] > began * 1e9 or _stamp(path) != stamp
 
 
 def _redirect_to(log: Path) -> None:
-    """Redirect output to `log`, which starts with the output of the imports; close the input."""
+    """Copy the output so far to `log`, redirect stdout and stderr there, and close stdin."""
     sys.stdout.flush()
     sys.stderr.flush()
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -1,4 +1,5 @@
-"""A Llama large enough that tensors outweigh what does not scale, and what a step of it holds."""
+"""Llama for memory tests, and the memory that its step holds. It is so large that its tensors are
+larger than all constant overhead."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def llama(*, tied: bool = True) -> Untyped:
 
 
 class Measured:
-    """One setting, really run: what the model is, and what its step held."""
+    """Measurement of one setting: the shape of the model, and the memory that its step held."""
 
     def __init__(
         self,
@@ -57,7 +58,8 @@ class Measured:
         quantized: bool = False,
         precision: Precision | None = None,
     ) -> None:
-        """`tokens`: rows of the embedding that train; `whole`: it trains as a whole."""
+        """`tokens`: trained rows of the embedding. `whole`: the whole embedding and head are
+        trained."""
         self.shape: ModelShape = shape_of(model.config)
         if not full:
             model = peft.get_peft_model(

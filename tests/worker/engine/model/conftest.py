@@ -1,4 +1,4 @@
-"""Small base models whose vocabulary is awkward, and what a run on one leaves."""
+"""Small base models with unusual vocabularies, and the result of a run on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MakeBase = Callable[..., Path]
 
 @pytest.fixture
 def make_base(tmp_path: Path) -> MakeBase:
-    """`make_base(tied=..., rows=..., zero=[...], pad_is_eos=...)`: a Llama in a folder."""
+    """Return `make_base(tied=..., rows=..., zero=[...], pad_is_eos=...)`, which makes a Llama in a
+    folder."""
 
     def make(
         *, tied: bool, extra_rows: int = 0, zero: tuple[str, ...] = (), pad_is_eos: bool = False
@@ -53,7 +54,7 @@ def make_base(tmp_path: Path) -> MakeBase:
 
 
 def load(base: Path, adapter: Path | None = None, *, rows: int | None = None) -> Untyped:
-    """Stock transformers and PEFT; `rows`: resize the vocabulary first."""
+    """Load with stock transformers and PEFT. `rows`: resize the vocabulary first."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     if rows is not None and rows > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(rows)
@@ -63,7 +64,7 @@ def load(base: Path, adapter: Path | None = None, *, rows: int | None = None) ->
 
 
 def assert_gives_the_probe(model: Untyped, adapter: Path) -> None:
-    """The logits of the model in memory when it was saved, to 1e-5 of the largest."""
+    """Check that the logits equal those of the saved model, within 1e-5 of the largest logit."""
     probe = load_file(adapter / "probe.safetensors")
     with torch.no_grad():
         logits = model(input_ids=probe["input_ids"]).logits[:, -probe["logits"].shape[1] :]

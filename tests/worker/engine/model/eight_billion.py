@@ -1,4 +1,4 @@
-"""Llama 3 8B without its numbers: shapes on the meta device."""
+"""Llama 3 8B without values: only shapes, on the meta device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as the trainer loads it."""
+"""Fixture of a model that is loaded as in the trainer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ from tunesmith_worker.rundir.spec import read_spec
 
 @pytest.fixture
 def tiny_bf16(make_run: MakeRun) -> Any:  # Any: transformers is not typed
-    """The tiny model, loaded for LoRA in bf16."""
+    """Load the tiny model for LoRA in bf16."""
     spec = read_spec(make_run([], recipe={"precision": "bf16"}, name="tiny-bf16"))
     return load_base(spec, LoadPlan(precision="bf16")).model

@@ -1,4 +1,4 @@
-"""A small random model of every family we patch, with gradients large enough to compare."""
+"""Small random models of every patched family, with gradients that are large enough to compare."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def make_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
 
 
 def model_of(config: Untyped, *, seed: int = 0) -> Untyped:
-    """Weights ten times larger than a fresh model's: its gradients are of order 1e-2."""
+    """Make a model with weights ten times larger than initial weights. Its gradients are about
+    1e-2."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -123,7 +124,7 @@ def model_of(config: Untyped, *, seed: int = 0) -> Untyped:
 
 
 def with_lora(model: Untyped, *, seed: int = 1, **settings: Untyped) -> Untyped:
-    """A random A *and* B, so that both have a gradient."""
+    """Add adapters with random A *and* B, so that both get gradients."""
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     targets = [name for name in (*PROJECTIONS, "qkv_proj", "gate_up_proj") if name in names]
     given = {"r": 5, "lora_alpha": 12, "target_modules": targets, **settings}
@@ -138,7 +139,8 @@ def with_lora(model: Untyped, *, seed: int = 1, **settings: Untyped) -> Untyped:
 
 
 def packed_batch(lengths: tuple[int, ...] = (23, 1, 40, 9), seed: int = 2) -> dict[str, Untyped]:
-    """Rows end to end as TRL's padding-free collator lays them, a third of the labels ignored."""
+    """Make packed rows in the format of TRL's padding-free collator. A third of the labels is
+    ignored."""
     draw = torch.Generator().manual_seed(seed)
     total = sum(lengths)
     ids = torch.randint(3, VOCABULARY, (1, total), generator=draw)
@@ -157,20 +159,20 @@ def packed_batch(lengths: tuple[int, ...] = (23, 1, 40, 9), seed: int = 2) -> di
 
 
 def scored_by_trl(model: Untyped) -> Untyped:
-    """As TRL's trainer prepares it: with the head that answers `fused_lm_head=True`."""
+    """Prepare the model like TRL's trainer, with the head that supports `fused_lm_head=True`."""
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     add_fused_lm_head(causal, outputs=("log_probs", "entropy", "is_top1"))
     return model
 
 
 def make_tuned(family: str, tuning: str, **lora: Untyped) -> Untyped:
-    """`tuning`: "lora" or "full"; ready for a trainer."""
+    """Make a model that a trainer can use. `tuning`: "lora" or "full"."""
     model = make_model(family)
     return scored_by_trl(with_lora(model, **lora) if tuning == "lora" else model)
 
 
 def run_step(model: Untyped, batch: dict[str, Untyped]) -> tuple[Untyped, dict[str, torch.Tensor]]:
-    """TRL's output, and each trainable tensor's gradient by name."""
+    """Return TRL's output, and the gradient of each trainable tensor by name."""
     model.zero_grad()
     output = model(**batch, fused_lm_head=True)
     output.loss.backward()
@@ -179,20 +181,21 @@ def run_step(model: Untyped, batch: dict[str, Untyped]) -> tuple[Untyped, dict[s
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """RMS of the error over RMS of the truth, 0 of equal zeros; NaN where either holds one."""
+    """Return the RMS of the error divided by the RMS of the exact values. It is 0 for equal zeros,
+    and NaN if either tensor has a NaN."""
     error = (actual.double() - truth.double()).norm()
     return float(error / truth.double().norm()) if error else 0.0
 
 
 def infinite_if_nan(error: float) -> float:
-    """`max` passes over a NaN unless it comes first."""
+    """Return infinity for NaN, because `max` ignores a NaN that is not the first item."""
     return math.inf if math.isnan(error) else error
 
 
 def assert_same_gradients(
     actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], limit: float = 1e-5
 ) -> None:
-    """Each tensor's within `limit` relative RMS."""
+    """Check that each gradient differs by at most `limit` in relative RMS."""
     assert actual.keys() == expected.keys()
     worst = {one: infinite_if_nan(relative_rms(actual[one], expected[one])) for one in expected}
     name = max(worst, key=lambda one: worst[one])

@@ -1,9 +1,11 @@
-"""What of torch.cuda a recording needs, for a CPU and by torch's rules:
+"""Fake of the parts of torch.cuda that a CUDA graph recording needs. Runs on a CPU.
 
-- a memory pool that graphs have left is gone: who captures into it fails
-  (torch's allocator asserts use_count > 0);
-- captures are of a stream that is not the default one, and cached memory is not given back in one;
-- whatever fails in a capture makes its end fail as well.
+It follows these rules of torch:
+
+- A memory pool is gone when no graph uses it. A capture into it fails (torch's allocator asserts
+  use_count > 0).
+- A capture needs a stream other than the default one. Cached memory cannot be freed during it.
+- If an operation fails during a capture, the end of the capture fails as well.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Untyped = Any  # Any: handed on
 class FakeCuda:
     def __init__(self) -> None:
         self.users: dict[object, int] = {}
-        """Graphs of each pool."""
+        """Number of graphs in each pool."""
         self.usual = self.current = Stream()
         self.capturing = self.failing = False
         self.emptied = 0

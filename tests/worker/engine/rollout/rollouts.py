@@ -1,4 +1,4 @@
-"""Requests, engines, and the plain forward that their answers are held to."""
+"""Requests, engines, and the plain forward pass that their results are compared with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def greedy(engine: NativeEngine, prompts: Sequence[tuple[int, ...]], new: int) -
 def forward_logprobs(
     model: Untyped, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """[T]: of each token, by one forward of the model over the whole sequence."""
+    """Return the log-prob of each completion token, [T], from one forward pass over the whole
+    sequence."""
     ids = torch.tensor([[*prompt, *completion]])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
@@ -59,7 +60,8 @@ def assert_logprobs_equal_a_forward(
     completions: Sequence[Completion],
     temperature: float = 1.0,
 ) -> None:
-    """Relative to their root mean square: those of certain tokens are next to nothing."""
+    """Check that log-probs equal those of a forward pass. The error is relative to their RMS,
+    because the log-prob of a very likely token is almost 0."""
     actual, expected = [], []
     for prompt, one in zip(prompts, completions, strict=True):
         actual.append(torch.tensor(one.policy_logprobs, dtype=torch.float64))

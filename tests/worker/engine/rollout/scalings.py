@@ -1,4 +1,4 @@
-"""Small Llamas of every RoPE scaling, whose contexts end early."""
+"""Small Llamas with every kind of RoPE scaling and short contexts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worker.engine.patches.models import COMMON, model_of
 Untyped = Any  # Any: transformers is not typed
 
 ORIGINAL = 32
-"""Tokens of the original context."""
+"""Length of the original context, in tokens."""
 HALF = 6  # of a head
 
 LONGROPE = {
@@ -51,8 +51,8 @@ def make_scaled(name: str) -> Untyped:
 
 
 def logprobs_by_prefix(model: Untyped, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Each token by a forward over no more than what stands before it: a dynamic model remembers
-    the longest sequence that it has seen, until it sees a short one."""
+    """Return the log-prob of each token from a forward pass over only the tokens before it. A model
+    with dynamic scaling remembers its longest sequence until it gets a short one."""
     found = []
     with torch.no_grad():
         model(input_ids=torch.tensor([[3]]), use_cache=False)

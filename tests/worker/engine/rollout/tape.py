@@ -1,5 +1,5 @@
-"""Recordings of decode steps without a card: the operators of one run, repeated on the same
-tensors, so what a run takes from the host stays as it was when it was recorded."""
+"""Recordings of decode steps without a GPU. A replay repeats the operators of one run on the same
+tensors. Values from the host stay as they were at the recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ REFUSAL = "operation not permitted when stream is capturing"
 
 
 class Recording(TorchDispatchMode):
-    """The operators of a run, which is undone at the end, as if nothing had run."""
+    """Recorder of a run's operators. At the end, `undo` restores all tensors that the run has
+    changed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -40,7 +41,7 @@ class Recording(TorchDispatchMode):
         made = _places(result) - _places((args, kwargs))
         self._made |= made
         fresh = [one for one in _tensors(result) if _places(one) & made]
-        self._operators.append((func, args, kwargs, result, fresh))  # which keeps all of them alive
+        self._operators.append((func, args, kwargs, result, fresh))  # keeps all tensors alive
         return result
 
     def _keep(self, written: torch.Tensor) -> None:
@@ -54,7 +55,7 @@ class Recording(TorchDispatchMode):
             whole.copy_(before)
 
     def replay(self) -> None:
-        """Into the tensors of the run."""
+        """Repeat the operators; results go to the tensors of the recorded run."""
         now: dict[int, torch.Tensor] = {}
 
         def of_now(one: torch.Tensor) -> torch.Tensor:
@@ -78,7 +79,7 @@ def _places(of: Untyped) -> set[int]:
 
 
 class Tape:
-    """A recorder for a CPU."""
+    """Recorder for a CPU."""
 
     def __init__(self) -> None:
         self.disabled_reason = ""

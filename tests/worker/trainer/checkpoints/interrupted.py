@@ -1,4 +1,4 @@
-"""Runs that end in the middle, in one process: killed after a step, or asked to stop at it."""
+"""Runs that are killed after a step or asked to stop at a step, all in one process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MEASURED = (
     *(f"{name}_share" for name in (*LIVE, "idle")),
     "generated_tokens_per_second",
 )
-"""Metrics that differ from run to run, with those of memory."""
+"""Metrics that differ between runs; memory metrics also differ."""
 
 
 class Killed(Exception):
-    """The run is over, whatever it was about to do."""
+    """Ends the run immediately."""
 
 
 def interrupt(
     run: Path, patch: pytest.MonkeyPatch, *, kill: int | None = None, stop: int | None = None
 ) -> int:
-    """`main` of a run that is killed or asked to stop at the end of that step: its status."""
+    """Run `main`, and kill it or ask it to stop at the end of the given step. Return its status."""
 
     def step_ended(control: StopControl, step: int) -> None:
         if step == kill:
@@ -42,13 +42,13 @@ def interrupt(
 
 
 def weights_hash(run: Path) -> str:
-    """sha256 of what the run has made."""
+    """Return the sha256 of the run's adapter."""
     (file,) = (run / "adapter").glob("*model.safetensors")
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def metrics_of(run: Path) -> dict[tuple[int, str], Any]:
-    """By step and name, those told last; what was measured left out."""
+    """Return the latest metrics by step and name, without those that differ between runs."""
     told: dict[tuple[int, str], Any] = {}
     for event in read_events(run):
         step = event.data.get("step")

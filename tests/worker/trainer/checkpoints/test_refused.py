@@ -129,11 +129,11 @@ def test_with_none_left_the_run_begins_anew_and_says_so(copied: Callable[[], Pat
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "recipe.learning_rate": ({"recipe": {"learning_rate": 0.5}}, 'it was "auto" and is 0.5'),
-    "recipe.lora.r": ({"recipe": {"lora": {"r": 8}}}, "it was 4 and is 8"),
-    "hyperparameters.n_epochs": ({"hyperparameters": {"n_epochs": 2}}, 'was "auto" and is 2'),
-    "seed": ({"seed": 8}, "it was 7 and is 8"),
-    "model": ({"model": "acme/other"}, "it was 'acme/tiny' and is 'acme/other'"),
+    "recipe.learning_rate": ({"recipe": {"learning_rate": 0.5}}, 'changed from "auto" to 0.5'),
+    "recipe.lora.r": ({"recipe": {"lora": {"r": 8}}}, "changed from 4 to 8"),
+    "hyperparameters.n_epochs": ({"hyperparameters": {"n_epochs": 2}}, 'changed from "auto" to 2'),
+    "seed": ({"seed": 8}, "changed from 7 to 8"),
+    "model": ({"model": "acme/other"}, "changed from 'acme/tiny' to 'acme/other'"),
 }
 
 
@@ -148,13 +148,13 @@ def test_a_changed_run_is_refused_by_the_field_that_changed(
         run = copied()
         with (run / "data" / f"{file[:5]}.jsonl").open("a") as data:
             data.write('{"question": "one more?", "answer": "yes"}\n')
-        with pytest.raises(RunError, match=f"{file}: the .* file has other content"):
+        with pytest.raises(RunError, match=f"{file}: the .* file has changed"):
             found(run)
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     assert found(copied(), model_path=str(other)) is not None, "elsewhere, but the same"
     assert found(copied(), job_id="ftjob-2", attempt=9) is not None
     _flip_a_bit_of_the_base(other)
-    with pytest.raises(RunError, match="the base model's files have other content"):
+    with pytest.raises(RunError, match="the base model's files have changed"):
         found(copied(), model_path=str(other))
 
 
@@ -179,7 +179,7 @@ def test_a_fork_that_does_not_fit_is_refused_by_name(copied: Callable[[], Path])
         in error.message
     )
     point = found(copied(), forked=True, recipe={"max_steps": 3})
-    with pytest.raises(RunError, match="has 3 steps, but the recipe trains only 3"):
+    with pytest.raises(RunError, match="is at step 3, but the recipe has 3 steps"):
         check_steps_left(point, 3)
     other_data = copied()
     with (other_data / "data" / "train.jsonl").open("a") as data:

@@ -1,4 +1,4 @@
-"""Chat templates of the shapes that are met in the wild, written small."""
+"""Short chat templates with the features of real templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ LLAMA3 = (
     "{{ m['content'] | trim }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant<|im_end|>\n\n{% endif %}"
 )
-"""BOS from the template, content trimmed."""
+"""The template adds BOS and trims the content."""
 
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
@@ -18,14 +18,14 @@ GEMMA = (
     "{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
 )
-"""No system role, the assistant is called model."""
+"""The template has no system role and calls the assistant "model"."""
 
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
     "[INST] {{ m['content'] }} [/INST]{% elif m['role'] == 'assistant' %}"
     " {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""Knows no generation prompt."""
+"""The template has no generation prompt."""
 
 QWEN3 = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m['role'] == 'user' %}"
@@ -39,14 +39,14 @@ QWEN3 = (
     "{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Drops the thinking of earlier turns, adds an empty one to the last."""
+"""The template drops the thinking of earlier turns and adds an empty one to the last turn."""
 
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}"
     "{% elif m['role'] == 'assistant' %}<assistant>{{ m['content'].split('</think>')[-1] }}</s>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
 )
-"""Its generation prompt opens a think block that history does not have."""
+"""The generation prompt opens a think block that earlier turns do not have."""
 
 GENERATION = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
@@ -60,7 +60,8 @@ COUNTING = (
     "[{{ messages | length }}]{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] }}<|im_end|>\n{% endfor %}"
 )
-"""Begins with the number of messages: no render is a prefix of another, nothing can be proven."""
+"""The text begins with the number of messages. Therefore no text is a prefix of another, and
+nothing can be proven."""
 
 COUNTING_MARKED = "[{{ messages | length }}]" + GENERATION
-"""The same, but it marks what the assistant says."""
+"""Like the previous template, but it marks the assistant's tokens."""

@@ -227,7 +227,7 @@ def test_what_a_killed_helper_left_undone_is_done_by_the_trainer(tmp_path: Path)
     found, warnings = done_with_helpers(path, psutil.Process.kill)
     assert found == in_memory(work(), path)
     assert warnings == [
-        "train: a tokenising helper process ended with signal 9; the trainer does its work"
+        "train: a tokenising helper process ended with signal 9; the trainer does the helper's work"
     ]
 
 
@@ -271,7 +271,8 @@ def test_a_helper_that_hangs_is_killed_and_its_part_done_by_the_trainer(
     found, warnings = done_with_helpers(path, psutil.Process.suspend)
     assert found == in_memory(work(), path)
     assert warnings == [
-        "train: a tokenising helper process did not reply and was killed; the trainer does its work"
+        "train: a tokenising helper process did not reply and was killed; "
+        "the trainer does the helper's work"
     ]
     assert [seconds >= 20 * 0.03 for seconds in silent] == [True]
     assert set(psutil.Process().children()) == before

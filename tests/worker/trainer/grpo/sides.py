@@ -1,4 +1,4 @@
-"""Our GRPO trainer and TRL's own, given the same prompts, completions and rewards."""
+"""Our GRPO trainer and TRL's, with the same prompts, completions and rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GENERATIONS = 4
 LONGEST = 9
 EOS = 2
 Rewards = Callable[[Sequence[int]], Sequence[float | None]]
-"""Of a completion's ids, one for each column."""
+"""Function from the token ids of a completion to one reward per grader."""
 
 
 @dataclass
@@ -45,7 +45,8 @@ class Task:
 
 
 def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary: int = 96) -> Task:
-    """Two prompts of unequal length; completions of 1 to LONGEST tokens, most of them ended."""
+    """Make two prompts of unequal length. Completions have 1 to LONGEST tokens; most of them end
+    with EOS."""
     generator = torch.Generator().manual_seed(7)
 
     def ids(count: int) -> list[int]:
@@ -66,7 +67,7 @@ def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary:
 
 
 class GivenEngine:
-    """Answers with the task's completions, in a group's order."""
+    """Engine that returns the task's completions, in the order of the group."""
 
     batch_invariant = True
     figures = RolloutFigures()
@@ -164,7 +165,7 @@ def ours(
     shared_prompt: bool = True,
     **recipe: Untyped,
 ) -> GRPOTrainer:
-    """Ready to train a copy of `model`."""
+    """Make our trainer for a copy of `model`."""
     model, plan, train = (
         copy.deepcopy(model),
         grpo_plan(**recipe),
@@ -208,7 +209,7 @@ def ours(
 
 
 class StockTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
-    """TRL's, but for where its completions come from."""
+    """TRL's trainer, with given completions."""
 
     task: Task
 
@@ -272,7 +273,7 @@ def _text(ids: Sequence[int]) -> str:
 
 
 def train(trainer: Untyped) -> list[float]:
-    """Each step's loss, unrounded."""
+    """Unrounded loss of each step."""
     step, found = trainer.training_step, []
 
     def training_step(*given: Untyped, **named: Untyped) -> torch.Tensor:

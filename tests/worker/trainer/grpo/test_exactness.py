@@ -110,7 +110,7 @@ def test_what_was_drawn_before_a_kill_is_not_drawn_again(
     assert main(broken) == 0
     assert asked[:3] == [6, 2, 6]
     told = [one.message for one in read_events(broken) if "an earlier attempt" in one.message]
-    assert told == ["Step 1 has 4 of its 6 completions from an earlier attempt."]
+    assert told == ["Step 1 reuses 4 of its 6 completions from an earlier attempt."]
     assert weights_hash(broken) == weights_hash(whole)
     assert samples(broken) == samples(whole)
 

@@ -41,5 +41,5 @@ def test_steps_that_cannot_be_recorded_are_told_of_once(
     monkeypatch.setattr(native, "recorder_for", lambda device: Refusing())
     run = trained(make_run, "refused")
     told = [one.message for one in read_events(run) if REFUSAL in one.message]
-    assert told == [f"Decode steps are not recorded as CUDA graphs and take longer: {REFUSAL}"]
+    assert told == [f"Decoding runs without CUDA graphs and takes longer: {REFUSAL}"]
     assert json.loads((run / "report.json").read_text())["rollouts"]["graph_steps"] == 0

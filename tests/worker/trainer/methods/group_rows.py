@@ -1,4 +1,4 @@
-"""Groups of random tokens, and what a model says of them."""
+"""Groups of random tokens, and a model's log-probs and gradients for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tunesmith_worker.trainer.methods.groups import GroupLayout, GroupRow
 Untyped = Any  # Any: transformers and PEFT are not typed
 
 GROUPS = ((37, (150, 1, 60, 9)), (70, (5, 33, 128)), (12, (20,)))
-"""Tokens of each prompt and of its completions: ragged, one of a single token, a group of one."""
+"""Lengths of each prompt and of its completions. They are ragged, with one single-token completion
+and one group of one completion."""
 
 
 def make_rows(groups: Sequence[tuple[int, tuple[int, ...]]] = GROUPS) -> list[GroupRow]:
-    """Shuffled, as TRL's trainer shuffles them."""
+    """Make rows in random order, as TRL's trainer shuffles them."""
     draw = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -40,8 +41,8 @@ def score(
 def trained(
     model: Untyped, rows: Sequence[GroupRow], layout: GroupLayout, **options: Untyped
 ) -> tuple[CompletionScores, dict[str, torch.Tensor]]:
-    """The scores, and each trainable tensor's gradient for weights that differ from token to token,
-    as advantages do."""
+    """Return the scores, and the gradient of each trainable tensor. Each token has a different loss
+    weight, like an advantage."""
     model.zero_grad()
     scores = score(model, rows, layout, **options)
     weights = torch.randn(scores.log_probs.shape, generator=torch.Generator().manual_seed(0))

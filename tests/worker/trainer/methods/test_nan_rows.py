@@ -74,7 +74,7 @@ def test_the_row_the_token_and_the_layer_are_named(
     found = failure(run, odd_embedding(value))
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.DATA)
     assert "The cause is row 10 of train.jsonl, with a loss of nan." in found.message
-    assert "is of model.embed_tokens, at token " in found.message
+    assert "comes from model.embed_tokens, at token " in found.message
     assert "('Z', id " in found.message
     assert "rows of the step are finite" in found.message
     assert found.hint
@@ -157,7 +157,7 @@ def test_rows_that_only_do_it_together_are_said_to(make_run: MakeRun) -> None:
 
     found = failure(make_run(QUESTIONS, recipe={**STEPS, "self_check": False}), plant)
     assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.USER)
-    assert "No single row of its 4 causes it, only all of them together" in found.message
+    assert "No single row causes it, only all 4 rows together" in found.message
 
 
 def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:

@@ -31,7 +31,7 @@ def grader(type: str, **fields: object) -> Grader:
 
 
 def score(text: str, item: Item | None = None, **fields: object) -> float:
-    """Of one completion by the single grader that `fields` are."""
+    """Return the reward of one completion from the grader with these `fields`."""
     graded = _graded(text, item, fields)
     assert graded.errors == ()
     (reward,) = graded.rewards
@@ -40,7 +40,7 @@ def score(text: str, item: Item | None = None, **fields: object) -> float:
 
 
 def error(text: str, item: Item | None = None, **fields: object) -> str:
-    """Why that grader cannot score it."""
+    """Return the error of the grader with these `fields` for one completion."""
     graded = _graded(text, item, fields)
     assert graded.rewards == (None,)
     (message,) = graded.errors

@@ -133,7 +133,7 @@ def test_three_steps_of_which_nothing_can_be_scored_end_the_run(rows: list[Row])
             finish(grading)
     failure = caught.value.failure
     assert (failure.category, failure.code) == ("grader", "grader_failed")
-    assert "row 0 and the completion 'answer 0'" in failure.message
+    assert "row 0, completion 'answer 0'" in failure.message
     assert "{{item.answer}} is missing: the row has n" in failure.message
 
 
@@ -148,7 +148,7 @@ def test_functions_that_never_give_a_reward_end_the_run(rows: list[Row]) -> None
                 round_.add(place, sample("4"), [])
             if step < 2:
                 round_.finish()
-        with pytest.raises(RunError, match="the reward functions gave None or NaN") as caught:
+        with pytest.raises(RunError, match="the reward functions returned None or NaN") as caught:
             round_.finish()
     assert (caught.value.failure.hint or "").startswith("Fix the reward function")
 

@@ -1,4 +1,4 @@
-"""Faults to plant into a run, one mechanism each: what the self-check must find and name."""
+"""Faults that tests add to a run. The self-check must find and name each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def relabelled(change: Callable[[list[int], list[int]], list[int]]) -> Plant:
-    """`change`: a row's token ids and labels -> its labels."""
+    """Change the labels of each row. `change` takes the row's token ids and labels and returns its
+    labels."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         right = tokens.tokenize_file
@@ -51,19 +52,20 @@ def labels_one_too_early(ids: list[int], labels: list[int]) -> list[int]:
 
 
 def labels_of_the_prompt(ids: list[int], labels: list[int]) -> list[int]:
-    """What a template does whose turns are not where they seem."""
+    """Put labels on the prompt instead of the answer, like a template with misplaced turns."""
     return [i if one == IGNORED else IGNORED for i, one in zip(ids, labels, strict=True)]
 
 
 def no_end_label(ids: list[int], labels: list[int]) -> list[int]:
-    """As when the padding token ends turns too and is masked by its id."""
+    """Mask the token that ends a turn. This happens if it is also the padding token and is masked
+    by id."""
     end = 2  # <|im_end|> of the tiny tokenizer
     assert end in labels
     return [IGNORED if one == end else one for one in labels]
 
 
 def after_attaching(change: Callable[[Untyped], None]) -> Plant:
-    """`change` is done to the model with its fresh adapter."""
+    """Apply `change` to the model with its new adapter."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         right = adapters.attach_lora
@@ -91,14 +93,14 @@ def switch_off(model: Untyped) -> None:
 
 
 def bypass(model: Untyped) -> None:
-    """The adapter is there and trains, as far as anybody can see."""
+    """Bypass an adapter that is present and trainable."""
     layer = a_layer(model)
     assert isinstance(layer, LoraLayer)
     layer.forward = layer.base_layer.forward
 
 
 def scale_with_adapter(model: Untyped) -> None:
-    """A fresh adapter that changes what the base model says."""
+    """Make a new adapter change the output of the base model."""
     layer = a_layer(model)
     right = layer.forward
     layer.forward = lambda x: right(x) * (1.0 if layer.disable_adapters else 1.5)
@@ -157,7 +159,7 @@ def forget_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def laid_out(change: Callable[[dict[str, Untyped]], dict[str, Untyped]]) -> Plant:
-    """`change` is done to each micro-batch of rows end to end."""
+    """Apply `change` to each packed micro-batch."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         right = batches._end_to_end
@@ -178,7 +180,8 @@ def one_segment(batch: dict[str, Untyped]) -> dict[str, Untyped]:
 
 
 def positions_cross(batch: dict[str, Untyped]) -> dict[str, Untyped]:
-    """Off by one row's end. (Counting on from row to row would be none: RoPE is relative.)"""
+    """Shift the positions across the ends of rows. Counting on from row to row would not be a
+    fault, because RoPE is relative."""
     return batch | {"position_ids": batch["position_ids"].roll(3, dims=1)}
 
 
@@ -189,7 +192,7 @@ def lose_labels(batch: dict[str, Untyped]) -> dict[str, Untyped]:
 
 
 class _BackwardOff(torch.autograd.Function):
-    """1 % too much, in backward only."""
+    """Multiplies the gradient by 1.01 and leaves forward unchanged."""
 
     @staticmethod
     def forward(ctx: Untyped, x: torch.Tensor) -> torch.Tensor:
@@ -209,7 +212,7 @@ def backward_off(x: Untyped) -> Untyped:
 
 
 def kernel(name: str, by: Callable[[Untyped], Untyped]) -> Plant:
-    """The kernel's result goes through `by`."""
+    """Apply `by` to the result of a kernel."""
     where: Untyped = head if name == "token_log_probs" else half_blocks
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +230,7 @@ def kernel(name: str, by: Callable[[Untyped], Untyped]) -> Plant:
 
 
 def forget_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our kernels compute down_proj without its adapter."""
+    """Make our kernels compute down_proj without its adapter."""
     right = projections.read_projection
 
     def wrong(module: Untyped) -> Untyped:
@@ -238,7 +241,7 @@ def forget_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the system call: root may write anywhere."""
+    """Make the system call fail, because root may write anywhere."""
 
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

@@ -1,4 +1,4 @@
-"""Faults planted into a run once its trainer is made, just before it trains."""
+"""Faults that are added to a run when its trainer exists, just before training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Plant = Callable[[Untyped], None]
 
 
 def trained(run: Path, plant: Plant) -> Untyped:
-    """The trainer of a run with a fault planted, whatever came of it."""
+    """Run with an added fault. Return the trainer, even if the run failed."""
     trainers, train = [], SFTTrainer.train
 
     def planted(trainer: Untyped, *arguments: Untyped, **named: Untyped) -> Untyped:
@@ -42,7 +42,7 @@ def trained(run: Path, plant: Plant) -> Untyped:
 
 
 def failure(run: Path, plant: Plant) -> JobFailure:
-    """Why a run with a fault planted failed."""
+    """Return the error of a run with an added fault."""
     trained(run, plant)
     error = read_result(run).error
     assert error is not None

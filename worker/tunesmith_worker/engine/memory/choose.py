@@ -115,12 +115,12 @@ class Planner:
         return [self.option(policy, name) for name, policy in pure.items()]
 
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
-        """Return the next policy to try, or None if there is none.
+        """Return the next policy to try, or None if no policy is left.
 
         Each new policy needs less memory. First, the number of layers that keep their activations
         is halved until it is 0. Then layer inputs are offloaded. Last, the micro-batch is split
-        into more parts. If the user has set recipe.gradient_checkpointing, the micro-batch is only
-        split.
+        into more parts. If the user has set recipe.gradient_checkpointing, the only change is a
+        further split.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:

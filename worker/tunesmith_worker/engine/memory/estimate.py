@@ -1,19 +1,18 @@
 """Predict a training step's peak memory with a formula for each item.
 
-For backward, our half blocks keep this many bytes per token and layer (`e`: bytes per element, `s`:
-bytes per element of the residual stream; kernels/tunesmith_kernels/lora.py and attention.py list
-the tensors):
+The formula below gives the bytes per token that a layer of our half blocks keeps for backward. `e`
+is the number of bytes per element, and `s` the bytes per element of the residual stream. The
+tensors are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
-    s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + rows' statistics
+    `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics`.
 
 A recomputed layer keeps only its input (`s H`). An offloaded layer keeps its input in host memory.
-8-bit layers also keep the inputs of their projections: bitsandbytes does not free them on
-recomputation.
+Layers with 8-bit weights also keep the inputs of their projections, because bitsandbytes does not
+free these on recomputation.
 
-Memory can peak at four kinds of moments: in the head, in the backward pass of a layer (while the
-layers below still keep their activations), at the embedding's gradient and in the optimiser step.
-The prediction is the maximum over these moments. This module needs neither torch nor a device;
-`Correction` holds the measurements of the probe run.
+Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
+gradient and in the optimiser step. The prediction is the maximum over these moments. This module
+needs neither torch nor a device; `Correction` holds the measurements of the probe run.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from typing import Literal
 
 from .shapes import Engine, MicroBatch, ModelShape, Tuning
 
-_TILE = 1 << 18  # tunesmith_kernels.tiles.TILE_ELEMENTS: elements of a temporary on a CPU
-_HEAD_ROWS = {False: 512, True: 4096}  # tunesmith_kernels.log_prob: rows of logits at a time
+_TILE = 1 << 18  # elements per tile: equals tunesmith_kernels.tiles.TILE_ELEMENTS
+_HEAD_ROWS = {False: 512, True: 4096}  # rows of logits at a time, as in tunesmith_kernels.log_prob
 _HEAD_BYTES = {False: 128 << 20, True: 2 << 30}
-_HEAD_BLOCK = 16384  # tunesmith_kernels.head_chunks: rows of a half-precision weight gradient
-_STOCK_HEAD = (4096, 32768)  # TRL's fused head: tokens and vocabulary of one tile
-_STOCK_TEMPORARIES = 29  # bytes per logit without Triton: seven fp32 and one bool
+_HEAD_BLOCK = 16384  # rows per chunk of the weight gradient in tunesmith_kernels.head_chunks
+_STOCK_HEAD = (4096, 32768)  # (tokens, vocabulary) per tile of TRL's fused head
+_STOCK_TEMPORARIES = 29  # bytes per logit without Triton: seven fp32 values and a bool
 _BATCH_BYTES = 40  # per token: ids, labels, positions and row numbers, int64 or int32
 
 Mode = Literal["keep", "recompute", "offload"]
@@ -115,7 +114,7 @@ def predict(
     by_mode = {"keep": full_layer, "recompute": one_input + retained, "offload": retained}
     held = [by_mode[mode] for mode in modes]
     if "offload" in modes:
-        held[modes.index("offload")] += 2 * one_input  # the two staging buffers on the device
+        held[modes.index("offload")] += 2 * one_input  # two staging buffers on the device
     inputs = [0 if mode == "keep" else size for mode, size in zip(modes, held, strict=True)]
     kept = [size if mode == "keep" else 0 for mode, size in zip(modes, held, strict=True)]
     base = {
@@ -191,7 +190,7 @@ def _attention_kept(shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine
     if engine.on_gpu and e == 2 and not shape.softcap:
         per_token += (
             e * (q + kv) + 4 * shape.heads
-        )  # rotated q and k are copies; torch's varlen attention keeps the log-sum-exp
+        )  # q and k are rotated into copies; torch's attention keeps the log-sum-exp
     if tuning.dropout:
         per_token += h * sum(map(tuning.adapts, inputs)) + q * tuning.adapts("o_proj")
     return per_token * batch.tokens + _cast_weights(shape, tuning, (*inputs, "o_proj"))
@@ -228,7 +227,7 @@ def _stock_attention_kept(
     else:
         per_token += e * (2 * q + 2 * (q if batch.padded else shape.kv)) + 4 * shape.heads
     if not tuning.dropout and (tuning.full or e == 4):
-        per_token += 4 * tuning.rank_of("o_proj")  # reads the attention output itself
+        per_token += 4 * tuning.rank_of("o_proj")  # o_proj reads the attention output
     else:
         per_token += _stock_input_kept(tuning, q, ("o_proj",), noise)
     mask = e * batch.rows * batch.longest**2 if batch.padded else 0

@@ -37,7 +37,7 @@ class InputOffload:
             counts.offloads += 1
             previous = self._last
             if previous is not None and previous.fetched_once:
-                previous = None  # belongs to a finished backward pass
+                previous = None  # it belongs to a finished backward pass
             self._last = _OnHost(x, self._stream_for(x), previous)
             return self._last
 

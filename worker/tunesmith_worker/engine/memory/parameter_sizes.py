@@ -58,7 +58,7 @@ def optimizer_bytes(
 
 def _head_weight(model: Untyped) -> torch.Tensor | None:
     head = model.get_output_embeddings()
-    saved = getattr(head, "modules_to_save", None)  # PEFT's trained copy
+    saved = getattr(head, "modules_to_save", None)  # PEFT keeps a trained copy
     if saved:
         head = next(iter(saved.values()))
     return getattr(head, "weight", None)

@@ -5,8 +5,8 @@ step.
 
 On a GPU, the probe reads the allocator's statistics. On a CPU, torch's profiler records every
 tensor allocation, also inside operations; this takes about a tenth of the pass's time. A second CPU
-pass without the profiler measures the resident memory beyond the tensors: glibc keeps freed blocks,
-and tensors of different sizes fragment them.
+pass without the profiler measures how much resident memory exceeds the tensors, because glibc keeps
+freed blocks and memory fragments.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
         if current and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             kept[current[-1]] += storage.nbytes()
-        return x.detach()  # if x is an output, its graph would stay alive
+        return x.detach()  # otherwise an output x would keep its graph in memory
 
     def entering(number: int) -> Callable[..., None]:
         return lambda *_: current.append(number)

@@ -84,7 +84,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
             f"Model '{spec.model}' has no fast tokenizer (tokenizer.json), which training needs.",
-            hint="Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
+            hint="Convert the tokenizer: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
         )
     if tokenizer.pad_token is None:
         # Any token works as padding, because the mask uses positions and not token ids.
@@ -101,8 +101,8 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
 def _fix_generation_config(model: Untyped) -> None:
     """Set `do_sample=True` if the generation configuration is invalid without it.
 
-    Llama 2, for example, sets a temperature but not `do_sample`. transformers loads such a
-    configuration with a warning, but refuses to save it."""
+    Llama 2, for example, sets a temperature but not `do_sample`. Such a configuration loads with a
+    warning, but transformers refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -122,7 +122,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # an error below names these weights
+        ignore_mismatched_sizes=True,  # the error below lists mismatched weights
         output_loading_info=True,
     )
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
@@ -139,7 +139,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
 
 def _check_folder(spec: RunSpec) -> None:
     folder = Path(spec.model_path)
-    if not folder.is_dir():  # it is a Hugging Face id, because rundir/spec.py refuses missing paths
+    if not folder.is_dir():  # a Hugging Face id: rundir/spec.py refuses missing paths
         return
     if not (folder / "config.json").exists():
         raise RunError(
@@ -156,7 +156,7 @@ def _check_folder(spec: RunSpec) -> None:
             ErrorCode.MODEL_NOT_USABLE,
             f"Model '{spec.model}' has only {', '.join(pickled)}: weights must be safetensors, "
             "because pickled files can run code.",
-            hint="Convert it on a machine you trust: "
+            hint="Convert the model on a machine you trust: "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...).",
             param="model",
         )
@@ -172,7 +172,7 @@ def _check_folder(spec: RunSpec) -> None:
 def _unusable(spec: RunSpec, error: Exception) -> RunError:
     text = str(error)
     if not isinstance(error, OSError | ValueError):
-        text = f"{type(error).__name__}: {text}"  # the message of a KeyError is only the key
+        text = f"{type(error).__name__}: {text}"  # a KeyError's message is only the key
     if "is not a local folder and is not a valid model identifier" in text:
         return RunError(
             ErrorCode.MODEL_NOT_FOUND,

@@ -20,7 +20,7 @@ from tunesmith_worker.rundir.events import EventLog
 Untyped = Any  # Any: transformers is not typed
 
 _INTERVAL = 10  # steps
-_SAMPLE_SIZE = 1 << 16  # elements per tensor
+_SAMPLE_SIZE = 1 << 16  # maximum number of elements per tensor
 _WARN_ABOVE = 0.20
 NAME = "updates_lost_fraction"
 

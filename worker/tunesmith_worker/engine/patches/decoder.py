@@ -74,7 +74,7 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
             )
         run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
         if layer.gradient_checkpointing and layer.training:
-            # stock layers do this in the forward replaced here
+            # the replaced stock forward does this too
             checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
             return checkpointed
         return run(hidden_states)

@@ -1,10 +1,11 @@
 """Compute the attention half and the MLP half of a decoder layer with our kernels.
 
-    x + after(o_proj(attention(rope(qkv_proj(before(x))))))
-    x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))
+The attention half is `x + after(o_proj(attention(rope(qkv_proj(before(x))))))`, and the MLP half is
+`x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))`. `before` and `after` are
+optional norms.
 
-`before` and `after` are optional norms. The kernels read the layer's own modules. No weights are
-copied, so the modules can be trained, saved and moved as usual.
+The kernels read the layer's own modules. No weights are copied, so the modules can be trained,
+saved and moved as usual.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class AttentionHalf:
         self._rope = bool(getattr(attention, "use_rope", True))
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = attention_shape(attention)
-        # Fuse weights last: after an Unsupported error, they would stay moved.
+        # Fuse weights last, because an Unsupported error does not undo the fusion.
         self._qkv = Projections([getattr(attention, name) for name in family.qkv])
 
     def __call__(
@@ -98,7 +99,7 @@ class MLPHalf:
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
-        )  # fuses weights, so it comes last
+        )  # last: an error does not undo the fusion
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x + mlp(x)` for x [1, T, hidden]."""

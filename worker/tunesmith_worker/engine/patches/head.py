@@ -93,7 +93,7 @@ def _score(
     indices = None if layout is None else layout.labelled
     if indices is None:
         indices = mask.flatten().nonzero()[:, 0]
-    sources = indices + indices // max(1, mask.shape[1])  # flat indices in [B, T]
+    sources = indices + indices // max(1, mask.shape[1])  # flat indices into [B, T]
     targets = labels.flatten().index_select(0, sources + 1)
     scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
     per_token = [

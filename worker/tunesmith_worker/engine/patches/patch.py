@@ -19,12 +19,12 @@ from .token_rows import TokenRowsPatch, has_token_rows
 Untyped = Any  # Any: transformers and peft are not typed
 
 MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
-"""Names of the patches: a decoder layer's two half blocks, attention alone (if a layer's attention
-half block is unsupported), and the loss head."""
+"""Names of the patches: attention half block, MLP half block, attention without its half block, and
+loss head."""
 
 
 class Patched:
-    """Patched model with its patch report; can undo its patches."""
+    """A patched model with its patch report and a method to undo the patches."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Patched:
         layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
-        """Report of all patches, and the patched layers with at least one half block."""
+        """Patch report, and the layers that have at least one of our half blocks."""
         self._model, self._mechanisms, self._undo = model, mechanisms, undo
 
     def undo(self) -> None:

@@ -1,7 +1,7 @@
 """Look up PEFT's trainable token rows without copying the embedding matrix.
 
 PEFT's forward copies the whole matrix in every call, and its backward allocates a gradient of the
-same size. head.py handles the trained rows of the head.
+same size. For the trained rows of the head, see head.py.
 """
 
 from __future__ import annotations

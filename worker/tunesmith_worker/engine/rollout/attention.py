@@ -1,6 +1,6 @@
 """Attention of a decode step: each row's new token attends to the row's prompt and completion.
 
-    o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]
+The output is `o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]`.
 
 `Kp` and `Vp` are the keys and values of the prompt; one matrix product covers all rows with the
 same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The columns of the

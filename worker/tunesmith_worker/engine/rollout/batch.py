@@ -195,7 +195,7 @@ class Batch:
         if new:
             prefixes = self._prefill(list(new))
             for (ids, group), prefix in zip(new.items(), prefixes, strict=True):
-                # More rows with this prompt can only be in the first group of the queue.
+                # Other rows with the same prompt can only be in the queue's first group.
                 for row in (*group, *(self._queue[0] if self._queue else ())):
                     if row.request.prompt_ids == ids:
                         row.prefix = prefix

@@ -149,7 +149,7 @@ class Decoder:
         norms = (layer.spec.q_norm, layer.q_norm, q), (layer.spec.k_norm, layer.k_norm, k)
         normed = []
         for spec, norm, part in norms:
-            width = 0 if spec is None else len(spec.module.weight)  # of one head or of all
+            width = 0 if spec is None else len(spec.module.weight)  # one or all heads
             normed.append(norm(part.unflatten(1, (-1, width))).flatten(1))
         return torch.cat([*normed, v], dim=1)
 

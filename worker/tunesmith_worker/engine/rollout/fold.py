@@ -1,9 +1,8 @@
 """Fold an adapter into the weights that it adapts, and unfold it bit for bit.
 
 Folding computes `W' = round(W + s B A)` in W's dtype. Subtracting `s B A` restores almost all
-elements of W. Folding saves the bits of the elements that differ, so unfolding is exact:
-
-    W = round(W' - s B A), with the saved bits where the result differs
+elements of W. Folding saves the bits of the elements that differ. Unfolding is exact: `W = round(W'
+- s B A)`, with the saved bits for these elements.
 
 Matrices are processed one at a time, in chunks of rows, so that little extra memory is needed apart
 from the saved elements.

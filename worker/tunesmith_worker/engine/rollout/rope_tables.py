@@ -3,11 +3,11 @@
 The model's own module computes them, so every RoPE scaling matches the training forward bit for
 bit.
 
-With two scalings, the frequencies depend on the sequence length. longrope has two sets of
-frequencies: one up to the original context length and one above it. dynamic has a separate set for
-each length above the original context. Cached keys are valid for only one set of frequencies.
-`rope_key` identifies a sequence's set of frequencies. If a sequence gets another set, its cached
-keys are recomputed.
+With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
+two sets of frequencies: one up to the original context length and one above it. The scaling
+`dynamic` has a separate set for each length above the original context. Cached keys are valid for
+only one set of frequencies. `rope_key` identifies a sequence's set of frequencies. If a sequence
+gets another set, its cached keys are recomputed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RopeTables:
         """`rotary`: transformers' RoPE module, which rounds to the hidden states' `dtype`."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
-        self._rotary = copy.deepcopy(rotary)  # a copy, because use changes the state of the module
+        self._rotary = copy.deepcopy(rotary)  # use changes the module's state, so copy it
         self._kinds: dict[str | None, str] = by_type
         self._dtype, self._device = dtype, device
         self._tables: dict[tuple[str | None, int], RopeTable] = {}

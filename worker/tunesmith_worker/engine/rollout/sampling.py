@@ -1,14 +1,13 @@
 """Compute the distribution of the next token and sample from it.
 
-The distribution is the same as in transformers, from the same processors in the same order:
-penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties, which transformers
-lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform random number u
-per token:
+The distribution is the same as in transformers. The order is also the same: penalties, temperature,
+top-k, top-p, min-p. Presence and frequency penalties, which transformers lacks, follow vLLM.
+Sampling inverts the cumulative distribution with one uniform random number u per token: the sampled
+token is the first i with `p_0 + ... + p_i > u`.
 
-    token = the first i with  sum of p_j over j <= i  >  u
-
-u comes from numpy's Philox generator (Salmon et al., https://doi.org/10.1145/2063384.2063405) and
-depends only on the request's seed and the token's index.
+The numbers u come from numpy's Philox generator (Salmon et al.,
+https://doi.org/10.1145/2063384.2063405) and depend only on the request's seed and the token's
+index.
 """
 
 from __future__ import annotations

@@ -144,5 +144,5 @@ def _log_end(log: Path) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal
+    except ValueError:  # real-time signals have no name
         return f"signal {number}"

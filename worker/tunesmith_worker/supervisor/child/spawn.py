@@ -27,7 +27,7 @@ class TrainerProgram:
     token_cache: Path | None = None
     """Cache folder of tokenised files; None: no cache."""
     compile_cache: Path | None = None
-    """Folder of kernels that torch and triton compiled; None: their default folder."""
+    """Cache folder of compiled Triton kernels; None: Triton's default folder."""
     tmp: Path | None = None
     """Folder of temporary files, emptied between trainers; None: the system's folder."""
 
@@ -62,7 +62,7 @@ def trainer_environment(
     env = without_secrets(os.environ)
     default_environment(env)
     env["PYTHONUNBUFFERED"] = "1"
-    env["PYTHONFAULTHANDLER"] = "1"  # a crash in a library prints the Python frames
+    env["PYTHONFAULTHANDLER"] = "1"  # print the Python frames if a library crashes
     if compile_cache is not None:
         env.setdefault("TRITON_CACHE_DIR", str(compile_cache / "triton"))
     spawn = SpawnSettings(

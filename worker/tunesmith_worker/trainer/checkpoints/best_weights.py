@@ -1,7 +1,7 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
-Each resume point has hard links to the best weights at that step, so that a resumed run starts with
-them even if later ones have replaced them.
+Each resume point has hard links to the best weights at its step. A resumed run restores these
+weights even if better weights have replaced them since.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from tunesmith_worker.rundir.paths import move_folder, new_folder
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # for types only, because this import loads torch
     from tunesmith_worker.engine.model.adapters import SavedAdapter
 
 Save = Callable[[Path], "SavedAdapter | None"]
-"""Write the model's current weights into a folder, atomically."""
+"""Function that writes the model's current weights into a folder, atomically."""
 
 _PREFIX = "best-step-"
 _IN_POINT = re.compile(rf"({_PREFIX}\d+)\.(.+)")
-"""Name of a file of that folder inside a resume point, which has no subfolders."""
+"""Name of a best-weights file inside a resume point, which has no subfolders."""
 
 
 class BestWeights:
@@ -34,21 +34,21 @@ class BestWeights:
         return self._checkpoints / f"{_PREFIX}{step}"
 
     def keep(self, step: int) -> SavedAdapter | None:
-        """Save the weights of `step`, then remove earlier ones."""
+        """Save the weights of `step`, then remove earlier best weights."""
         saved = self._save(self.folder(step))
         _remove(self._checkpoints, but=self.folder(step))
         return saved
 
     def move_to(self, step: int, result: Path) -> None:
-        """Move the weights of `step` to the run's result."""
+        """Move the weights of `step` to the run's result folder."""
         move_folder(self.folder(step), result)
 
 
 def stage_best_weights(checkpoints: Path, step: int) -> Path:
-    """Return a folder with hard links `best-step-N.FILE` for the resume point of `step`.
+    """Create and return a folder of hard links `best-step-N.FILE` for the resume point of `step`.
 
-    Better weights may replace the original files before the resume point is written. On file
-    systems without links, the files are copied.
+    The links are needed because better weights may replace the original files before the resume
+    point is written. On file systems without hard links, the files are copied.
     """
     staged = checkpoints / f".best-at-{step}.part"
     shutil.rmtree(staged, ignore_errors=True)
@@ -60,7 +60,7 @@ def stage_best_weights(checkpoints: Path, step: int) -> Path:
 
 
 def restore_best_weights(point: Path, checkpoints: Path) -> None:
-    """Replace the kept weights by those of a verified resume point."""
+    """Replace the kept best weights with the best weights in a verified resume point."""
     _remove(checkpoints)
     files = [(match, file) for file in point.iterdir() if (match := _IN_POINT.fullmatch(file.name))]
     for name in {match[1] for match, _ in files}:

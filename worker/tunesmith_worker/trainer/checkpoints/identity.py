@@ -1,4 +1,4 @@
-"""Inputs that a resume point was made from, and their differences from a run. Imports no torch."""
+"""Inputs of a resume point, and comparison with a run's inputs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tunesmith_worker.rundir.resume_point import RunIdentity
 Json = dict[str, Any]  # Any: JSON
 
 _WHOLE = 64 * 2**20
-"""Maximum bytes of files that are hashed completely."""
+"""Maximum size in bytes of a file that is hashed completely."""
 _BLOCK = 64 * 1024
 _BLOCKS = 256
-"""Number of blocks to hash of a larger file, evenly spaced; training changes all of them."""
+"""Number of evenly spaced blocks to hash in a larger file. Training changes every block."""
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
 _LIBRARIES = ("tunesmith", "torch", "transformers", "trl", "peft")
 
@@ -46,7 +46,7 @@ def made_with() -> dict[str, str]:
 
 
 def fingerprint(model_path: str) -> str:
-    """Return a hash of a model folder's names, sizes and content (of large files: blocks).
+    """Return a hash of a model folder's file names, sizes and content (sampled in large files).
 
     For a model on the Hugging Face Hub, return its name.
     """
@@ -65,16 +65,16 @@ def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
     """Return the dotted name of each changed request field, and a description of the change."""
     changes: list[tuple[str, str]] = []
     for name, text in (
-        ("training_file", "the training file has other content"),
-        ("validation_file", "the validation file has other content"),
-        ("base_model", "the base model's files have other content"),
+        ("training_file", "the training file has changed"),
+        ("validation_file", "the validation file has changed"),
+        ("base_model", "the base model's files have changed"),
     ):
         if getattr(then, name) != getattr(now, name):
             changes.append(("model" if name == "base_model" else name, text))
     for name in ("model", "seed"):
         before, after = getattr(then, name), getattr(now, name)
         if before != after:
-            changes.append((name, f"it was {before!r} and is {after!r}"))
+            changes.append((name, f"changed from {before!r} to {after!r}"))
     changes += _changed("recipe", _current_form(Recipe, then.recipe), now.recipe)
     changes += _changed(
         "hyperparameters", _current_form(Hyperparameters, then.hyperparameters), now.hyperparameters
@@ -85,10 +85,10 @@ def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
 
 
 def _current_form(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
-    """Convert to this version's form; new fields get their default."""
+    """Convert saved settings to this version's fields; new fields get their defaults."""
     try:
         return model.model_validate(current_names(saved)).model_dump(mode="json")
-    except ValidationError:  # a field was removed since; the comparison will name it
+    except ValidationError:  # this version lacks a saved field; the comparison names it
         return saved
 
 
@@ -99,7 +99,7 @@ def _changed(prefix: str, then: JsonValue, now: JsonValue) -> list[tuple[str, st
         return [change for changes in both for change in changes]
     if then == now:
         return []
-    return [(prefix, f"it was {json.dumps(then)} and is {json.dumps(now)}")]
+    return [(prefix, f"changed from {json.dumps(then)} to {json.dumps(now)}")]
 
 
 def _sampled(path: Path, size: int) -> bytes:

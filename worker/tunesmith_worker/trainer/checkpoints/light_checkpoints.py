@@ -16,7 +16,9 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """A callback only so that its state is part of resume points."""
+    """Removes light checkpoints beyond the limit.
+
+    The class is a callback so that resume points contain its state."""
 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
         self._run, self._recipe, self._forked = run, recipe, forked
@@ -31,7 +33,7 @@ class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: 
             self.saved = {}  # these belong to the original job, which has its own limit
 
     def add(self, step: int, selection_loss: float | None) -> None:
-        """Record a saved checkpoint; remove those beyond the recipe's limit."""
+        """Record a saved checkpoint, and remove checkpoints beyond the recipe's limit."""
         self.saved[str(step)] = selection_loss
         values = {int(saved): value for saved, value in self.saved.items()}
         for old in checkpoints_to_drop(values, self._recipe):

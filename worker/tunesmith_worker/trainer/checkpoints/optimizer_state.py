@@ -1,5 +1,7 @@
-"""State of optimizer and scheduler, by parameter name: for any `torch.optim.Optimizer` whose state
-is tensors and numbers (AdamW, plain or fused, with error words, with 8-bit moments).
+"""Saving and loading of the optimizer and scheduler state, by parameter name.
+
+Supports any `torch.optim.Optimizer` whose state consists of tensors and numbers: AdamW, fused
+AdamW, AdamW with split masters and AdamW with 8-bit moments.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ Untyped = Any  # Any: transformers and accelerate are not typed
 Json = dict[str, Any]  # Any: JSON
 
 _RENAMED_KINDS = {"ErrorWordAdamW": "SplitMasterAdamW"}
-"""Former class name of an optimizer, in resume points of earlier versions -> current name."""
+"""Optimizer class name in resume points of earlier versions -> current class name."""
 
 
 def inner(optimizer: Untyped) -> torch.optim.Optimizer:
@@ -32,7 +34,9 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], scheduler: Untyped
 ) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return JSON, and the live tensors as `exp_avg/PARAMETER`. `names`: of trained parameters."""
+    """Return the state as JSON, and its live tensors under names such as `exp_avg/PARAMETER`.
+
+    `names`: name of each trained parameter."""
     numbers: dict[str, Json] = {}
     tensors: dict[str, torch.Tensor] = {}
     for parameter, state in optimizer.state.items():
@@ -57,7 +61,7 @@ def restore_optimizer(
     plain: Json,
     tensors: dict[str, torch.Tensor],
 ) -> None:
-    """Load the state. Raises RunError for another optimizer or other parameters."""
+    """Load the state. Raises RunError if the optimizer or its parameters differ."""
     saved_kind = _RENAMED_KINDS.get(plain["kind"], plain["kind"])
     if kind_of(optimizer) != saved_kind:
         raise _misfit(
@@ -67,12 +71,12 @@ def restore_optimizer(
         )
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
-        raise _misfit("its optimizer has other parameters or groups", "recipe.weight_decay")
+        raise _misfit("its optimizer has different parameters or groups", "recipe.weight_decay")
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():
         what, _, name = key.partition("/")
         states.setdefault(name, {})[what] = tensor
-    fresh = optimizer.state_dict()  # keeps this run's rates and decay, which a fork may change
+    fresh = optimizer.state_dict()  # keeps this run's learning rates and weight decay
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in fresh["param_groups"] for number in group["params"]]
     state = {n: states[name] for n, name in zip(numbers, order, strict=True) if name in states}
@@ -82,7 +86,7 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """Load the state; a fork uses its own schedule at that step."""
+    """Load the scheduler state; a fork continues with its own schedule at the saved step."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:

@@ -1,7 +1,7 @@
 """States of the random number generators of Python, NumPy and torch.
 
-torch's generators also make LoRA's dropout. Stochastic rounding depends only on seed, step and
-parameter, the order of rows only on seed and epoch: neither has a state.
+torch's generators also draw the masks of LoRA dropout. Stochastic rounding has no state, because it
+depends only on seed, step and parameter. The row order depends only on seed and epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = dict[str, Any]  # Any: JSON
 
 
 def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return states of Python and NumPy as JSON, of torch's CPU and GPUs as uint8 tensors."""
+    """Return the states of Python and NumPy as JSON, and torch's states as uint8 tensors."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     plain = {
@@ -37,7 +37,7 @@ def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
 
 
 def restore_random_numbers(plain: Json, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore all states; those of GPUs that this host lacks are ignored."""
+    """Restore all states, but ignore states of GPUs that this host lacks."""
     python, numpy = plain["python"], plain["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = np.array(numpy["keys"], dtype=np.uint32)

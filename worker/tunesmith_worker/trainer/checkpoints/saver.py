@@ -1,4 +1,4 @@
-"""Times of resume points: at the recipe's steps, at a stop, or automatically at 1 % cost."""
+"""Saving of resume points: at the recipe's steps, at a stop, or automatically at 1 % cost."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""Minimum time between automatic resume points, as a multiple of the last one's cost.
+"""Minimum time between automatic resume points, as a multiple of the last save's cost.
 
-By the wall clock and, on a CPU, also by this process's CPU-seconds: on a busy host the wall clock
-advances without training."""
+The cost is measured in wall time and, on a CPU, also in CPU-seconds of this process: on a busy
+host, wall time passes without training."""
 _ROOM = 0.5
-"""Maximum share of the host's free memory for a copy; a larger state is written without a copy."""
+"""Maximum share of free host memory for a copy. A larger state is written without a copy."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """Callback that saves resume points; must come after the callback that decides on stopping."""
+    """Callback that saves resume points; must be added after the callback that requests stops."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         """Seconds that training waited for the last resume point, until `_ended`."""
         self._ended = self._next = 0.0
         self._cpu_spent = 0.0
-        """CPU-seconds of capturing the last resume point, until `_cpu_ended`."""
+        """CPU-seconds spent on capturing the last resume point, until `_cpu_ended`."""
         self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
@@ -72,7 +72,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         step, last = state.global_step, state.global_step == state.max_steps
         named = self._named is not None and step % self._named == 0
         self._waits = self._control.stop_requested
-        # A run that ends here needs none: resumed, it would do one step too many.
+        # A run that ends here must not resume, because it would train one step too many.
         continues = not (last or control.should_training_stop)
         self._due = (self._waits and not last) or (continues and (named or self._is_time()))
         if self._due:
@@ -118,7 +118,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self.save(trainer)
 
     def _is_time(self) -> bool:
-        """Return True if an automatic save costs little enough and no write is pending."""
+        """Return True if an automatic save is cheap enough and no write is pending."""
         late = self._now() >= self._next and self._cpu_now() >= self._cpu_next
         return late and not self._writer.busy
 

@@ -1,6 +1,6 @@
 """The trainer's state at the end of a step: capture and restore.
 
-Captured tensors are the live ones. Copy them before training continues.
+Captured tensors share memory with the live tensors, so copy them before training continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ResumeState:
         return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
 
     def copied(self) -> ResumeState:
-        """Return a copy in the CPU's memory."""
+        """Return a copy in CPU memory."""
         return ResumeState(
             tensors={
                 file: {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
@@ -51,7 +51,7 @@ class ResumeState:
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return trained parameters by name, a tied one once."""
+    """Return trained parameters by name; a tied parameter appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -80,7 +80,7 @@ def capture_state(trainer: Untyped) -> ResumeState:
 
 def _trainer_state(trainer: Untyped) -> Json:
     state = dataclasses.asdict(trainer.state)
-    # The log grows with the run and is unused: metrics are events.
+    # The log history would grow with the run. It is not needed, because metrics are events.
     return state | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
 
 
@@ -101,7 +101,7 @@ class SavedState:
         self._run_state: Json = self._json(names.RUN_STATE)
 
     def load_weights(self, model: torch.nn.Module) -> None:
-        """Copy weights into the model. Raises RunError if other tensors train."""
+        """Copy weights into the model. Raises RunError if the run trains different tensors."""
         saved, trained = load_file(self._folder / names.TRAINED), trained_parameters(model)
         _check_fit(saved, trained)
         with torch.no_grad():
@@ -121,7 +121,7 @@ class SavedState:
         restore_random_numbers(self._run_state["random"], tensors)
 
     def load_counters(self, trainer: Untyped) -> None:
-        """Load the trainer's counters, and the state of the callbacks that exist."""
+        """Load the trainer's counters, and the states of its callbacks."""
         trainer.load_state_dict(
             self._run_state["counted"], load_file(self._folder / names.RUN_TENSORS)
         )
@@ -146,7 +146,7 @@ def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Param
                 f"The resume point does not fit the run: {name} is {before} in the resume "
                 f"point and {now} in the run.",
                 hint="recipe.tuning, recipe.lora, recipe.add_tokens and recipe.precision decide "
-                "what trains: restore their former values, or start a new job.",
+                "which tensors train: restore their former values, or start a new job.",
                 param="recipe",
             )
 

@@ -1,7 +1,7 @@
-"""Writing of safetensors files in pieces, hashed on the way.
+"""Writing of safetensors files in chunks, with a hash computed during the write.
 
-`safetensors.torch.save_file` first copies all tensors to bytes, twice the host's memory for a full
-state, and its file would have to be read again for a hash.
+`safetensors.torch.save_file` first copies all tensors to bytes, which doubles the host memory of a
+full state. The written file would also have to be read again for the hash.
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, JSON, the tensors).
 """
 
@@ -13,14 +13,14 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any  # Any: NumPy's arrays are not typed as the buffers that they are
+from typing import Any  # Any: NumPy arrays are not typed as buffers
 
 import torch
 
 from tunesmith_worker.rundir.resume_point import FileEntry
 
 _PIECE = 1 << 24
-"""Bytes to copy from a device, hash and write at once."""
+"""Bytes per chunk to copy from a device, hash and write."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
-    """Write tensors of any device. Raises KeyError for a dtype that safetensors lacks."""
+    """Write tensors from any device. Raises KeyError for a dtype that safetensors lacks."""
     header: dict[str, object] = {}
     end = 0
     for name, tensor in tensors.items():

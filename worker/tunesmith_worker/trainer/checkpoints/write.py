@@ -1,6 +1,7 @@
-"""Atomic writing of resume points in a thread; retention of the newest two and `recipe.keep_every`.
+"""Atomic writing of resume points in a thread, and removal of old resume points.
 
-Files are written and synced first, the manifest last; then the folder gets its final name.
+The newest two resume points are kept, and those that `recipe.keep_every` selects. The manifest is
+written after all other files are synced. Then the folder gets its final name.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ResumePointWriter:
     def finish(self, *, wait: bool) -> WrittenPoint | None:
         """Return the result of a finished write; None if there is none.
 
-        Raises the errors of the thread, OSError for a full disk.
+        Raises the errors of the writing thread, such as OSError for a full disk.
         """
         if self._pending is None or not (wait or self._pending.done()):
             return None

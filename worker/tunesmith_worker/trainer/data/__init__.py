@@ -1,1 +1,4 @@
-"""Data files to token ids and labels. The checks in `rows` need neither torch nor a tokenizer."""
+"""Conversion of data files to token ids and labels.
+
+The checks in `rows` need neither torch nor a tokenizer.
+"""

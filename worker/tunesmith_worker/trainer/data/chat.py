@@ -21,7 +21,7 @@ Span = tuple[int, int]
 Tokenizer = Any  # Any: transformers ships types too slow for mypy to read
 
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
-"""Exceptions of a template: its own `raise_exception`, or an operation on an unexpected value."""
+"""Exceptions that a chat template may raise, by `raise_exception` or on unexpected values."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -39,11 +39,11 @@ class Rendered:
 class RenderedRow:
     number: int
     examples: tuple[Rendered, ...]
-    """One example, several if the template rewrites earlier turns, or none."""
+    """Usually one example; several if the template rewrites earlier turns; may be empty."""
     is_chat: bool
     """True if the chat template wrote the text, special tokens included."""
     skipped_turns: int = 0
-    """Number of assistant turns without training, because their span could not be determined."""
+    """Number of assistant turns that are not trained, because their span is unknown."""
 
 
 def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedRow:
@@ -98,7 +98,7 @@ class _Template:
         return rendered
 
     def whole(self, count: int, *, prompt: bool = False) -> str:
-        """Return the same as `text`. Raises DataError if the template rejects the messages."""
+        """Return `text(count)`. Raises DataError if the template rejects the messages."""
         try:
             return self.text(count, prompt=prompt)
         except _TEMPLATE_ERRORS as error:
@@ -111,9 +111,9 @@ class _Template:
             ) from error
 
     def turn(self, index: int, whole: str, count: int) -> Span | None:
-        """Return the span of turn `index` in `whole`, the first `count` messages, or None if the
-        span cannot be determined.
+        """Return the span of turn `index` in `whole`, or None if the span cannot be determined.
 
+        `whole`: rendered text of the first `count` messages.
         The turn extends from the end of render(messages[:index]) to the end of
         render(messages[:index + 1]), if both are prefixes of `whole`. The generation prompt and
         white space after the end-of-turn token are not part of the span.
@@ -133,8 +133,10 @@ class _Template:
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
 
     def _opening(self, whole: str) -> str:
-        """Return the text before a first turn of the assistant. Templates do not render an empty
-        conversation, so the generation prompt is read after the first message."""
+        """Return the text before the assistant's turn if that turn is the first message.
+
+        Templates do not render an empty conversation, so the generation prompt is read after the
+        first message."""
         first, prompted = self.text(1), self.text(1, prompt=True)
         prompt = prompted[len(first) :] if prompted.startswith(first) else ""
         start = whole.find(prompt) + len(prompt)
@@ -181,9 +183,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each pass renders up to the last pending turn, exactly as the model sees it when it answers
-    there. Most templates only append, so one pass covers every turn. A template that rewrites
-    history (Qwen3 drops earlier thinking) needs one more pass for each rewritten turn.
+    Each pass renders the conversation up to the last turn that is not yet trained, as the model
+    sees it when it answers. Most templates only append text, so one pass covers every turn. A
+    template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for each
+    rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

@@ -1,4 +1,4 @@
-"""Read one uploaded file: `python -m tunesmith_worker.trainer.data.check PATH FILENAME`.
+"""Validate one uploaded file: `python -m tunesmith_worker.trainer.data.check PATH FILENAME`.
 
 Prints a FileValidation as JSON. The supervisor runs this program as a child process
 (`supervisor/child/check_upload.py`), with a limit on memory.
@@ -17,8 +17,8 @@ from .validate import validate_file
 
 BASE_MEMORY = 2 * 2**30
 MEMORY_PER_BYTE = 16
-"""Memory limit per byte of the file. A JSON array is read whole, and its Python objects take up to
-ten times its size."""
+"""Bytes of memory allowed per byte of the file. A JSON array is read whole, and its Python objects
+take up to ten times its size."""
 
 
 def main(path: Path, filename: str) -> None:

@@ -1,5 +1,4 @@
-"""Chunks of a data file as bytes, which can be sent to another process, and the rows of a chunk.
-
+"""Chunks of a data file as bytes for other processes, and parsing of their rows.
 The content of a chunk depends only on the file.
 """
 
@@ -42,7 +41,7 @@ class Chunk:
     share: float = 1.0
     """Approximate share of the file that has been read at the end of this chunk."""
     problem: str | None = None
-    """Reason why the file cannot be read from `first` on; the chunk has no content then."""
+    """Reason why the file cannot be read from `first` on. A chunk with a reason has no content."""
     format: RowFormat | None = None
     """Format of the file; None if the first row has no known format."""
 

@@ -30,7 +30,7 @@ Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
 
 @dataclass(kw_only=True)
 class Counts:
-    """Number of rows, examples and tokens of a file, by what happened to them."""
+    """Counts of a file's rows, examples and tokens, by outcome."""
 
     rows: int = 0
     kept: int = 0
@@ -42,16 +42,16 @@ class Counts:
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     examples: int = 0
-    """Number of examples. Exceeds `kept` if the chat template rewrites earlier turns."""
+    """Number of examples, which exceeds `kept` if the chat template rewrites earlier turns."""
     examples_too_long: int = 0
     skipped_turns: int = 0
-    """Assistant turns without training, because their span could not be determined."""
+    """Assistant turns that are not trained, because their span is unknown."""
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
     """Tokens of the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. They do not teach the model to stop."""
+    """Examples whose last trained token is not special. They cannot teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""
@@ -158,7 +158,7 @@ def _encode(
         add_special_tokens=not is_chat,
         return_offsets_mapping=True,
         return_attention_mask=False,
-        verbose=False,  # no warning about the model's length: _fit checks it
+        verbose=False,  # no warning about long texts: _fit checks the length
     )
     eos = tokenizer.eos_token_id
     for example, ids, offsets in zip(
@@ -174,15 +174,15 @@ def _encode(
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Return labels for the tokens that overlap a span. A token across the start of a span carries
-    loss, as in TRL: the prompt alone would be tokenised without that token."""
+    """Return labels for the tokens that overlap a span. A token that crosses a span's start carries
+    loss, as in TRL, because the tokens of the prompt alone would not include it."""
     labels = [IGNORED] * len(ids)
     for start, end in spans:
         first = bisect_right(offsets, start, key=itemgetter(1))
         after = bisect_left(offsets, end, key=itemgetter(0))
         labels[first:after] = ids[first:after]
     if labels:
-        labels[0] = IGNORED  # no token precedes the first token to predict it
+        labels[0] = IGNORED  # nothing predicts the first token
     return labels
 
 

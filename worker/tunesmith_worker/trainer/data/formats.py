@@ -68,7 +68,8 @@ class Message:
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One row: chat (`messages`), plain text with a prompt (`prompt` + `text`), or text.
-    Question/answer and Alpaca rows have the first two; the tokenizer determines which is used."""
+    Question/answer and Alpaca rows have chat and plain text; plain text is used only if the
+    tokenizer has no chat template."""
 
     number: int
     messages: tuple[Message, ...] | None = None
@@ -169,7 +170,7 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
     if not isinstance(item, dict):
         raise BadRow(f"{where} is a {type(item).__name__}, must be an object with role and content")
     role = item.get("role")
-    if role == "developer":  # OpenAI's newer name; templates know "system"
+    if role == "developer":  # OpenAI's new name for "system"
         role = "system"
     if role not in ROLES:
         raise BadRow(f"{where}.role is {role!r}: must be one of {', '.join(ROLES)}")

@@ -29,7 +29,7 @@ _MAX_ROWS_NAMED = 3
 class RowNumbers:
     """Lookup of the row in the data file that an example came from.
 
-    Runs only when a message must name a row, so that batches carry no row numbers.
+    Used only if a message must name a row, so batches need not carry row numbers.
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
@@ -37,7 +37,9 @@ class RowNumbers:
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """Describe the rows of an example. Reads and tokenises the file up to that example."""
+        """Name the file rows that an example came from.
+
+        Reads and tokenises the file up to that example."""
         examples = list(self._examples(ids, labels))
         if not examples:
             return f"a row of {len(ids)} tokens that is not in {self._work.name}"
@@ -48,7 +50,7 @@ class RowNumbers:
         return f"{rows}{more} of {self._work.name}{same}"
 
     def _examples(self, ids: Sequence[int], labels: Sequence[int]) -> Iterator[int]:
-        """Yield the indices of the examples with these tokens. The first label is never used."""
+        """Yield the indices of examples with these tokens and labels, ignoring the first label."""
         wanted = [*ids], [*labels][1:]
         start = 0
         for batch in self._dataset.data.to_batches():
@@ -61,7 +63,7 @@ class RowNumbers:
             start += batch.num_rows
 
     def _number(self, example: int) -> int:
-        """Return the number of the row with the `example`-th example."""
+        """Return the number of the row that example `example` came from."""
         work, seen = self._work, 0
         for chunk in read_chunks(self._path):
             rows = chunk_rows(chunk, work.name)

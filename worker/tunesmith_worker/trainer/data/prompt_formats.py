@@ -1,4 +1,4 @@
-"""Row formats of prompts: the prompt, and all fields of the row for graders."""
+"""Row formats of prompts. A parsed row has a prompt, and all its fields for graders."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _COLUMN_NAMES = ", ".join(f"'{name}'" for name in PROMPT_COLUMNS.values())
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedPrompt:
-    """One row of prompts."""
+    """One row of a prompt file."""
 
     row: Row
-    """The prompt. Its `text` is empty, or None for a conversation."""
+    """The prompt. The row's `text` is empty, or None for a conversation."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 

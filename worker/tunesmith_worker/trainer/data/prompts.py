@@ -67,7 +67,7 @@ class PromptCounts:
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     rows: Sequence[PromptRow]
-    """Prompts of the training file, in its order."""
+    """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
     """Prompts of the validation file, if there is one."""
 
@@ -85,11 +85,11 @@ def read_prompts(
     *,
     max_prompt_tokens: int | None,
 ) -> Prompts:
-    """Return the prompts of the spec's files. Depending on `recipe.overlong`, prompts over the
-    limit are dropped or raise an error.
+    """Return the prompts of the spec's files. Prompts over the limit are dropped or raise an error,
+    depending on `recipe.overlong`.
 
-    Raises DataError for an unusable row or file, RunError for a tokenizer that does not fit the
-    model and for a grader that reads a field which a row lacks."""
+    Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not fit the
+    model, or if the grader reads a field that a row lacks."""
 
     def read(file: str) -> tuple[PromptRow, ...]:
         path, name = run.root / file, spec.display_name(file)
@@ -170,8 +170,8 @@ def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[Pr
 
 
 def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """Return the token ids. Text from a template contains its special tokens already; plain text
-    gets the tokenizer's, except an end token."""
+    """Return the token ids. Text from a template already contains special tokens; plain text gets
+    the tokenizer's special tokens, except an end token."""
     encoded: list[Sequence[int]] = [()] * len(rendered)
     for is_chat in (True, False):
         places = [i for i, (_, by_template) in enumerate(rendered) if by_template == is_chat]

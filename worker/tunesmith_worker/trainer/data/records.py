@@ -1,6 +1,6 @@
 """Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
-The kind follows from the file name's extension, then from the content. All kinds except a JSON
+The kind is determined by the file name's extension, then by the content. All kinds except a JSON
 array are streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is
 limited.
 """
@@ -36,9 +36,9 @@ MAX_EXPANDED = 8 * 2**30
 ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any file may expand to."""
 RATIO = 100
-"""Maximum expansion of larger files. Only repeated text compresses further."""
+"""Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds it."""
 _BYTES_PER_VALUE = 64
-"""Memory of a Python value, including an empty value that takes no space in the file."""
+"""Assumed bytes per Python value. Empty values count too, although the file does not store them."""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 
@@ -77,7 +77,7 @@ def file_kind(path: Path, extension: str) -> str:
         start = file.read(4096).removeprefix(_BOM).lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
-    if start.startswith(b"["):  # also in a file called .jsonl
+    if start.startswith(b"["):  # an array, even in a file named .jsonl
         return "array"
     if start.startswith(b"{") or extension in (".json", ".jsonl", ".ndjson") or not start:
         return "jsonl"
@@ -85,7 +85,7 @@ def file_kind(path: Path, extension: str) -> str:
 
 
 def unsupported_kind(path: Path) -> str | None:
-    """Return the problem and the remedy if the file is no data file, for example an archive."""
+    """Return the problem and the remedy if the file is not a data file, such as an archive."""
     with path.open("rb") as file:
         start = file.read(4)
     return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
@@ -175,7 +175,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
 
 
 def _no_header(header: list[str]) -> str | None:
-    """Return the problem of a first line that is not a header with a row format's columns."""
+    """Return the problem if the first line is not a header with the columns of a row format."""
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         return f"the first line names the column {twice!r} twice"
@@ -192,7 +192,7 @@ class Unreadable(ValueError):
 
 
 def read_parquet(path: Path) -> Iterator[Any]:  # Any: values of the columns
-    """Yield the rows. Raises Unreadable, also after some rows."""
+    """Yield the rows. May raise Unreadable after some rows."""
     for batch, _ in read_batches(path):
         yield from batch.to_pylist()
 
@@ -208,8 +208,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)
-            # A dictionary may hold one huge value that every row repeats. The size of a row group
-            # bounds that value, and therefore the size of this many rows.
+            # A dictionary may hold one huge value that every row repeats. That value is at most as
+            # large as a row group, so larger row groups allow fewer rows at a time.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
             expanded = read = 0
             for batch in file.iter_batches(batch_size=rows, use_threads=False):

@@ -30,7 +30,7 @@ from .examples import SCHEMA, Batch, Counts
 
 MAX_BYTES = 32 * 2**30
 MAX_DISK_SHARE = 0.1
-"""Maximum share of the file system. The smaller limit applies."""
+"""Maximum share of the file system; MAX_BYTES applies if it is smaller."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped
@@ -53,7 +53,7 @@ class Tokens:
 
 
 class TokensWriter:
-    """Writer of an entry into `folder`, batch by batch; keeps nothing in memory."""
+    """Writer of a cache entry into `folder`, batch by batch, without keeping batches in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class TokenCache:
             with (folder / _TOKENS).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                     raise ValueError(f"the hash of {_TOKENS} is different")
-            os.utime(folder)  # the time of the last use
+            os.utime(folder)  # mtime is the time of the last use
             return Tokens(table=_mapped(folder), counts=Counts(**entry.counts))
         except FileNotFoundError:
             if not folder.is_dir():
@@ -122,7 +122,7 @@ class TokenCache:
         try:
             folder.rename(self._folder / key)
         except OSError as error:
-            if not (self._folder / key).is_dir():  # else another worker was faster
+            if not (self._folder / key).is_dir():  # otherwise another worker has stored it
                 warn(f"could not cache the tokens for the next run: {error}")
         remove_unused(self._folder, KEEP_SECONDS)
         self._make_room()
@@ -131,7 +131,7 @@ class TokenCache:
         """Remove the least recently used entries until the rest is within the limit."""
         entries = []
         for folder in self._folder.iterdir():
-            # Another worker may be removing the entry, or the path is no entry.
+            # Another worker may be removing the entry, or the path may not be an entry.
             with contextlib.suppress(OSError):
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 entries.append((folder.stat().st_mtime, size, folder))
@@ -156,7 +156,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines the tokens of a row: vocabulary, merges,
     normaliser, added and special tokens, chat templates."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("padding", "truncation"):  # state of the last call; each call sets its own
+    for name in ("padding", "truncation"):  # set by each call
         backend.pop(name, None)
     content = {
         "backend": backend,

@@ -1,7 +1,8 @@
 """Helper process of tokenisation: `python -m tunesmith_worker.trainer.data.token_helper DIR`.
 
 DIR holds the tokenizer and job.json. The helper reads chunks from stdin and writes Arrow batches to
-stdout. It reports no errors: the trainer tokenises a failed chunk itself and raises the error.
+stdout. The helper reports no errors: the trainer tokenises a failed chunk itself and raises the
+error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HelperJob(BaseModel):
     overlong: Literal["drop", "truncate", "error"]
     assistant_only_loss: bool
     tokenizer: str
-    """Hash of the tokenizer. The helper exits if the loaded tokenizer has another hash."""
+    """Hash of the tokenizer. The helper exits if the loaded tokenizer has a different hash."""
 
 
 class _RequestHeader(BaseModel):
@@ -79,7 +80,7 @@ def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: I
         max_seq_length=job.max_seq_length,
         overlong=job.overlong,
         assistant_only_loss=job.assistant_only_loss,
-        packing=False,  # done by the trainer
+        packing=False,  # the trainer packs the rows
     )
     for chunk in _chunks(requests):
         reply, content = _ReplyHeader(), b""
@@ -90,7 +91,7 @@ def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: I
             )
             content = arrow_stream(batch)
             reply = _ReplyHeader(size=len(content), counts=counts.as_data())
-        except Exception:  # the trainer meets the same error and reports it
+        except Exception:  # the trainer will get the same error and report it
             content = b""
         replies.write(reply.model_dump_json().encode() + b"\n")
         replies.write(content)

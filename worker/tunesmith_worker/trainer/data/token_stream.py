@@ -1,7 +1,7 @@
 """Tokenisation of chunks in the file's order, by the trainer and by helper processes.
 
-The result does not depend on the number of processes. The trainer tokenises every chunk that a
-helper could not.
+The result does not depend on the number of processes. If a helper fails, the trainer tokenises the
+failed chunk.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .token_helper import HelperJob, request_tokens
 HELPERS_MIN_SECONDS = 5.0
 """Minimum remaining seconds of work to start helpers. A helper takes 1.2 s of a core to start."""
 MAX_PROCESSES = 16
-"""Maximum number of processes. A helper takes 150 MB."""
+"""Maximum number of processes. Each helper takes 150 MB of memory."""
 _MAX_PENDING = 3
 """Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""A helper is killed if its reply takes this many times as long as the trainer's slowest chunk, but
-not before PATIENCE_SECONDS, which include its start."""
+"""Helpers are killed if a reply takes this many times as long as the trainer's slowest chunk and
+longer than PATIENCE_SECONDS. The time includes the helper's start."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
@@ -143,8 +143,8 @@ class TokenStream:
         return result
 
     def _kill_hung_helpers(self) -> None:
-        """Kill helpers without a reply. Counts polls instead of time, because pausing the trainer
-        pauses its helpers too."""
+        """Kill helpers that do not reply. The limit counts polls instead of wall time, because
+        pausing the trainer pauses its helpers too."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
             helper.silent += _POLL_SECONDS if helper.pending else 0.0
@@ -157,7 +157,7 @@ class TokenStream:
                 helper.reported = True
                 self._warn(
                     f"{self._work.name}: a tokenising helper process {helper.end_reason()}; "
-                    "the trainer does its work"
+                    "the trainer does the helper's work"
                 )
 
     def _start_helpers(self) -> None:
@@ -191,7 +191,7 @@ class _Helper:
             [sys.executable, "-m", "tunesmith_worker.trainer.data.token_helper", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In the trainer's process group, so that signals reach both.
+            # Same process group as the trainer, so that signals reach both.
             env={
                 **without_secrets(os.environ),
                 "HF_HUB_OFFLINE": "1",
@@ -248,5 +248,5 @@ class _Helper:
         self._thread.shutdown()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # the last write was not read
+                with contextlib.suppress(BrokenPipeError):  # the helper did not read the last write
                     pipe.close()

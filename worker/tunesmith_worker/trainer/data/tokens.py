@@ -59,7 +59,7 @@ def tokenize_file(
 ) -> TokenizedRows:
     """Return the file's examples, from the cache or tokenised now.
 
-    `scratch`: folder for the examples without a cache.
+    `scratch`: folder for the examples if there is no cache.
     `vocabulary`: number of the model's embeddings. `name`: file name for messages. Raises DataError
     for an unusable file, RunError for a tokenizer that does not fit the model."""
     name = name or path.name
@@ -113,5 +113,5 @@ def tokenize_rows(
 
 
 def pack(dataset: Any, length: int, seed: int) -> Any:  # Any: datasets.Dataset
-    """Pack several rows into each sequence, best fit first, without attention across rows."""
+    """Pack several rows into each sequence by best fit, without attention across rows."""
     return trl.pack_dataset(dataset.shuffle(seed=seed), length, "bfd")

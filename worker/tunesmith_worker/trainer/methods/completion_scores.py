@@ -29,8 +29,9 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 class CompletionScores(NamedTuple):
-    """Scores of B rows whose longest completion has C tokens; zero past the end of a row and in
-    skipped rows."""
+    """Scores of B completions, the longest of which has C tokens.
+
+    Scores are zero after the end of a completion and in skipped rows."""
 
     log_probs: torch.Tensor
     """Log-probabilities, fp32 [B, C], in the caller's order."""
@@ -55,11 +56,11 @@ def score_completions(
 ) -> CompletionScores:
     """Compute log p(token | preceding tokens, temperature) of every completion token.
 
-    model: a causal language model under `patch()`. If its attention is stock, rows are padded and
+    model: a causal language model patched by `patch()`. With stock attention, rows are padded and
     `layout` is ignored.
     temperature: divides the logits after the model's own scale and soft cap, as in TRL.
-    max_tokens: tokens per forward. Activations of all forwards are kept for backward.
-    entropy: "grad" computes it with a gradient; the log-probabilities always have one.
+    max_tokens: maximum tokens per forward pass. All activations are kept for the backward pass.
+    entropy: "grad" makes entropies differentiable, as log-probabilities always are.
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """
     causal = _causal(model)
@@ -128,9 +129,9 @@ def _scatter(
     size: tuple[int, int],
     device: torch.device,
 ) -> torch.Tensor:
-    """Put values at flat indices of a tensor of this size; zero elsewhere."""
+    """Return a zero tensor of `size` with the values at the flat indices `places`."""
     if not values:
-        # An empty loss may still be differentiated.
+        # The caller may run backward even without any value.
         return torch.zeros(size, device=device, requires_grad=torch.is_grad_enabled())
     flat = torch.cat(list(values))
     zeros = flat.new_zeros(size[0] * size[1])

@@ -38,7 +38,7 @@ def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any
         "report_to": "none",
         "disable_tqdm": True,
         "push_to_hub": False,
-        RECOMPUTE: False,  # all layers or none; StepMemory sets it per layer
+        RECOMPUTE: False,  # off for the whole model: StepMemory chooses layers
     }
 
 
@@ -47,7 +47,7 @@ def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
     return trl.SFTConfig(
         **common_config(folder, train, seed=seed),
         data_seed=seed,
-        # A batch has the rows of an optimiser step; the trainer splits it into micro-batches.
+        # A batch holds all rows of an optimiser step; the trainer splits it into micro-batches.
         per_device_train_batch_size=train.rows_per_step,
         per_device_eval_batch_size=train.per_device_train_batch_size,
         gradient_accumulation_steps=1,
@@ -73,7 +73,7 @@ def grpo_config(folder: Path, train: TrainPlan, plan: GRPOPlan, *, seed: int) ->
     rows = plan.completions_per_step
     return trl.GRPOConfig(
         **common_config(folder, train, seed=seed),
-        # A batch has the completions of an optimiser step; the trainer splits it for memory.
+        # A batch holds all completions of an optimiser step; the trainer splits it to save memory.
         per_device_train_batch_size=rows,
         per_device_eval_batch_size=rows,
         gradient_accumulation_steps=1,

@@ -1,8 +1,8 @@
 """Completions grouped by prompt: the order of prompts, the groups, and their micro-batches.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
-tokens instead of G (P + R). Micro-batches are built on the host. They leave out the last token of
-a completion, which predicts nothing.
+tokens instead of G (P + R). Micro-batches are built on the host, without the last token of each
+completion, which predicts nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tunesmith_kernels.segments import NO_PREFIX, Prefixes
 from .batches import fill_bins
 
 ROWS = "rows"
-"""Key of a batch for its rows."""
+"""Key under which a batch stores its rows."""
 GroupLayout = Literal["shared", "plain"]
 """`shared`: a prompt once, then its completions. `plain`: a prompt before each completion."""
 
 SHARING_PAYS = 1.05
-"""Token ratio from which sharing is faster (docs/contributing/log)."""
+"""Minimum `token_ratio` at which shared prompts are faster (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GroupRow:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     skip: bool = False
-    """Skip the forward and set the scores to zero: the loss is masked or its gradient is zero."""
+    """Skip the forward pass and set the scores to zero, because the row has no gradient."""
 
     @property
     def scored(self) -> bool:
@@ -45,7 +45,7 @@ class Group:
 
     prompt_ids: tuple[int, ...]
     members: tuple[int, ...]
-    """Indices of its rows; at least one."""
+    """Indices of the group's rows; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class GroupSizes:
     """Tokens of each completion, at least 1."""
 
     def tokens(self, layout: GroupLayout) -> int:
-        """Return the tokens in the forward pass. A completion's last token is not among them."""
+        """Return the number of tokens in the forward pass, without each completion's last token."""
         own = sum(self.completions) - len(self.completions)
         return own + self.prompt * (1 if layout == "shared" else len(self.completions))
 
@@ -84,7 +84,9 @@ def sizes_of(rows: Sequence[GroupRow]) -> list[GroupSizes]:
 
 
 def token_ratio(groups: Sequence[GroupSizes]) -> float:
-    """Return the tokens of plain rows divided by those of shared prompts; 1 without groups."""
+    """Return the token count of the plain layout divided by that of the shared layout.
+
+    The ratio is 1 without groups."""
     plain, shared = (sum(group.tokens(kind) for group in groups) for kind in ("plain", "shared"))
     return plain / shared if shared else 1.0
 
@@ -102,16 +104,16 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
     relation = "at least" if layout == "shared" else "less than"
     return LayoutChoice(
         layout,
-        f"plain rows compute {ratio:.2f} times the tokens of shared prompts, "
-        f"{relation} the {SHARING_PAYS:g} from which sharing is faster",
+        f"plain rows have {ratio:.2f} times the tokens of shared prompts, {relation} "
+        f"{SHARING_PAYS:g}, the ratio at which sharing becomes faster",
     )
 
 
 class GroupOrder(torch.utils.data.Sampler[int]):
-    """Prompt indices in whole groups, the same on every attempt.
+    """Sampler of prompt indices in whole groups, in the same order on every attempt.
 
-    Each index comes `num_generations` times in a row; the `prompts_per_step` indices of a step are
-    repeated for each of `num_iterations` optimiser steps. An epoch drops an incomplete step."""
+    Each index is repeated `num_generations` times. The `prompts_per_step` indices of a step are
+    repeated for `num_iterations` optimiser steps. An incomplete last step is dropped."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class GroupOrder(torch.utils.data.Sampler[int]):
         self._iterations = num_iterations
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, which decides its order."""
+        """Set the epoch, which decides the order of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -146,10 +148,10 @@ class GroupOrder(torch.utils.data.Sampler[int]):
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """A forward over `input_ids` that scores N completion tokens."""
+    """Inputs of a forward pass that scores N completion tokens."""
 
     input_ids: torch.Tensor
-    """int64 [1, T] with rows end to end, or [B, T] padded on the right."""
+    """int64 [1, T] with concatenated rows, or [B, T] padded on the right."""
     sources: torch.Tensor
     """int64 [N]: flat index in `input_ids` of the token before each scored token."""
     targets: torch.Tensor
@@ -157,9 +159,9 @@ class GroupBatch:
     places: torch.Tensor
     """int64 [N]: flat index of each scored token in the caller's [rows, C]."""
     bounds: tuple[int, ...] | None = None
-    """Start of each row end to end, then T; None if padded."""
+    """Start index of each concatenated row, then T; None if padded."""
     position_ids: torch.Tensor | None = None
-    """int64 [1, T]; None if padded, where every row counts from 0."""
+    """int64 [1, T]; None if padded, because every padded row starts at position 0."""
     attention_mask: torch.Tensor | None = None
     """int64 [B, T]; only if padded."""
     prefixes: Prefixes | None = None
@@ -169,10 +171,10 @@ class GroupBatch:
 def end_to_end(
     rows: Sequence[GroupRow], layout: GroupLayout, max_tokens: int | None
 ) -> list[GroupBatch]:
-    """Build micro-batches of about equal size, of at most `max_tokens` tokens each.
+    """Build concatenated micro-batches of about equal size, up to `max_tokens` tokens each.
 
-    One completion with its prompt may exceed the limit. A group above the limit is split, and each
-    part gets the prompt.
+    A single completion with its prompt may exceed the limit. A group above the limit is split, and
+    each part gets the prompt.
     """
     groups = groups_of(rows)
     if layout == "plain":
@@ -187,9 +189,9 @@ def end_to_end(
 
 
 def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[GroupBatch]:
-    """Build padded micro-batches of rows of similar length, of at most `max_tokens` slots each.
+    """Build padded micro-batches from rows of similar length, up to `max_tokens` slots each.
 
-    Padding counts; one row may exceed the limit."""
+    Padding counts toward the limit. A single row may exceed it."""
     width = _width(rows)
     numbers = sorted(
         chain.from_iterable(group.members for group in groups_of(rows)),
@@ -234,7 +236,8 @@ class _Scores:
     places: list[range] = field(default_factory=list)
 
     def add(self, number: int, completion: tuple[int, ...], before: int, own: int) -> None:
-        """`before`: flat index of the token that predicts the first token, `own`: of the first."""
+        """`before`: flat index of the token that predicts the first completion token.
+        `own`: flat index of the first completion token."""
         self.sources.append((before, *range(own, own + len(completion) - 1)))
         self.targets.append(completion)
         start = number * self.width
@@ -246,8 +249,9 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def _concatenate(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
-    """Concatenate groups. A prompt of several completions becomes a row that is their prefix; the
-    prompt of a single completion precedes it in its row."""
+    """Concatenate groups. A prompt with several completions becomes its own row, as their prefix.
+
+    A prompt with a single completion stays in the completion's row."""
     scores = _Scores(_width(rows))
     ids: list[tuple[int, ...]] = []
     positions: list[range] = []

@@ -37,12 +37,12 @@ from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
-"""Name prefix of a resume point's tensors that hold completions for further steps."""
+"""Prefix for the names of resume point tensors that hold completions for later steps."""
 
 
 class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
     TIMED_STEP = "train_on"
-    """Name of the method that runs forward and backward of one optimiser step."""
+    """Name of the method that runs the forward and backward passes of one optimiser step."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
 
     @property
     def trained_tokens(self) -> int:
-        """Number of completion tokens in the losses so far, including those of groups with equal
-        rewards, whose gradient is 0."""
+        """Number of completion tokens trained so far, including groups with equal rewards, whose
+        gradient is 0."""
         return self._trained_tokens
 
     @property
@@ -111,7 +111,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     def training_step(
         self, model: Untyped, inputs: list[dict[str, Untyped]], num_items_in_batch: Untyped = None
     ) -> torch.Tensor:
-        """Run one optimiser step: generate completions when due, then forward and backward."""
+        """Run one optimiser step: generate completions if due, then run forward and backward."""
         model.train()  # TRL reads the mode from this flag
         batch = self._get_batch(inputs)
         step = partial(self.train_on, model, batch)
@@ -166,7 +166,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         rows = self.rows_with_gradient(inputs)
         with self._scoring(rows):
             loss: torch.Tensor = super().compute_loss(model, inputs)
-        if not loss.requires_grad:  # no row has a gradient: make it zero, as TRL would
+        if not loss.requires_grad:  # no row has a gradient: make all gradients 0, as TRL does
             trained = (p for p in self.model.parameters() if p.requires_grad)
             loss = loss + sum((p.sum() * 0.0 for p in trained), loss.new_zeros(()))
         share: float = inputs[SHARE]
@@ -199,9 +199,10 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         logits_to_keep: int,
         **_: Untyped,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        """Return log-probs and entropies of the completions, [B, logits_to_keep]. None for the
-        log-probs of the sampling policy: the first training forward gives them, before any
-        update."""
+        """Return log-probs and entropies of the completions, each [B, logits_to_keep].
+
+        Return None for log-probs of the sampling policy, because the first training forward
+        computes them before any update."""
         assert self._rows is not None, "set by _scoring"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
@@ -212,8 +213,9 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return *self.figures.add(self._rows, log_probs, entropy, self._inputs), None
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
-        """Return the reference's log-probs; None for the sampling policy, which TRL requests too
-        when completions are trained on several times."""
+        """Return the reference model's log-probs, or None for the sampling policy.
+
+        TRL also requests log-probs of that policy if it trains on completions several times."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:
@@ -238,7 +240,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
                 for row, is_kept in zip(self._rows, kept, strict=True)
             ]
         metrics = self._metrics["train"]
-        # TRL derives this share from standard deviations, which ungraded groups do not have.
+        # TRL computes this share from standard deviations, but ungraded groups have none.
         counts = self._runner.zero_equal_groups(self._rollout, batch["advantages"])
         metrics["frac_reward_zero_std"][-1] = counts.equal_groups / max(counts.groups, 1)
         metrics["ungraded_share"].append(counts.ungraded / len(rows))
@@ -349,7 +351,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self._gaps, (self._trained_tokens, self._input_tokens) = plain["gaps"], plain["tokens"]
         if self._forked:  # the buffer may come from another recipe or grader
             return
-        # A resume point of an earlier version has neither.
+        # Resume points of earlier versions lack these two entries.
         self._runner.grading.ungraded_steps = plain.get("ungraded_steps", 0)
         self._runner.spreads = plain.get("spreads", 1)
         if "rows" not in plain:

@@ -1,4 +1,4 @@
-"""Metrics of a reinforcement step: their names, the scores they come from, and report figures."""
+"""Metrics of a reinforcement step: names, log-probs per step, and figures for the run report."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ NAMES = {
     "cispo_clip_ratio": "clip_ratio",
     "rollout_gap": "rollout_gap",
 }
-"""Metric names: TRL's to ours."""
+"""TRL's metric name -> our metric name."""
 _SCORES, _LOGGED = "scores/", "logged/"
 
 
 def rename_metrics(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return the metrics since the last log under our names; drop metrics without one.
+    """Return the metrics since the last log under our names; drop metrics without such a name.
 
-    With several graders, add the scores of each as `score_NAME`; add values that reward functions
-    log as `logged_NAME`."""
+    With several graders, each grader's scores are added as `score_NAME`. Values that reward
+    functions log are added as `logged_NAME`."""
     result = {NAMES[name]: list(values) for name, values in metrics.items() if name in NAMES}
     scores = [name for name in metrics if name.startswith(_SCORES)]
     if len(scores) > 1:
@@ -65,8 +65,8 @@ class StepScores:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
 
-        Skipped rows get a ratio of 1 and the mean entropy of the other rows, so that they change
-        neither the loss nor a mean."""
+        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows, so that they
+        change neither the loss nor a mean."""
         mask = inputs["completion_mask"].to(log_probs.dtype)
         skipped = torch.tensor([row.skip for row in rows], device=log_probs.device)[:, None]
         computed = mask * ~skipped
@@ -74,7 +74,7 @@ class StepScores:
         if any(row.skip for row in rows):
             old_log_probs = inputs.get("old_per_token_logps", torch.zeros_like(log_probs))
             log_probs = torch.where(skipped, old_log_probs, log_probs)
-            # NaN if nothing was computed; it is never reported then.
+            # NaN if no row was computed; this NaN is never reported.
             mean_entropy = (entropy.detach() * computed).sum() / tokens
             entropy = torch.where(skipped, mean_entropy, entropy)
         values = log_probs.detach()
@@ -85,7 +85,9 @@ class StepScores:
 
     @property
     def gap(self) -> float:
-        """Mean gap per token; NaN if nothing was computed. Waits for the device."""
+        """Mean difference between sampling and training log-probs; NaN if no row was computed.
+
+        Reading this property waits for the device."""
         total, tokens = torch.stack(self._gap).sum(0).tolist() if self._gap else (0.0, 0.0)
         return total / tokens if tokens else math.nan
 
@@ -101,7 +103,8 @@ def zero_equal_groups(
 ) -> RewardCounts:
     """Set the advantages [completions] of groups with equal or no rewards to exactly 0, in place.
 
-    The mean of equal rewards is rounded, so the remainder would be divided by nearly 0."""
+    Otherwise, the rounding error of a group's mean would be divided by a standard deviation of
+    nearly 0."""
     groups = equal = 0
     for start in range(0, len(graded), num_generations):
         places = slice(start, start + num_generations)
@@ -124,10 +127,10 @@ def round_figures(
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
-    """Return the run report's figures of a step's completions.
+    """Return figures about a step's completions for the run report.
 
-    `rows`, `completions`: in the same order, groups adjacent. `engine`: the engine's figures.
-    `layout`: the layout of the training forward."""
+    `rows` and `completions` are in the same order, with groups adjacent. `engine`: figures from
+    the rollout engine. `layout`: layout of the training forward pass."""
     lengths = [len(completion.token_ids) for completion in completions]
     sizes = sizes_of(rows)
     return RoundFigures(

@@ -1,4 +1,4 @@
-"""The parts of a reinforcement step: layout, split for memory, and log-probabilities.
+"""Methods for one reinforcement step: layout, splitting to save memory, and log-probabilities.
 
 The memory plan and the self-check use the same methods as the loss.
 """
@@ -26,16 +26,16 @@ from .grpo_metrics import StepScores
 Untyped = Any  # Any: transformers is not typed
 Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
 SHARE = "share"
-"""Key in a part's inputs: the weight of the part in the step's loss."""
+"""Key under which a part stores its weight in the step's loss."""
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
-"""Losses that are means over rows. bnpo is a mean over tokens; the others divide by a number of the
-whole step."""
+"""Loss types that are means over rows. The bnpo loss is a mean over tokens. All other loss types
+divide by a number that is the same for all parts of a step."""
 PROBED = 4096
-"""Most tokens of the memory plan's probe, unless one row has more."""
+"""Maximum tokens in the memory plan's probe, unless a single row has more."""
 
 
 class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Mixin; list it before TRL's GRPOTrainer among the bases."""
+    """Mixin that must come before TRL's GRPOTrainer in the list of base classes."""
 
     def init_grpo_steps(
         self,
@@ -45,7 +45,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         least_parts: int,
     ) -> None:
         """Call in the constructor. `prompts`: token ids of all prompts. `shared_prompt`: the value
-        of recipe.rollout.shared_prompt. `least_parts`: least number of forward passes a step."""
+        of recipe.rollout.shared_prompt. `least_parts`: minimum forward passes per step."""
         self._least_parts = least_parts
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
         self.memory: StepRetry | None = None
@@ -72,12 +72,12 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return torch.tensor(sorted(ids), dtype=torch.int64)
 
     def micro_batches(self, step: Inputs, layout: Layout | None = None) -> list[Inputs]:
-        """Split a step into the parts that its memory needs. `layout` is ignored."""
+        """Split a step into as many parts as memory requires. `layout` is ignored."""
         parts = 1 if self.memory is None else self.memory.policy.parts
         return in_parts(step, parts * self._least_parts, self.loss_type)
 
     def longest_step(self) -> Inputs:
-        """Return a step of the longest prompts with completions of maximum length."""
+        """Return a step with the longest prompts and completions of maximum length."""
         plan = self.plan
         longest = heapq.nlargest(plan.prompts_per_step, self._prompts, key=len)
         rows = [
@@ -104,8 +104,10 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         )
 
     def segment_lengths(self, rows: Sequence[GroupRow]) -> tuple[int, ...]:
-        """Return the tokens of each segment of a training forward: a shared prompt, a completion
-        after a shared prompt, or a completion with its own prompt."""
+        """Return the length in tokens of each segment in a training forward pass.
+
+        A segment is a shared prompt, a completion after a shared prompt, or a completion with its
+        own prompt."""
         lengths: list[int] = []
         shared = self.layout_of(rows) == "shared" and reads_segments(_causal(self.model))
         for size in sizes_of(rows):
@@ -117,10 +119,10 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return tuple(tokens for tokens in lengths if tokens)
 
     def probe_batch(self, batch: Inputs) -> Inputs:
-        """Return the first rows of a batch, about PROBED tokens.
+        """Return the first rows of a batch, with about PROBED tokens in total.
 
-        A step of long completions may have a hundred times as many, and all rows need similar
-        memory."""
+        A few rows are enough, because rows need similar memory. A whole step of long completions
+        may have a hundred times more tokens."""
         rows: list[GroupRow] = batch[ROWS]
         count = len(rows)
         while count > 1 and self.describe({ROWS: rows[:count]}).tokens > PROBED:
@@ -128,15 +130,16 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return batch if count == len(rows) else {ROWS: rows[:count]}
 
     def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
-        """Return the loss of a part as in training, without updating metrics."""
+        """Return a loss for the memory probe, without updating metrics."""
         scores = self.scores(self.model, batch[ROWS], entropy=True)
         return -scores.log_probs.sum() / labelled
 
     def score(
         self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probabilities and entropies of (prompt, completion) pairs by the training
-        forward, for the self-check."""
+        """Score (prompt, completion) pairs with the training forward pass, for the self-check.
+
+        Return log-probabilities and entropies."""
         group_rows = [GroupRow(prompt, completion) for prompt, completion in rows]
         scores = self.scores(self.model, group_rows, entropy=True, temperature=temperature)
         return scores.log_probs, scores.entropy
@@ -149,7 +152,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         entropy: bool = False,
         temperature: float | None = None,
     ) -> CompletionScores:
-        """Score completions under `model` as the loss does."""
+        """Score completions with `model` and with the same settings as the loss."""
         return score_completions(
             model,
             rows,
@@ -166,7 +169,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return "shared" if self._shared_prompt else "plain"
 
     def rows_with_gradient(self, inputs: Inputs) -> list[GroupRow]:
-        """Return the rows of a step; mark those with a zero gradient to skip their forward.
+        """Return the rows of a step; set `skip` on rows with a zero gradient.
 
         Rows with zero advantage have a zero gradient unless the KL term or the entropy quantile
         contributes to it."""
@@ -185,9 +188,9 @@ def _causal(model: Untyped) -> Untyped:
 
 
 def in_parts(inputs: Inputs, parts: int, loss_type: str) -> list[Inputs]:
-    """Split a step into parts of about equal tokens, cutting groups only where needed.
+    """Split a step into parts with about equal numbers of tokens. Groups are cut only if needed.
 
-    The losses of the parts, each times its share, sum to the step's loss."""
+    Each part's loss is multiplied by its share; the sum over all parts is the step's loss."""
     rows: list[GroupRow] = inputs[ROWS]
     if parts <= 1 or len(rows) <= 1:
         return [inputs | {SHARE: 1.0}]
@@ -212,7 +215,7 @@ def _select(value: Any, indices: list[int], rows: int) -> Any:  # Any: values of
 
 
 def _spread(rows: Sequence[GroupRow], parts: int) -> list[list[int]]:
-    """Order the rows by prompt and cut them into `parts` runs of about equal tokens."""
+    """Order the rows by prompt, then cut them into `parts` pieces with about equal tokens."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         by_prompt.setdefault(row.prompt_ids, []).append(index)

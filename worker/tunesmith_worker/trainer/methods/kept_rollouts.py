@@ -1,7 +1,7 @@
-"""The completions of the current step on disk, so that a killed attempt does not lose them.
+"""Storage of the current step's completions on disk, so that a killed attempt does not lose them.
 
-The next attempt reuses them only at the same step of the same run with the same weights: right
-after it starts or resumes there.
+The next attempt reuses these completions only if it begins at the same step of the same run.
+Otherwise, its weights would differ.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class KeptRollouts:
     def begin(self, step: int, *, resumed: bool, count: int, partly: bool) -> dict[int, Completion]:
         """Start a step and return its stored completions by index.
 
-        `count`: completions of the step. `partly`: accept an incomplete set; otherwise the missing
-        ones would be generated in a smaller batch, which rounds differently."""
+        `count`: number of completions in the step. `partly`: reuse an incomplete set, although the
+        missing completions then come from a smaller batch, which rounds differently."""
         head = {"step": step, "made_for": self._made_for, "count": count}
         stored = self._read(head) if resumed else {}
         if len(stored) < count and not partly:

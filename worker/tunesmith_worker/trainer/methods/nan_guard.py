@@ -1,9 +1,9 @@
-"""A guard that keeps NaN and infinity from the optimiser without a host read in every step.
+"""Guard that keeps NaN and infinity out of the weights without a device sync in every step.
 
-The guard checks on the device the gradient norm that clipping computes anyway. A norm that is not
-finite sets a flag that fused optimisers read (`found_inf`): this update and all later ones are
-skipped. The host reads the flag when it logs the loss. The weights are still those of the bad step
-then, so its rows can be rerun to find the cause.
+On the device, the guard checks the gradient norm, which clipping computes anyway. A non-finite norm
+sets the flag `found_inf`, and fused optimisers then skip this update and all later ones. The host
+reads the flag when it logs the loss. The weights have not changed since the bad step, so its rows
+can be rerun to find the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers is not typed
 
 MOST_KEPT = 64
-"""Most steps whose rows are kept on the host; the flag is read after that many."""
+"""Maximum number of steps whose rows the host keeps before it reads the flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class StepRecord:
     number: int
     """Step number, from 1."""
     rows: dict[str, Untyped]
-    """The step's batch: collated by batches.py, or the batch of GRPO."""
+    """The step's batch: collated by batches.py, or GRPO's batch."""
     layout: Untyped
     """Layout of the micro-batches (auto/layout_choice.py); None for GRPO."""
     labelled: Untyped
@@ -44,7 +44,7 @@ class NanGuard:
     def __init__(self, device: torch.device, explain: Callable[[StepRecord], RunError]) -> None:
         """`explain`: returns the error for a step whose gradient is not finite."""
         self.found_inf = torch.zeros((), device=device)
-        """1 from the first gradient that is not finite."""
+        """0 at first; 1 after the first non-finite gradient."""
         self._skipped = torch.zeros((), device=device)
         """Number of updates that the flag has skipped."""
         self._explain = explain

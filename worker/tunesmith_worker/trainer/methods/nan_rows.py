@@ -1,7 +1,7 @@
-"""Diagnosis of a gradient that is not finite: the rows, the token and the layer that cause it.
+"""Diagnosis of a non-finite gradient: finds the rows, the token and the layer that cause it.
 
-The step's rows are rerun one by one with the weights and the random state of the step. This is slow
-and happens only when the run has failed.
+The step's rows are rerun one by one with the weights and the random state of the step. This slow
+search happens only after the run has failed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Untyped = Any  # Any: transformers and TRL are not typed
 RowName = Callable[[Sequence[int], Sequence[int]], str]
 
 _SHOWN = 3
-_GUARDED = "The update was not applied: the weights are those before this step."
+_GUARDED = "The update was not applied: this step did not change the weights."
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """The result of one forward and backward, on one row or on all rows."""
+    """Result of one forward and backward pass, on one row or on all rows."""
 
     rows: dict[str, Untyped]
     loss: float
     bad_gradient: str | None
-    """Name of the parameter nearest to the loss whose gradient is not finite."""
+    """Name of the first parameter, in backward order, whose gradient is not finite."""
     bad_forward: str | None
     """Name of the first module whose output is not finite."""
 
@@ -82,10 +82,11 @@ def _rows_error(
         source = f"Each of the step's {total} rows causes it, so the data are not the reason."
     where = first.bad_forward if loss_is_bad else None
     if loss_is_bad:
-        where = f"The first output that is not finite is of {where or 'the loss head'}."
+        where = f"The first non-finite output comes from {where or 'the loss head'}."
     else:
         where = (
-            f"The loss is finite ({first.loss:.4g}), the gradient of {first.bad_gradient} is not."
+            f"The loss is finite ({first.loss:.4g}), but the gradient of {first.bad_gradient} is "
+            "not."
         )
     category, hint, param = _advice(step, bool(finite_losses), total, bad_weights)
     return RunError(
@@ -137,8 +138,8 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. No single row of its {rows} causes it, "
-        f"only all of them together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
+        f"Step {step.number}: the gradient is not finite. No single row causes it, only "
+        f"all {rows} rows together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
         f"{_GUARDED}",
         hint="Lower recipe.learning_rate by a factor of 10.",
         param="recipe.learning_rate",
@@ -182,9 +183,9 @@ def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
 
 @contextmanager
 def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
-    """Record the first module whose output is not finite, and the index in its second dimension.
+    """Record the first module whose output is not finite, and the position in dimension 1.
 
-    Kernels that run without a module show at the layer around them."""
+    A kernel outside any module is reported as the layer around it."""
     culprits: list[tuple[str, int | None]] = []
 
     def hook(name: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Mixins of every trainer: NaN guard, embedding learning rate, our checkpoints and exact resume."""
+"""Mixins for all trainers: NaN guard, embedding learning rate, our checkpoints and exact resume."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Mixin; list it before the TRL trainer among the bases."""
+    """Mixin that must come before the TRL trainer in the list of base classes."""
 
     guard: NanGuard
 
     def init_safe_step(
         self, guard: NanGuard, *, save: Callable[[int], None], embedding_rate: float | None
     ) -> None:
-        """Call last in the constructor. `save`: writes the outputs due at a step. `embedding_rate`:
-        peak learning rate of embedding, head and token rows; None: the common rate."""
+        """Call last in the constructor. `save`: writes the outputs due after a step.
+
+        `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
+        parameters have the same learning rate."""
         self.guard, self._save, self._embedding_rate = guard, save, embedding_rate
 
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
@@ -49,7 +51,7 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
             logs["embedding_learning_rate"] = logs["learning_rate"] * share
 
     def floating_point_ops(self, inputs: Untyped) -> int:
-        return 0  # skip the Trainer's estimate, which nothing shows
+        return 0  # skip the Trainer's estimate, which is never shown
 
     def _save_checkpoint(self, model: Untyped, trial: Untyped) -> None:
         # The Trainer's method would pickle the optimiser and write a model card.
@@ -58,21 +60,21 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 
 
 class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Mixin; resumes a transformers Trainer from a resume point instead of its pickles.
+    """Mixin that resumes a transformers Trainer from a resume point instead of pickle files.
 
-    The Trainer loads weights, optimiser and random state at its own moments, through these methods.
-    It skips the finished rows of the epoch by their indices."""
+    The Trainer calls these methods to load weights, optimiser and random state. The Trainer
+    skips the epoch's finished rows by index."""
 
     steps_before = 0
-    """Number of optimiser steps that earlier attempts did."""
+    """Number of optimiser steps completed by earlier attempts."""
     tokens_before = 0
-    """Number of tokens with loss in those steps."""
+    """Number of tokens with loss in the steps of earlier attempts."""
     _point: Path | None = None
     _saved: SavedState | None = None
     _forked = False
 
     def resume_from(self, folder: Path, *, forked: bool) -> SavedState:
-        """Resume from a verified resume point at `train`. `forked`: use this run's schedule."""
+        """Make `train` start from a verified resume point. `forked`: use this run's schedule."""
         self._point, self._saved, self._forked = folder, SavedState(folder), forked
         return self._saved
 
@@ -88,7 +90,7 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def _init_training_state(self, max_steps: int, *arguments: Untyped) -> tuple[int, int]:
         progress: tuple[int, int] = super()._init_training_state(max_steps, *arguments)
         if self._saved is not None:
-            self.state.compute_steps(self.args, max_steps)  # a fork may have other intervals
+            self.state.compute_steps(self.args, max_steps)  # a fork may log at other intervals
             self.steps_before = self.state.global_step
             self._saved.load_counters(self)
             self.tokens_before = int(self.trained_tokens)
@@ -99,7 +101,7 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
             self._saved.load_optimizer(self, forked=self._forked)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore random state and log sums. The Trainer calls this last before the first step."""
+        """Restore random state and log sums. The Trainer calls this just before the first step."""
         assert self._saved is not None, "call resume_from first"
         self._saved.load_random_numbers()
         since_logged, loss = self._loss_so_far

@@ -42,7 +42,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # TRL is untyped
     TIMED_STEP = "training_step"
-    """Name of the method that runs forward and backward of one optimiser step."""
+    """Name of the method that runs the forward and backward passes of one optimiser step."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         self.step_loss = torch.zeros((), device=self.args.device)
         """Loss of the last step."""
         self.name_row: RowName | None = None
-        """Names a row for the user by its token ids and labels."""
+        """Function that names a row in messages, from its token ids and labels."""
 
     @property
     def trained_tokens(self) -> int:
@@ -76,7 +76,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @property
     def input_tokens(self) -> int:
-        """Number of tokens so far."""
+        """Number of input tokens so far."""
         return self._total_train_tokens
 
     def get_train_dataloader(self) -> Untyped:
@@ -128,7 +128,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
-        """Rerun rows of a step, forward and backward; return their part of its loss."""
+        """Rerun forward and backward on some rows of a step; return their part of the loss."""
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
             inputs_on_device = batch_to_device(batch, self.args.device)
@@ -140,7 +140,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @staticmethod
     def labelled_tokens(rows: Batch) -> int:
-        """Return the number of labelled tokens of a collated step on the host."""
+        """Return the number of labelled tokens in a collated step, on the host."""
         return int((rows["labels"] != IGNORED).sum())
 
     @staticmethod
@@ -149,12 +149,12 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return predicting_tokens(rows)
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:
-        """Split a collated step, in as many parts as its memory needs."""
+        """Split a collated step into as many micro-batches as memory requires."""
         parts = 1 if self.memory is None else self.memory.policy.parts
         return self._split(step, layout.divided(parts))
 
     def longest_step(self) -> Batch:
-        """Return a step of the longest rows: the largest that the data can give."""
+        """Return a step of the longest rows, the largest step that the data can produce."""
         lengths: list[int] = []
         for table in self.train_dataset.with_format("arrow").iter(10_000):
             lengths += table["input_ids"].combine_chunks().value_lengths().to_pylist()
@@ -218,10 +218,10 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
             return loss
 
         rows = max(layout.rows or 1, sum(inputs["rows_of_examples"]))
-        # Not `restore_counters`: the report counts calls of it as repeated training steps.
+        # Do not call `restore_counters`: the report counts its calls as repeated training steps.
         undo = partial(self._restore, counters, "eval")
         loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
-        return loss, None, None  # `log` reports the loss of the file
+        return loss, None, None  # `log` reports the loss of the whole file
 
     def compute_loss(
         self,
@@ -238,7 +238,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         count = count.clamp(min=1)
         if model.training:
             self._trained += tokens
-        if self.aux_loss_enabled:  # mixture of experts: TRL adds the balancing loss and its metrics
+        if self.aux_loss_enabled:  # mixture of experts: TRL adds the load-balancing loss
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             sums.add(tokens, (loss[0] if return_outputs else loss) * count)
             return loss
@@ -263,7 +263,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
 
 class _Sums:
-    """Metric sums over tokens with loss, kept on the device so that no step waits for it."""
+    """Metric sums over tokens with loss, kept on the device so that steps need no device sync."""
 
     _NAMES = ("nll", "entropy", "top1")
 

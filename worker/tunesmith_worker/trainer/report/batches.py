@@ -1,7 +1,7 @@
-"""Counts of tokens in training batches, and the effect of more rows per micro-batch.
+"""Token counts of training batches, and the effect of more rows per micro-batch.
 
-Micro-batches differ in size, so that a run can measure seconds = fixed + rate x slots. With twice
-the rows, the fixed part is paid once instead of twice.
+Micro-batches differ in size, so a run can fit seconds = fixed + rate x slots. Twice the rows per
+micro-batch means half as many fixed costs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tunesmith_schema import PhaseName, Saturation
 
 WARM_UP = 3
-"""First micro-batches to ignore, which allocate memory and choose kernels."""
+"""Number of first micro-batches to ignore, because they allocate memory and choose kernels."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Fit:
     _yy: float = 0.0
 
     def add(self, slots: int, seconds: float) -> None:
-        """Add a micro-batch by Welford's update, which avoids differences of large sums."""
+        """Add a micro-batch by Welford's update, which avoids numerical cancellation."""
         self.count += 1
         dx, dy = slots - self._x, seconds - self._y
         self._x += dx / self.count
@@ -67,15 +67,15 @@ class BatchCounts:
         self._windows = Counter(windows)
         self.slots = self.tokens = self.micro_batches = 0
         self.pairs = 0.0
-        """Sum over layers and rows of twice the attended pairs of tokens: the square of a row's
-        length."""
+        """Twice the number of attended token pairs, summed over layers and rows. A row of n tokens
+        with full causal attention adds n^2 per layer."""
         self.fit = Fit()
         self._sizes: deque[int] = deque()
         self._forward = 0.0
         self._before = (0, 0)
 
     def step(self, lengths: Sequence[int]) -> None:
-        """At the start of an optimizer step, count its tokens; `lengths`: of its rows."""
+        """Count an optimizer step's tokens at its start. `lengths`: row lengths in tokens."""
         self._before = self.slots, self.micro_batches
         self.tokens += sum(lengths)
         self.pairs += sum(
@@ -90,17 +90,17 @@ class BatchCounts:
         `in_forward`: memory ran out in a forward pass.
         """
         self.slots, self.micro_batches = self._before
-        if in_forward:  # its backward will not run
+        if in_forward:  # its backward pass will not run
             self._sizes.pop()
 
     def micro_batch(self, slots: int) -> None:
-        """Count a micro-batch at its beginning."""
+        """Count a micro-batch at its start."""
         self.slots += slots
         self.micro_batches += 1
         self._sizes.append(slots if self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
-        """Add the time of a forward or backward pass, in the order of the run."""
+        """Add the time of a forward or backward pass. Call it in execution order."""
         if phase == PhaseName.FORWARD:
             self._forward = seconds
         elif phase == PhaseName.BACKWARD:
@@ -110,17 +110,17 @@ class BatchCounts:
 
 
 ENOUGH = 20
-"""Minimum number of micro-batches."""
+"""Minimum number of micro-batches for a fit."""
 SPREAD = 0.05
-"""Minimum standard deviation of the sizes, as a share of their mean, for a fit."""
+"""Minimum coefficient of variation of the micro-batch sizes, for a usable fit."""
 WORTH = 0.05
-"""Minimum gain; a smaller gain is saturation."""
+"""Minimum relative gain from twice the rows; with less, the device counts as saturated."""
 
 
 def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
-    """Return the effect of more rows.
+    """Return the estimated effect of more rows per micro-batch.
 
-    `waits`: share of the steps at whose end the GPU was idle; None on a CPU.
+    `waits`: share of the steps that ended with an idle GPU; None on a CPU.
     """
     if fit.count < ENOUGH:
         return Saturation(
@@ -132,23 +132,23 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     low, gain, high = (
         _doubling_gain(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error)
     )
-    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms are"
-    if fixed < 0:  # a value of the fit, not a time
-        part = f"no more than {max(0.0, fixed + 2 * error) * 1e3:.1f} ms are"
+    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms"
+    if fixed < 0:  # the fit gives a negative time
+        part = f"at most {max(0.0, fixed + 2 * error) * 1e3:.1f} ms"
     words = (
-        f"of {fit.mean_seconds * 1e3:.1f} ms for a micro-batch of {fit.mean_slots:,.0f} slots, "
-        f"{part} a fixed cost"
+        f"a micro-batch of {fit.mean_slots:,.0f} slots takes {fit.mean_seconds * 1e3:.1f} ms, "
+        f"with a fixed cost of {part}"
     )
-    if fixed >= fit.mean_seconds:  # larger ones took less time: no fit
+    if fixed >= fit.mean_seconds:  # larger micro-batches took less time, so the fit is useless
         return Saturation(
             state="not_measured",
             text="not measured, the times vary too much: larger micro-batches took no longer",
         )
     if high < WORTH:
-        text = f"{device} already saturated; more rows only add memory: {words}"
+        text = f"{device} is already saturated; more rows would only add memory: {words}"
         return Saturation(state="saturated", text=text, doubling_gain=round(gain, 4))
     if low > WORTH:
-        text = f"twice the rows would give about {gain:.0%} more tokens a second: {words}"
+        text = f"twice the rows would give about {gain:.0%} more tokens per second: {words}"
         return Saturation(state="not_saturated", text=text, doubling_gain=round(gain, 4))
     return Saturation(state="not_measured", text=f"not measured, the times vary too much: {words}")
 
@@ -163,8 +163,8 @@ def _saturation_of_equal_sizes(fit: Fit, waits: float | None) -> Saturation:
     if waits is not None and waits > 0.5:
         return Saturation(
             state="not_saturated",
-            text=f"the GPU was idle at the end of {waits:.0%} of the steps: more rows at once "
-            "would raise tokens a second (by how much was not measured)",
+            text=f"the GPU was idle at the end of {waits:.0%} of the steps: more rows per "
+            "micro-batch would give more tokens per second (gain not measured)",
         )
     return Saturation(
         state="not_measured",

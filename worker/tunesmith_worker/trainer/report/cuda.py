@@ -1,8 +1,7 @@
-"""Phases of the GPU's time, from CUDA events that are read after the GPU has passed them.
+"""GPU time by phase, from CUDA events that are read once the GPU has completed them.
 
-The host runs ahead of the GPU. The host's work between two GPU segments counts only if the GPU was
-idle meanwhile, which is at the end of that time. Only `finish`, at the end of training, waits for
-the GPU.
+The host runs ahead of the GPU. Host work between two GPU segments counts only while the GPU is
+idle, at the end of that work. Only `finish`, at the end of training, waits for the GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from tunesmith_worker.rundir.clock import Charge
 ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
 """Phases of GPU work."""
 Spans = list[tuple[str, float]]
-"""Consecutive phases of the host and their seconds."""
+"""Consecutive host phases with their seconds."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    """The GPU's time between two events: work of one phase, or a gap."""
+    """GPU time between two events: the work of one phase, or a gap."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -43,7 +42,7 @@ class CudaTimeline:
         self._booked = 0.0
         self._free: list[torch.cuda.Event] = []
         self.steps = self.waits = 0
-        """Number of optimizer steps, and of those at whose end the GPU was idle."""
+        """Number of optimizer steps, and number of steps that ended with an idle GPU."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
         if ended in ON_DEVICE and self._last is not None:
@@ -94,7 +93,7 @@ class CudaTimeline:
             self._free.append(segment.start)  # the end event is the start of the next segment
 
     def _book_gap(self, spans: Spans, seconds: float) -> None:
-        """Charge an idle time of `seconds` to the last of the host's `spans`."""
+        """Charge `seconds` of idle GPU time to the last host phases in `spans`."""
         for phase, span in reversed(spans):
             part = min(span, seconds)
             self._charge(phase, part)

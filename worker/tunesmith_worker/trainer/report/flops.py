@@ -1,12 +1,12 @@
 """FLOPs that a model needs for training, and peak FLOP/s of GPUs.
 
-Per input token, with P the weights of its linear layers (the head counts, the embedding lookup does
-not) and P_lora those of the adapters:
+FLOPs per input token are in the table below. P is the number of weights in linear layers, with the
+head and without the embedding. P_lora is the number of adapter weights.
 
     all weights trained     6 P                     forward 2P, gradients of inputs and weights 4P
     LoRA                    4 P + 6 P_lora          no gradients of frozen weights
     attention               3 x 2 L n d S           L layers, n heads of size d, rows of S tokens;
-                                                    half of the S^2 pairs, as it is causal
+                                                    half of the S^2 pairs, due to the causal mask
 
 (Kaplan et al., https://arxiv.org/abs/2001.08361, section 2.1; PaLM, https://arxiv.org/abs/2204.02311,
 appendix B.) Recomputation in the backward and padding do not count.
@@ -46,9 +46,10 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
         "RTX 3090": 71.0,
     }
 )
-"""Dense bf16 tensor TFLOP/s (fp32 accumulation) by the GPU's name, from NVIDIA's data sheets and,
-for the GeForce cards, the architecture white papers (Ada, Ampere GA102). Where a sheet gives the
-figure with sparsity, half of it.
+"""Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation, by GPU name.
+
+Sources: NVIDIA's data sheets; for GeForce cards, the architecture white papers (Ada, Ampere GA102).
+If a sheet gives only the figure with sparsity, the value here is half of that figure.
 
 Checked on 2026-11-20 against secondary tables, as data sheets were not available: B200, H200, H100
 (SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX cards
@@ -56,10 +57,10 @@ are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
-    """Return the peak of the longest entry whose words the driver's GPU name contains, or None."""
+    """Return the peak of a GPU by the driver's name for it: the longest match, or None."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
-        return None  # slower than the card of that name
+        return None  # slower than the card with the plain name
     known = [name for name in PEAK_TFLOPS if f" {name} " in words]
     return PEAK_TFLOPS[max(known, key=len)] if known else None
 
@@ -69,9 +70,9 @@ class FlopsShape:
     """The properties of a model that determine its FLOPs."""
 
     base: int
-    """Number of weights of the linear layers, without adapters."""
+    """Number of weights in linear layers, without adapters."""
     adapter: int
-    """Number of weights of the adapters' matrices, and of a head that trains as a whole."""
+    """Number of adapter weights, plus the head's weights if the whole head trains."""
     full: bool
     """True if all weights train."""
     heads_x_size: int
@@ -96,12 +97,12 @@ def model_shape(model: Untyped, *, full: bool) -> FlopsShape | str:
     config = model.config.get_text_config()
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     if any(getattr(config, name, None) for name in experts):
-        return "a mixture of experts: the number of weights per token is not counted"
+        return "a mixture of experts: the number of active weights per token is not counted"
     heads, layers = (
         getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers")
     )
     if not isinstance(heads, int) or not isinstance(layers, int):
-        return f"{config.model_type}: its config has no numbers of heads and layers"
+        return f"{config.model_type}: its config does not give the number of heads and layers"
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     windows = _windows(config, layers)
     if windows is None:

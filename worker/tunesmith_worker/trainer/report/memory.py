@@ -1,4 +1,4 @@
-"""Current and peak memory of the trainer, by kind, from counters on the host without GPU calls."""
+"""Current and peak memory of the trainer by kind, from host counters, without GPU calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> PeakMemory:
-    """Return peaks since the process began, without the memory of a parent process."""
+    """Return peaks since the process began, excluding memory of the parent process."""
     if not torch.cuda.is_initialized():
         return PeakMemory(rss=_peak_rss())
     return PeakMemory(
@@ -27,7 +27,7 @@ def peak_memory() -> PeakMemory:
 
 
 def memory_now() -> dict[str, float | None]:
-    """Return the bytes in use, by the names of the live metrics."""
+    """Return the bytes in use, by live metric name."""
     now: dict[str, float | None] = {"memory_rss": _rss()}
     if torch.cuda.is_initialized():
         stats = torch.cuda.memory_stats()

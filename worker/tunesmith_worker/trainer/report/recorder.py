@@ -1,7 +1,7 @@
 """Recorder of the run report: owns the clock and writes report.json.
 
-It replaces the file every few seconds while training and at the end, so that a killed trainer
-leaves the last one. It imports torch only when training begins.
+The recorder rewrites report.json every few seconds during training and at the end, so that a killed
+trainer leaves a recent report. Torch is imported only when training begins.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RunRecorder:
         self._watch.rollouts.add(figures)
 
     def live(self) -> dict[str, float | None]:
-        """Return figures for the metrics of a step, if any, and update report.json."""
+        """Return additional step metrics, if any, and update report.json."""
         assert self._watch is not None, "call watch first"
         if self.clock.wall - self._written >= WRITE_SECONDS:
             self._written = self.clock.wall
@@ -83,15 +83,15 @@ class RunRecorder:
         self.write("stopped")
 
     def training_ended(self) -> None:
-        """End the GPU's timeline. Pending times of a lost GPU are dropped."""
+        """End the GPU timeline. If the GPU is lost, drop its pending times."""
         with contextlib.suppress(RuntimeError):
             self.clock.unfollow()
 
     def write(self, outcome: Literal["succeeded", "failed", "stopped"] | None = None) -> None:
-        """Write report.json with all that is known."""
+        """Write report.json with all figures so far."""
         content = self.report(outcome).model_dump_json(indent=1)
         part = self._path.with_name(f".{self._path.name}.part")
-        # The run does not need the report; checkpoints report a full disk.
+        # A missing report must not end the run. Checkpoints report a full disk.
         with contextlib.suppress(OSError):
             part.write_text(content, encoding="utf-8")
             part.replace(self._path)
@@ -108,7 +108,7 @@ class RunRecorder:
 def training_settings(
     load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
 ) -> TrainingSettings:
-    """Return the settings for the report. `recomputes`: True if any layer does."""
+    """Return the settings for the report. `recomputes`: some layers recompute activations."""
     return TrainingSettings(
         tuning="full" if full else "lora",
         precision=load.precision,

@@ -1,4 +1,4 @@
-"""Figures of a reinforcement run's generation, summed over its rounds."""
+"""Generation figures of a reinforcement run, summed over its rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RewardCounts:
     groups: int
     """Number of groups with a reward."""
     equal_groups: int
-    """Number of these groups whose rewards are all equal, so that they teach nothing."""
+    """Number of groups whose rewards are all equal; they give no gradient."""
     ungraded: int
     """Number of completions without a reward."""
 
@@ -28,23 +28,23 @@ class RoundFigures:
     """Number of optimizer steps that train on the round."""
     completions: int
     generated_tokens: int
-    """Number of tokens, end tokens included."""
+    """Number of generated tokens, including end tokens."""
     longest: int
     """Tokens of the longest completion."""
     truncated: int
-    """Number of completions that reached their limit."""
+    """Number of completions that reached the length limit."""
     rewards: RewardCounts
     decode_steps: int
-    """Number of forward passes that generate a token for each unfinished row."""
+    """Number of decoding passes; each generates one token per unfinished row."""
     graph_steps: int = 0
-    """Number of these passes that a CUDA graph replayed."""
+    """Number of decoding passes that replayed a CUDA graph."""
     weights: Literal["merged", "in_place"]
     layout: Literal["shared", "plain"]
-    """Layout in training: a group's prompt once, or with each completion."""
+    """Layout in training: the prompt once per group (shared) or once per completion (plain)."""
     trained_slots: int
-    """Tokens in one training forward over the round."""
+    """Tokens in one training forward pass over the round."""
     plain_slots: int
-    """The same for the plain layout, with the prompt before each completion."""
+    """Tokens that the plain layout would need in the same forward pass."""
 
 
 class RolloutCounts:

@@ -1,4 +1,4 @@
-"""Timing of a trainer's methods: each belongs to a phase of the clock."""
+"""Timing of a trainer's methods; each method belongs to one clock phase."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PHASES = {
     "evaluate": PhaseName.EVALUATION,
     "_save_checkpoint": PhaseName.CHECKPOINTING,
 }
-"""Phases of methods of transformers' Trainer. A call inside another method counts for itself."""
+"""Clock phase of each timed Trainer method. A nested call counts only toward its own phase."""
 
 
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
-    """Wrap the methods of this trainer.
+    """Wrap this trainer's methods to time them.
 
     On a GPU, return the timeline that the clock follows until `clock.unfollow()`.
     """
@@ -54,8 +54,9 @@ def _wrap(trainer: Untyped, name: str, phase: PhaseName, clock: WallClock) -> No
 def _split_step(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> None:
     """Split a step into phases.
 
-    Laying out the rows counts as data; each micro-batch has a forward phase up to the loss and a
-    backward phase; after the last one follows the optimizer, until the trainer's logging.
+    Building the batch layout counts as the data phase. Each micro-batch has a forward phase, which
+    includes the loss, and a backward phase. After the last backward phase, the optimizer phase
+    lasts until logging begins.
     """
     training_step, compute_loss = getattr(trainer, trainer.TIMED_STEP), trainer.compute_loss
     restore_counters = trainer.restore_counters

@@ -1,4 +1,4 @@
-"""Figures of a trainer for the report and for the live metrics."""
+"""Training figures for the report and for the live metrics."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
 LIVE_SECONDS = 1.0
-"""Minimum seconds between live figures, so that events of quick steps stay small."""
+"""Minimum seconds between live figures; keeps the events of quick steps small."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
-"""Phases of training without evaluations and checkpoints, for all rates."""
+"""Phases that count for rates: training without evaluations and checkpoints."""
 
 
 LIVE = (*ROLLOUT, PhaseName.FORWARD, PhaseName.BACKWARD)
-"""Phases of a reinforcement step whose shares are metrics."""
+"""Phases of a reinforcement step whose time shares are logged as metrics."""
 _AT_WORK = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS, *COMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """Counts at the last live figures."""
+    """Counters at the time of the last live figures."""
 
     wall: float
     seconds: dict[str, float]
@@ -94,7 +94,7 @@ class TrainingWatch:
         report.utilization = self._utilization(seconds - generation)
         if report.rollouts is not None:
             report.rollouts.idle_share = _share(_idle(report.phases, seconds), seconds)
-            report.utilization.reason += "; without generation and its time"
+            report.utilization.reason += "; generation and its time are not counted"
         report.saturation = saturation_of(
             self._counts.fit,
             device="CPU" if self._timeline is None else "GPU",
@@ -102,7 +102,7 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return means since the last call with a result; nothing within `LIVE_SECONDS`."""
+        """Return means since the last result; empty if that was within `LIVE_SECONDS`."""
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
         before, now = self._last, self._now()

@@ -1,4 +1,4 @@
-"""Evaluation of a multi grader's formula. All values are numbers, so none takes much memory."""
+"""Evaluation of a multi grader's formula. All values are numbers, so they take little memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CALL: dict[str, Callable[..., float]] = {
 
 
 def evaluate(tree: ast.expr, scores: Mapping[str, float]) -> float:
-    """Return the value of a tree from `parse_formula`.
+    """Evaluate the syntax tree that `parse_formula` returned.
 
     Raises GraderError for a division by zero, an overflow, an undefined root or logarithm.
     """

@@ -1,4 +1,4 @@
-"""Grading of a step's completions while others are generated.
+"""Grading of completions while the engine generates the rest of the step.
 
 The job's grader scores each completion in a thread as soon as it ends; local reward functions score
 all completions at the end of the step.
@@ -25,11 +25,11 @@ from .scorers import Scorer, scorer
 from .templates import GraderInput
 
 FEW = 3
-"""Consecutive steps without any reward that end a run; a faulty row can cause one."""
+"""Consecutive steps without any reward after which a run fails. One faulty row does not suffice."""
 
 
 class SpecGrader:
-    """The job's grader: its single graders, and the formula over them."""
+    """The job's grader: its single graders, and the formula over their scores."""
 
     def __init__(self, grader: Grader) -> None:
         """Raises RunError for an invalid grader."""
@@ -90,7 +90,7 @@ class Grading:
         self.columns: tuple[str, ...] = (*own, *(reward.name for reward in self._local))
         """Names of the rewards: the job's grader, then the local functions."""
         self.weights: tuple[float, ...] = (*(1.0 for _ in own), *(r.weight for r in self._local))
-        """Weights of the columns."""
+        """Weight of each reward."""
         names = [*{*own, *(self._spec.names if self._spec else ())}, *(r.name for r in self._local)]
         twice = [name for name, count in Counter(names).items() if count > 1]
         if not self.columns or twice:
@@ -103,7 +103,7 @@ class Grading:
         self.ungraded_steps = 0
         """Number of consecutive steps in which no completion had a reward."""
         self.patience = min(FEW, steps)
-        """Number of such steps that end the run."""
+        """Number of consecutive ungraded steps after which the run fails."""
         # One thread: graders are Python code, so more threads would only wait for the GIL.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
@@ -111,10 +111,10 @@ class Grading:
     def begin(
         self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
     ) -> Round:
-        """Begin a step; `prompts`: one for each completion.
+        """Begin a step. `prompts`: one per completion.
 
         `trainer_state`: transformers' TrainerState, for local functions. `trains`: False for an
-        evaluation: missing rewards of an evaluation never end the run.
+        evaluation, which may lack rewards without ending the run.
         """
         return Round(self, prompts, trainer_state, trains=trains)
 
@@ -169,12 +169,14 @@ class Round:
         self._ids: list[Sequence[int]] = [()] * len(prompts)
         self._coming: list[Future[Graded] | None] = [None] * len(prompts)
         self.extras: dict[str, list[object]] = defaultdict(list)
-        """Values from `log_extra` of local functions: one for each completion, by column."""
+        """Values that local functions pass to `log_extra`, by column: one per completion."""
         self.metrics: dict[str, float] = {}
-        """Means of the values from `log_metric`."""
+        """Mean of each metric that local functions pass to `log_metric`."""
 
     def add(self, place: int, sample: CompletionText, completion_ids: Sequence[int]) -> None:
-        """Add the completion of the prompt at `place`, in any order. Returns at once."""
+        """Add the completion for the prompt at index `place`, without waiting for its grade.
+
+        Completions may be added in any order."""
         assert self._samples[place] is None, f"place {place} already has a completion"
         self._samples[place] = sample
         self._ids[place] = completion_ids
@@ -182,7 +184,7 @@ class Round:
         self._coming[place] = self._grading._grade_soon(completion)
 
     def finish(self) -> list[Graded]:
-        """Wait for the graders; return their results in the order of places.
+        """Wait for the graders and return their results in the order of the prompts.
 
         Raises RunError if no completion had a reward for `patience` consecutive steps, or if a
         local function raised or returned an invalid value.
@@ -227,13 +229,13 @@ class Round:
             return
         prompt, sample = self._prompts[0], self._samples[0]
         reason = (
-            graded[0].errors[0] if graded[0].errors else "the reward functions gave None or NaN"
+            graded[0].errors[0] if graded[0].errors else "the reward functions returned None or NaN"
         )
         at_fault = "grader" if grading._spec else "reward function"
         raise RunError(
             ErrorCode.GRADER_FAILED,
-            f"No completion of {grading.patience} consecutive steps could be scored. For row "
-            f"{prompt.number} and the completion {sample.text[:200] if sample else ''!r}: {reason}",
+            f"No completion of {grading.patience} consecutive steps could be scored. Reason for "
+            f"row {prompt.number}, completion {sample.text[:200] if sample else ''!r}: {reason}",
             category=ErrorCategory.GRADER,
             hint=f"Fix the {at_fault} or the rows that it reads, then start the job again.",
         )
@@ -245,16 +247,16 @@ def _format_error(name: str, error: Exception) -> str:
 
 
 class GradingWarnings:
-    """Warnings about completions that cannot be scored, few for each grader."""
+    """Warnings about completions that cannot be scored, limited in number per grader."""
 
     def __init__(self, occasion: str) -> None:
-        """`occasion`: start of each message, before the step's number."""
+        """`occasion`: first words of each message, before the step number."""
         self._occasion = occasion
         self._most: dict[str, int] = {}
-        """Largest number of completions in a warning so far, by grader."""
+        """Largest number of unscored completions in a warning so far, by grader."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """Return a warning at a grader's first error, and each time the number has doubled."""
+        """Warn at a grader's first error, and each time its number of errors has doubled."""
         by_grader: dict[str, list[str]] = {}
         for result in graded:
             for name, error in {text.partition(":")[0]: text for text in result.errors}.items():

@@ -4,7 +4,7 @@
         -> list[float | None]
 
 A function may be async. `prompts` and `completions` are lists of messages if the rows are
-conversations, else texts. Each other column of the rows is a list.
+conversations, else texts. Every other column of the rows is passed as a list.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LocalReward:
     def is_async(self) -> bool:
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+            getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
 
     def call(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's result
@@ -150,7 +150,9 @@ def trl_arguments(
     samples: Sequence[CompletionText],
     completion_ids: Sequence[Sequence[int]],
 ) -> dict[str, object]:
-    """Return the arguments of TRL's reward functions, without trainer_state and log functions."""
+    """Return the arguments that TRL passes to reward functions.
+
+    The caller adds trainer_state and the log functions."""
     columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.item))
     asked = [_prompt_value(prompt) for prompt in prompts]
     answers = [
@@ -170,7 +172,7 @@ def trl_arguments(
 
 
 def _prompt_value(prompt: Prompt) -> object:
-    for name in ("messages", "prompt"):  # in the order of the data reader
+    for name in ("messages", "prompt"):  # same order as in the data reader
         if isinstance(value := prompt.item.get(name), str | list):
             return value
     return prompt.text

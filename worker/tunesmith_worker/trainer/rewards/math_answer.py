@@ -1,4 +1,4 @@
-r"""The number that is a text's answer: after `####`, in `\boxed{}`, or its last number.
+r"""Extraction of a text's numeric answer: after `####`, in `\boxed{}`, or the last number.
 
 Numbers are compared as exact fractions. Algebra such as `x^{10}` or `\sqrt{2}` is not a number.
 """
@@ -13,9 +13,9 @@ from typing import Literal
 
 AnswerFormat = Literal["any", "hashes", "boxed"]
 _LOOKED_AT = 10_000
-"""Characters from the end to search for the last number."""
+"""Number of final characters in which to search for the last number."""
 _MARKS = 50
-"""Number of `####` or boxes to try, from the end."""
+"""Maximum number of `####` marks or boxes to try, starting from the end."""
 _LONGEST = 400
 """Maximum characters of an answer in a box, or of a number."""
 
@@ -53,7 +53,7 @@ _MORE_THAN_UNARY = re.compile(r"[\w)\]}%]")
 @dataclass(frozen=True)
 class Number:
     value: Fraction
-    """Value without the factor of a percent sign."""
+    """Value before a percent sign: 5 for `5%`."""
     percent: bool = False
 
 
@@ -76,7 +76,7 @@ def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
 def equal_numbers(answer: Number, reference: Number, tolerance: float) -> bool:
     """Return True if two numbers differ by at most `tolerance`, relative to the reference.
 
-    If only one has a percent sign, both readings count: with and without the factor of 100.
+    If only one number has a percent sign, its factor is optional: 5% equals both 5 and 0.05.
     """
     wanted = {reference.value}
     if answer.percent and not reference.percent:
@@ -113,7 +113,7 @@ def _numbers(text: str) -> Iterator[Number]:
 
 
 def _is_negative(before: str) -> bool:
-    """Return True for a minus sign, False for a subtraction (`5 - 3`, `5-3`) or a list's bullet."""
+    """Return True for a minus sign, False for a subtraction (`5 - 3`, `5-3`) or a list bullet."""
     match = _SIGN.search(_CURRENCY.sub("", before))
     if match is None or match["sign"] != "-":
         return False

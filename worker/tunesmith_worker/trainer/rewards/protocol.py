@@ -39,11 +39,11 @@ class Graded:
     """Rewards and scores of one completion."""
 
     rewards: tuple[float | None, ...]
-    """One reward for each of `Grading.columns`. None: no reward, ignored as in TRL."""
+    """One reward for each of `Grading.columns`. None means no reward; TRL ignores it too."""
     scores: Mapping[str, float | None]
-    """Scores of all graders and local reward functions by name, before any formula."""
+    """Scores of all graders and local reward functions by name, before the formula is applied."""
     errors: tuple[str, ...] = ()
-    """The reasons for None."""
+    """Reasons why rewards or scores are None."""
 
     @property
     def is_graded(self) -> bool:
@@ -52,11 +52,11 @@ class Graded:
 
 
 class GraderError(Exception):
-    """A completion cannot be scored, due to a fault of the grader or the row."""
+    """The grader or the row is faulty, so that the completion cannot be scored."""
 
 
 class NoSuchOutput(Exception):
     """The completion lacks a value that a template reads; its score is 0.
 
-    Without a score, a model that writes broken JSON would avoid a bad reward.
+    If broken JSON had no score, a model could avoid bad rewards by writing it.
     """

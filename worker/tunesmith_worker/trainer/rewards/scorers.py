@@ -1,4 +1,4 @@
-"""Scoring functions, one for each type of grader: from a completion to a score of 0 to 1."""
+"""Scoring functions, one per grader type, which map a completion to a score from 0 to 1."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .templates import GraderInput, read_json, renderer
 Scorer = Callable[[GraderInput], float]
 """Raises GraderError, or NoSuchOutput for a score of 0."""
 PATTERN_SECONDS = 1.0
-"""Time limit of a pattern on one completion."""
+"""Time limit in seconds for one regular expression on one completion."""
 
 
 def scorer(grader: SingleGrader) -> Scorer:

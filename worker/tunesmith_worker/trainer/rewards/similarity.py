@@ -1,5 +1,5 @@
 """Similarity of two texts, 0 to 1, by NLTK (BLEU, GLEU, METEOR) and RapidFuzz (edit distance,
-longest common subsequence). METEOR does not use synonyms, since WordNet would be a download.
+longest common subsequence). METEOR ignores synonyms, because WordNet must be downloaded.
 
 ROUGE: Lin (2004), https://aclanthology.org/W04-1013. GLEU: https://arxiv.org/abs/1609.08144.
 METEOR: https://aclanthology.org/W05-0909. BLEU: https://aclanthology.org/P02-1040.
@@ -29,15 +29,15 @@ class _NoSynonyms:
 
 
 def metric(name: str) -> Metric:
-    """Return the function (candidate, reference) -> 0 to 1 of an `evaluation_metric`.
+    """Return the similarity function of an `evaluation_metric`: (candidate, reference) -> 0 to 1.
 
-    Two texts without words have similarity 1; one text without words has 0 to any other.
+    If neither text has words, the similarity is 1. If only one has words, it is 0.
     """
     if name.startswith("rouge_"):
         order = name.removeprefix("rouge_")
         return rouge_l if order == "l" else partial(rouge_n, order=int(order))
     if name in ("bleu", "gleu", "meteor"):
-        import nltk  # noqa: F401 - loads it here; takes most of a second, only if needed
+        import nltk  # noqa: F401 - imported only if needed, as it takes most of a second
 
     return {
         "fuzzy_match": fuzzy_match,
@@ -64,7 +64,7 @@ def cosine(candidate: str, reference: str) -> float:
 
 
 def bleu(candidate: str, reference: str) -> float:
-    """Return BLEU of one sentence, with up to 4-grams, fewer for a shorter text.
+    """Return sentence BLEU with up to 4-grams; a shorter text limits the n-gram order.
 
     n-grams without a match are smoothed as in NIST's mteval (Chen and Cherry's third method).
     """

@@ -1,4 +1,4 @@
-"""Rendering of graders' templates, and the fields that rows lack for them."""
+"""Rendering of grader templates, and detection of template fields that rows lack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEEPEST = 500
 
 @dataclass(frozen=True)
 class GraderInput:
-    """A completion and its row, as a grader reads them; JSON is parsed once."""
+    """A completion and its row, the input of a grader. JSON is parsed only once."""
 
     prompt: Prompt
     sample: CompletionText
@@ -40,7 +40,8 @@ Render = Callable[[GraderInput], str]
 def renderer(template: str) -> Render:
     """Return the function that renders a template.
 
-    It raises GraderError if the row lacks a field, NoSuchOutput if the completion does.
+    The function raises GraderError if the row lacks a field, and NoSuchOutput if the completion
+    lacks a field.
     """
     parts = parse_template(template)
 
@@ -53,20 +54,20 @@ def renderer(template: str) -> Render:
 
 
 def as_text(value: JsonValue) -> str:
-    """Return text unchanged, anything else as JSON."""
+    """Return text unchanged and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_json(text: str) -> JsonValue:
     """Parse a text that is JSON or one Markdown code block of JSON.
 
-    Raises NoSuchOutput for other text, for NaN and Infinity, and for nesting so deep that recursive
-    code would overflow the stack.
+    Raises NoSuchOutput for other text, for NaN and Infinity, and for nesting that would overflow
+    the stack of recursive code.
     """
     fenced = _FENCE.fullmatch(text)
     try:
         value: JsonValue = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # ValueError: also too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also means too many digits
         raise NoSuchOutput(f"the completion is not JSON: {error}") from error
     level, depth = [value], 0
     while level := [inner for outer in level for inner in _children(outer)]:
@@ -84,7 +85,7 @@ def _children(value: JsonValue) -> Iterable[JsonValue]:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingField:
-    """A field of a template that rows lack."""
+    """A template field that some rows lack."""
 
     field: str
     """Name of the field in the template."""
@@ -93,7 +94,7 @@ class MissingField:
     rows: int
     """Number of rows without the field."""
     explanation: str
-    """Where the field is missing in the first row, and what the row has."""
+    """Place in the first row where the field is missing, and the row's content there."""
 
     def __str__(self) -> str:
         return f"the grader reads {{{{{self.field}}}}}, which {self.explanation}"
@@ -160,7 +161,7 @@ def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
 
 
 def _explain(item: Item, path: Sequence[str | int]) -> str:
-    """Return where the path of a missing field ends in a row, and the row's content there."""
+    """Describe where the path of a missing field ends in a row, and the row's content there."""
     value: JsonValue | Item = item
     for depth in range(len(path)):
         try:

@@ -1,4 +1,4 @@
-"""Checks before the first step, and tripwires at steps 1, 10 and 50, that a run learns.
+"""Checks that a run can learn: a self-check before step 1, and tripwires at steps 1, 10 and 50.
 
 Start reading at `checks.self_check`; every other file holds one group of checks.
 """

@@ -1,4 +1,4 @@
-"""The objects of a run that its checks read."""
+"""Contexts: the objects of a run that checks read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CheckContext(Protocol):
 
     @property
     def used_tokens(self) -> list[int]:
-        """Token ids that occur in the data, ascending."""
+        """Token ids that occur in the data, in ascending order."""
 
     @property
     def optimizer_bytes(self) -> int:
@@ -92,7 +92,7 @@ class SupervisedContext:
 
 
 PROMPTS = 4
-"""Number of prompts to run; their lengths differ, since most faults need unequal rows."""
+"""Number of prompts to run. They have different lengths, because equal lengths hide most faults."""
 
 TokenIds = tuple[int, ...]
 PromptAndCompletion = tuple[TokenIds, TokenIds]
@@ -108,15 +108,15 @@ class Prompt(Protocol):
 
 
 class Score(Protocol):
-    """The training forward."""
+    """The training forward pass."""
 
     def __call__(
         self, rows: Sequence[PromptAndCompletion], temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return log-probabilities under softmax(logits / temperature), and entropies in nats.
 
-        Both fp32 [B, C], C the tokens of the longest completion; undefined beyond a row's end.
-        Differentiable. Entropies may be None.
+        Both are differentiable fp32 [B, C], where C is the length of the longest completion.
+        Values after the end of a row are undefined. Entropies may be None.
         """
 
 
@@ -130,13 +130,13 @@ class ReinforcementContext:
     engine: RolloutEngine
     score: Score
     requests: Callable[[Sequence[TokenIds]], Sequence[Request]]
-    """Make the trainer's request to the engine for each of the prompts."""
+    """Function that returns the trainer's rollout request for each prompt."""
     prompts: Sequence[Prompt]
     recipe: Recipe
     load_plan: LoadPlan
     train_plan: TrainPlan
     free: int
-    """Free bytes on the model's device; 16-bit weights may be converted to fp32 there."""
+    """Free bytes on the model's device, which limit the conversion of weights to fp32."""
     optimizer_bytes: int
     """Size of the optimizer's state for all trained weights."""
     folder: Path

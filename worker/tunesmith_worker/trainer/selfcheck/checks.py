@@ -30,16 +30,16 @@ from .parameters import check_embeddings, check_optimizer, check_trained_paramet
 AnyContext = TypeVar("AnyContext", bound=CheckContext)
 PROBE_BYTES = 4096
 RESUME_POINTS = 2
-"""Resume points that can exist at once: the last one, and the one that is being written."""
+"""Maximum number of resume points at the same time: the last one, and one being written."""
 MARGIN = 1.1
-"""Factor on the predicted bytes, for the file system's own use."""
+"""Factor on the predicted bytes, to cover the file system's overhead."""
 _DIRECTORY = "checkpoint_directory"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Generic[AnyContext]):
     cheap: Sequence[Callable[[AnyContext], Outcome]]
-    """Checks that do not run the model. All run; then the job fails if any failed."""
+    """Checks that do not run the model. All of them run before the job may fail."""
     numeric: Callable[[AnyContext], list[Outcome]]
     """The checks that run the model."""
 
@@ -76,13 +76,13 @@ def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]
 
 
 def check_longest_batch(context: SupervisedContext) -> Outcome:
-    """Check `longest_batch`: the memory plan's trial pass already ran it forward and backward."""
+    """Check `longest_batch`: the memory plan's trial already ran this batch, with backward."""
     batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
 
 
 def check_directory(context: CheckContext) -> Outcome:
-    """Check `checkpoint_directory`: files can be written there, and the disk has enough space."""
+    """Check `checkpoint_directory`: the directory is writable, and the disk has enough space."""
     folder = context.folder / "checkpoints"
     probe = folder / ".self-check.part"
     try:

@@ -1,6 +1,6 @@
-"""The result of a check: its outcome and its findings, and how findings reach the user.
+"""Outcomes and findings of checks, and their report to the user.
 
-A warning becomes an event; an error ends the run.
+A warning becomes an event. An error ends the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 
 REPORT_HINT = "No recipe setting causes this. Report it with the job's events."
-"""The hint of faults in our own code."""
+"""Hint for faults in our own code."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Finding:
     check: str
     """Name of the check, as in docs/explanation/self-check.md."""
     message: str
-    """The fault, with the measured value and the tolerance."""
+    """Description of the fault, with the measured value and the tolerance."""
     hint: str
     """The remedy."""
     level: Literal["error", "warn"] = "error"

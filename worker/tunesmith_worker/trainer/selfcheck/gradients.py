@@ -1,4 +1,4 @@
-"""Tripwires on gradients: each trained unit and each used embedding row must get one.
+"""Tripwires on gradients: each trained unit and each used embedding row must get a gradient.
 
 Each check copies all values to the host as one tensor.
 """
@@ -28,9 +28,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Parameters that are checked together.
+    """Parameters that are checked together: an adapter's A and B, or all experts of a layer.
 
-    An adapter (its A and B), all experts of a layer, or with full tuning one tensor.
+    In full tuning, any other unit is a single tensor.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Unit:
 
     @property
     def kind(self) -> str:
-        """The name without layer numbers, equal for the same module of every layer."""
+        """The name without layer numbers, which is equal for the same module in every layer."""
         return _NUMBER.sub(".*.", self.name)
 
     @property
@@ -54,14 +54,14 @@ class Unit:
     def may_have_no_gradient(self) -> bool:
         """True for biases and token rows.
 
-        A key's bias shifts all scores of a query alike, which softmax ignores. Token rows are
-        checked by `check_rows`.
+        The bias of a key adds a constant to all scores of a query, and softmax ignores constants.
+        Token rows are checked by `check_rows`.
         """
         return self.name.endswith(".bias") or any(TOKEN_ROWS in name for name in self.parameters)
 
 
 def trained_units(model: Untyped) -> list[Unit]:
-    """List the units of all parameters that train, and of frozen adapters."""
+    """List the units of all trained parameters and of frozen adapters."""
     units: dict[str, dict[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or ".lora_" in name:
@@ -72,7 +72,7 @@ def trained_units(model: Untyped) -> list[Unit]:
 def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
     """List the parameters that every update changes.
 
-    In an adapter this is B, which stays zero unless the adapter learns; else all parameters.
+    In an adapter, only B counts, because B stays zero if the adapter does not learn.
     """
     for unit in units:
         for name, parameter in unit.parameters.items():
@@ -81,9 +81,9 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
 
 
 def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
-    """Return the largest element of each parameter's gradient, [] on the device, by name.
+    """Return each parameter's largest gradient element by name, as a scalar on the device.
 
-    None for a parameter without a gradient.
+    A parameter without a gradient has None.
     """
     largest: dict[str, torch.Tensor | None] = {}
     for unit in units:
@@ -94,7 +94,7 @@ def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
 
 
 def copy_to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, float | None]:
-    """Return the values as numbers. Waits for the device once."""
+    """Return the tensors as numbers. Waits for the device only once."""
     present = [tensor.float() for tensor in tensors.values() if tensor is not None]
     numbers = iter(torch.stack(present).tolist() if present else [])
     return {name: None if tensor is None else next(numbers) for name, tensor in tensors.items()}
@@ -109,14 +109,14 @@ def check_frozen(units: Sequence[Unit]) -> Iterator[Finding]:
 def check_units(
     units: Sequence[Unit], largest: dict[str, float | None], seen: set[str], *, first: bool
 ) -> Iterator[Finding]:
-    """Yield the units without a gradient at this and all earlier checks.
+    """Yield the units that have had no gradient in this check and in all earlier checks.
 
     `largest`: from `copy_to_host`. `seen`: names of units that had a gradient at an earlier
-    check; those of this check are added. `first`: True at the first check.
+    check; this check adds its names. `first`: True at the first check.
 
-    A unit without a gradient is an error if the same module of another layer has one. If no layer
-    has one, short rows may be the reason (queries and keys of rows of two tokens): from the second
-    check on, this is a warning.
+    A unit without a gradient is an error if the same module has a gradient in another layer. If the
+    module has no gradient in any layer, rows may be too short: queries and keys get no gradient
+    from rows of two tokens. This is only a warning, and only from the second check on.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]
@@ -126,7 +126,7 @@ def check_units(
         names = list_names([u.name for u in detached])
         yield _finding(f"no gradient reaches {names}: it is detached from the loss.")
     if zero and not seen:
-        yield _finding("the gradient of everything that trains is exactly zero.")
+        yield _finding("the gradients of all trained parameters are exactly zero.")
         return
     seen_kinds = {u.kind for u in units if u.name in seen}
     alone = [u.name for u in zero if u.kind in seen_kinds or not u.is_layered]
@@ -147,10 +147,10 @@ def check_units(
 def used_row_gradients(
     model: Untyped, predicting: torch.Tensor
 ) -> dict[str, tuple[list[int], torch.Tensor]]:
-    """Return, by matrix: trained rows that the step uses, and their gradients' largest elements.
+    """Return each matrix's trained rows in this step, and their largest gradient elements.
 
     Rows are token ids; the elements are [k] on the device. `predicting`: ids of tokens that predict
-    a labelled one, whose rows must have a gradient.
+    a labelled token. The rows of these tokens must have a gradient.
     """
     used = set(predicting.tolist())
     gradients = {}
@@ -173,7 +173,7 @@ def check_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[Fi
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Join the first names; add the number of the others."""
+    """Join the first names, and add the number of remaining names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

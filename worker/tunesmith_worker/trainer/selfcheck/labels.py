@@ -1,6 +1,6 @@
-"""Checks of labels: they exist, are the assistant's words, and include the end token.
+"""Checks that labels exist, are the assistant's words, and include the end token.
 
-They compare the trainer's tokens and labels with the data file, independently of the code between.
+The checks compare labels with the data file, without using the code that made the labels.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .check_context import SupervisedContext, Untyped
 from .findings import Finding, Outcome, make_outcome, not_applicable
 
 SAMPLE = 256
-"""Rows to check, evenly spaced over the data."""
+"""Number of rows to check, evenly spaced over the data."""
 TEXTS = 8
-"""Examples whose labels are compared as text, from the start of the file."""
+"""Number of first examples whose labels are compared as text."""
 FILE_ROWS = 64
-"""Rows of the file to search for an example's row, plus the number of dropped rows."""
+"""Number of rows in which to search for an example's row, not counting dropped rows."""
 MOST_ROWS = 1024
-"""Maximum rows to read for this search; takes half a second."""
+"""Maximum number of rows to read in this search, which takes half a second."""
 ENOUGH = 0.7
-"""Least share of the assistant's text that labels must contain; templates trim and rewrite it."""
+"""Minimum share of the assistant's text in the labels. Templates may trim and rewrite the text."""
 WRAPPING = 40
-"""Characters that a template may put around an answer, such as an empty think block."""
+"""Characters that a template may add around an answer, for example an empty think block."""
 
 _HINT = (
     "The tokenizer's chat template does not fit the data. Check the chat template and the rows; "
@@ -39,7 +39,7 @@ _HINT = (
 
 
 def check_labels(context: SupervisedContext) -> Outcome:
-    """Check `labels`: rows have labels, equal to their tokens, and batches keep all of them."""
+    """Check `labels`: rows have labels, labels equal tokens, and batches keep all labels."""
     rows = _sample(context)
     tokens = sum(len(ids) for ids, _ in rows)
     counts = [_count_labels(labels) for _, labels in rows]
@@ -78,7 +78,8 @@ def check_labels(context: SupervisedContext) -> Outcome:
         findings.append(
             _finding(
                 "labels",
-                f"the first batch has {actual} labels, its rows have {expected} (tolerance: 0).",
+                f"the first batch has {actual} labels, but its rows have {expected} labels "
+                "(tolerance: 0).",
                 "Set recipe.packing=false, and report this.",
                 category=ErrorCategory.INFRASTRUCTURE,
                 param="recipe.packing",
@@ -90,7 +91,7 @@ def check_labels(context: SupervisedContext) -> Outcome:
 
 
 def check_answers(context: SupervisedContext) -> Outcome:
-    """Check `answers`: labels, as text, are the assistant's words in the data file."""
+    """Check `answers`: decoded labels are the assistant's words in the data file."""
     tokenizer, only = context.base.tokenizer, context.data_plan.assistant_only_loss
     texts = [
         text
@@ -121,8 +122,8 @@ def check_answers(context: SupervisedContext) -> Outcome:
         findings.append(
             _finding(
                 "answers",
-                f"the labels of {len(foreign)} of the first {len(texts)} rows are not the "
-                f"assistant's words there (tolerance: {ENOUGH:.0%} of its text): the first is "
+                f"in {len(foreign)} of the first {len(texts)} rows, the labels contain less than "
+                f"{ENOUGH:.0%} of the assistant's words. The first such labels are "
                 f"{foreign[0][:80]!r}.",
                 _HINT,
                 param="training_file",
@@ -135,7 +136,7 @@ def check_answers(context: SupervisedContext) -> Outcome:
 
 
 def check_end_token(context: SupervisedContext) -> Outcome:
-    """Check `end_token`: if rows end in the token that ends generation, it is a label."""
+    """Check `end_token`: if rows end in an end-of-generation token, that token is a label."""
     ends = _end_tokens(context)
     masked = learned = 0
     for ids, labels in _sample(context):
@@ -154,8 +155,8 @@ def check_end_token(context: SupervisedContext) -> Outcome:
         findings.append(
             _finding(
                 "end_token",
-                f"{masked} rows end in {names}, but it is never a label (at least one must be): "
-                "the model would not learn to stop.",
+                f"{masked} rows end in {names}, but this token is never a label: the model would "
+                "not learn to stop.",
                 "Include the end token in the template's assistant turn (inside {% generation %} "
                 "if the template uses it), and pad with another token.",
                 param="training_file",
@@ -222,12 +223,12 @@ def _without_ignored(labels: list[int]) -> list[int]:
 
 
 def _dropped_rows(context: SupervisedContext) -> int:
-    """Number of rows of the file that gave no example."""
+    """Number of rows in the file that gave no example."""
     return context.training.counts.rows - context.training.counts.kept
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Number of leading rows of the file that must contain the rows of the first examples."""
+    """Number of first rows in the file that must contain the rows of the first examples."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 
@@ -236,7 +237,7 @@ class _Answer:
     """The assistant's text in a row, without white space."""
 
     parts: tuple[str, ...]
-    """Texts of the turns; for a tool call the tool's name."""
+    """Text of each turn; for a tool call, the tool's name."""
     is_complete: bool
     """False if the template adds words, as for tool calls."""
 
@@ -259,15 +260,15 @@ def _answer_of(row: Row, *, has_template: bool) -> _Answer:
 
 
 def _plain(text: str) -> str:
-    """Remove white space and thoughts, which templates drop from earlier turns."""
+    """Remove white space and think blocks, which templates drop from earlier turns."""
     return "".join(re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).split())
 
 
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
-    """Return the largest share (0 to 1) of a part of the answer that is in the labels.
+    """Return the share of an answer's text that the labels contain, 0 to 1, for its best part.
 
-    If only answers have loss, also limited by the share of the labels that is in the answer.
-    Compares groups of three characters, which works in any language.
+    If only answers have loss, other text in the labels also lowers the result. Texts are compared
+    by groups of three characters, which works in any language.
     """
     text = _plain(labels)
     groups = _groups(text)

@@ -1,7 +1,7 @@
-"""Runs of the model on a small batch, and context managers that change the model meanwhile.
+"""Runs of the model on a small batch, and context managers that change the model for such runs.
 
-The changes (adapter perturbed or disabled, stock modules, fewer layers, fp32 weights) are undone
-exactly, by restoring the original memory of each tensor.
+Possible changes are a perturbed or disabled adapter, stock modules, fewer layers, or fp32 weights.
+All changes are undone exactly, by restoring the original memory of each tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 PERTURBATION = 0.02
-"""Standard deviation of the noise on LoRA's B. The adapter is then a few per cent of W."""
+"""Standard deviation of the noise on LoRA's B, with which the adapter is a few per cent of W."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class ModelRun:
     """Results of one forward pass, and of its backward pass if any."""
 
     log_probs: torch.Tensor
-    """[N] fp32 on the CPU: log-probability of each label, rows in order."""
+    """Log-probability of each label, [N] fp32 on the CPU, in row order."""
     gradients: dict[str, torch.Tensor]
-    """Gradients of the mean loss over labels, by parameter name; empty without a backward."""
+    """Gradients of the mean loss, by parameter name; empty without a backward pass."""
 
     @property
     def loss(self) -> float:
@@ -69,13 +69,13 @@ def pop_gradients(model: Untyped) -> dict[str, torch.Tensor]:
 
 
 def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
-    """Run batches of one row each; combine the results as if all rows were one batch."""
+    """Run batches of one row each, and combine the results as for a single batch."""
     log_probs: list[torch.Tensor] = []
     gradients: dict[str, torch.Tensor] = {}
     for batch in batches:
         run = run_batch(trainer, batch, backward=True)
         log_probs.append(run.log_probs)
-        for name, gradient in run.gradients.items():  # each a mean over its own labels
+        for name, gradient in run.gradients.items():  # a mean over the row's labels
             whole = gradient.float() * len(run.log_probs)
             gradients[name] = gradients[name].add_(whole) if name in gradients else whole
     labels = sum(map(len, log_probs))
@@ -87,7 +87,7 @@ def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
 
 @contextmanager
 def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
-    """Run the `with` block without dropout and recompute, then restore the model's state.
+    """Run the `with` block without dropout and recomputation, then restore the model's state.
 
     Modes, buffers, gradients and random number generators are restored. Weights are not.
     """
@@ -117,9 +117,9 @@ def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
 def perturbed_adapter(
     model: Untyped, layer: str = "", size: float = PERTURBATION
 ) -> Iterator[None]:
-    """Add random numbers to LoRA's B within the block: A gets a gradient, and the output changes.
+    """Add noise to LoRA's B within the block, so that A gets a gradient and the output changes.
 
-    `layer`: part of the names of the modules to change. `size`: standard deviation of the numbers.
+    `layer`: substring in the names of modules to change. `size`: standard deviation of the noise.
     """
     generator = torch.Generator().manual_seed(0)
     adapters = [(name, p) for name, p in model.named_parameters() if ".lora_B." in name]
@@ -136,7 +136,7 @@ def perturbed_adapter(
 
 @contextmanager
 def zeroed_adapter(model: Untyped) -> Iterator[None]:
-    """Set LoRA's B to zero within the block, as before the first step."""
+    """Set LoRA's B to zero within the block, its value before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:
@@ -149,9 +149,9 @@ def zeroed_adapter(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def disabled_adapter(model: Untyped) -> Iterator[None]:
-    """Disable the adapter within the block: the base model alone computes."""
+    """Disable the adapter within the block, so that only the base model computes."""
     with warnings.catch_warnings():
-        # PEFT warns of trained biases; before the first step they equal the base model's.
+        # PEFT warns of trained biases, but before the first step they equal the base biases.
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
         with model.disable_adapter():
             yield
@@ -172,7 +172,7 @@ def stock_modules(patched: Patched | None) -> Iterator[None]:
 
 @contextmanager
 def patched_modules(patched: Patched) -> Iterator[None]:
-    """Inside `stock_modules`: run the block with our kernels, on the model as changed so far."""
+    """Run the block with our kernels, inside `stock_modules` and on the changed model."""
     patched.redo()
     try:
         yield
@@ -184,7 +184,7 @@ def patched_modules(patched: Patched) -> Iterator[None]:
 def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
     """Keep the first `count` layers within the block.
 
-    Always the first ones, since the kinds of layers and their masks depend on the layer's index.
+    Other layers cannot be chosen, because layer types and masks depend on the layer index.
     """
     backbone = backbone_of(model)
     layers = backbone.layers
@@ -199,7 +199,7 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 def in_fp32(model: Untyped) -> Iterator[None]:
     """Convert all 16-bit tensors to fp32 within the block.
 
-    Not for a patched model: its fused weights would be in memory twice.
+    Do not use it on a patched model, whose fused weights would then be in memory twice.
     """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]

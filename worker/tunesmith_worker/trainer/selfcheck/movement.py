@@ -1,8 +1,9 @@
 """Tripwire on updates: copies of a few rows of each trained tensor must change.
 
-The rows with the largest gradient are kept and compared after some steps. AdamW's first update of
-an element is lr g / (|g| + eps), at least lr / 2 where |g| >= eps (https://arxiv.org/abs/1412.6980,
-section 2.1; gradients after clipping). An element must change if that exceeds its last bits.
+The rows with the largest gradients are copied, and compared after some steps. AdamW's first update
+of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. If |g| >= eps, the update is
+at least lr / 2 (https://arxiv.org/abs/1412.6980, section 2.1). The element must change if its dtype
+can represent an update of that size.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from .gradients import Unit, changing_parameters, list_names
 Untyped = Any  # Any: transformers is not typed
 
 ROWS = 16
-"""Rows of each tensor that are kept."""
+"""Number of rows to copy from each tensor."""
 COLUMNS = 4096
-"""Columns that are kept, from the first."""
+"""Number of first columns to copy."""
 SHARE = 0.25
-"""Least first update, as a share of the learning rate; AdamW's is larger."""
+"""Minimum first update, as a share of the learning rate. AdamW's first update is larger."""
 CHANCES = 40.0
-"""Expected number of stochastic roundings that change a weight; none happens with p = e^-40."""
+"""Minimum expected number of weight changes by stochastic rounding. With this many expected, the
+probability of no change at all is e^-40."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class _KeptRows:
     unit: str
     parameter: torch.nn.Parameter
     group: int | None
-    """Index of the optimizer's group; None if no group has the parameter."""
+    """Index of the parameter's optimizer group; None if no group has the parameter."""
     rows: torch.Tensor
     before: torch.Tensor
     """[rows, columns] fp32."""
@@ -47,14 +49,16 @@ class _KeptRows:
 class Movement:
     @torch.no_grad()
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
-        """Keep rows. Call it between backward and optimizer step; does not wait for the device."""
+        """Copy the rows to compare, without waiting for the device.
+
+        Call this between backward and optimizer step."""
         self._optimizer = optimizer
         group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self._sums = [0.0] * len(optimizer.param_groups)
         self._highest = list(self._sums)
         self._steps = 0
         self._moved: set[int] = set()
-        """Ids of parameters that changed before; 16-bit ones may return to their first value."""
+        """Ids of parameters that changed at an earlier check, as 16-bit weights may change back."""
         self._kept = [
             self._keep(unit.name, parameter, group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))
@@ -77,9 +81,9 @@ class Movement:
 
     @torch.no_grad()
     def check(self, *, fresh: bool) -> Iterator[Finding]:
-        """Yield parameters that did not change. Waits for the device once.
+        """Yield findings about parameters that did not change. Waits for the device once.
 
-        `fresh`: only one step was taken, the optimizer's first.
+        `fresh`: the optimizer has taken only its first step.
         """
         missing = [kept.unit for kept in self._kept if kept.group is None]
         if missing:
@@ -135,11 +139,11 @@ class Movement:
         return join_words(here, _cut(_as_rows(error.view(parameter.shape)), rows))
 
     def _figures(self, kept: _KeptRows) -> torch.Tensor:
-        """Return [3] fp32: 1 if it must have changed, 1 if it changed, the largest change."""
+        """Return fp32 [3]: 1 if a change is required, 1 if any happened, the largest change."""
         assert kept.group is not None, "filtered by the caller"
         state = self._optimizer.state.get(kept.parameter, {})
         size = kept.before.abs()
-        if "m_code" in state:  # stochastic rounding: sometimes a step of one bf16 unit
+        if "m_code" in state:  # stochastic rounding: a weight changes only sometimes
             chance = (self._sums[kept.group] / 2) / (size * 2.0**-7 + 1e-30)
             must = (chance.clamp(max=1.0) * kept.above_eps).sum() > CHANCES
         else:

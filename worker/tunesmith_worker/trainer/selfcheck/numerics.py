@@ -1,4 +1,4 @@
-"""The supervised checks that run the model: which runs each check needs, and in which precision."""
+"""Supervised checks that run the model, with the runs and the precision that each check needs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from .parity import (
 from .sample_batch import SampleBatch, make_sample_batch
 
 SECONDS = 20.0
-"""Checks that have not begun by then are skipped. Only large models, which train for hours, reach
-this limit; the adapter checks come first."""
+"""Time limit in seconds. Checks that have not begun by then are skipped. In supervised runs, the
+adapter checks come first and always run."""
 LAYERS = 8
-"""Maximum layers for the comparison of kernels; kinds of layers repeat within six layers."""
+"""Maximum number of layers in the comparison of kernels. Layer types repeat within six layers."""
 FP32_SHARE = 0.5
-"""Share of the memory left by the weights that fp32 weights and gradients may take."""
+"""Share of the remaining free memory that fp32 weights and gradients may take."""
 LEAST_CHANGE = {True: 1e-5, False: 1e-3}
-"""Least change of a log-probability by a perturbed adapter; key: computed in fp32."""
+"""Minimum change of a log-probability with a perturbed adapter. Key: True in fp32."""
 FRESH_LIMIT = {True: 1e-4, False: 0.1}
-"""Most change of log-probabilities by a fresh adapter; key: computed in fp32."""
+"""Maximum change of log-probabilities with a fresh adapter. Key: True in fp32."""
 
 
 class Numerics:
@@ -92,19 +92,19 @@ class Numerics:
 
     @property
     def _exact(self) -> bool:
-        """True if only fp32 rounding occurs; int8 products round to 8 bits."""
+        """True if only fp32 rounding occurs. Products in int8 round to 8 bits."""
         return self.fp32 and self.context.recipe.quantization != "int8"
 
     def _compare(self) -> list[Outcome]:
         if self._late:
-            return _skipped(f"{SECONDS:.0f} s were used up")
+            return _skipped(f"the time limit of {SECONDS:.0f} s was reached")
         try:
             return self._compare_rows_and_kernels()
-        except Exception as error:  # several types mean out of memory; others are raised again
+        except Exception as error:  # out-of-memory errors have several types
             if not is_out_of_memory(error):
                 raise
-        # Outside the except block, so that no frame of the exception holds memory. Training needs
-        # less memory than this comparison.
+        # This runs outside the except block, so that no traceback keeps tensors alive. Training
+        # needs less memory than this comparison.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -130,7 +130,7 @@ class Numerics:
         return [rows, compare_with_stock(ours, stock, limits, computed_in=precision)]
 
     def _compare_in_fp32(self) -> list[Outcome]:
-        """Compare in fp32, and the 16-bit gradients by their distance from fp32's."""
+        """Compare in fp32, and compare the errors of 16-bit gradients against fp32."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         patched, limits = context.patched, self._limits
         ours_16 = self._run(backward=True) if patched else None
@@ -164,7 +164,9 @@ class Numerics:
         return EXACT_GPU if self.context.trainer.args.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Number of first layers to compare; 0: all layers, in 16 bits, as fp32 is impossible."""
+        """Number of first layers to compare in fp32.
+
+        0 means that fp32 does not fit in memory; all layers are then compared in 16 bits."""
         model, planner = self.context.model, self.context.memory.planner
         free = planner.memory.free - planner.tuning.weights - planner.tuning.adapter
         layers = getattr(backbone_of(model), "layers", None)
@@ -181,7 +183,7 @@ class Numerics:
 
 
 def fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
-    """Bytes of fp32 weights and three sets of gradients, with the first `count` layers."""
+    """Bytes of fp32 weights and three sets of gradients, for the first `count` layers."""
     excluded = {id(p) for layer in layers[count:] for p in layer.parameters()}
     included = [p for p in model.parameters() if id(p) not in excluded]
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in included)
@@ -195,7 +197,7 @@ def _skipped(why: str) -> list[Outcome]:
 def has_whole_matrices(model: Untyped) -> bool:
     """Return True if embedding matrices train as a whole.
 
-    They compute in the base model's dtype (engine/model/embeddings/whole_matrices.py).
+    Such matrices compute in the base model's dtype (engine/model/embeddings/whole_matrices.py).
     """
     return any(isinstance(module, peft.utils.ModulesToSaveWrapper) for module in model.modules())
 

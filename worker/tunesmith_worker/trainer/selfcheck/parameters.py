@@ -1,4 +1,4 @@
-"""Checks of parameters: what trains, optimizer, learning rates, finite weights, embeddings."""
+"""Checks of trained parameters, optimizer, learning rates, finite weights and embeddings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SCHEDULE_SAMPLE = 200
 
 
 def check_trained_parameters(context: CheckContext) -> Outcome:
-    """Check `trained_parameters`: adapters are attached, active and train; base weights do not."""
+    """Check `trained_parameters`: adapters are attached and train; base weights are frozen."""
     model = context.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     faults = _frozen(model) if context.full else _adapter_faults(model, trained)
     findings = [_finding("trained_parameters", what, names) for what, names in faults if names]
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return make_outcome(
-        "trained_parameters", findings, f"{numbers:,} numbers in {len(trained)} tensors"
+        "trained_parameters", findings, f"{numbers:,} parameters in {len(trained)} tensors"
     )
 
 
 def check_optimizer(context: CheckContext) -> Outcome:
-    """Check `optimizer`: each trained tensor is in it once, with a learning rate above 0."""
+    """Check `optimizer`: it has each trained tensor once, with a learning rate above 0."""
     optimizer, scheduler = _optimizer_and_scheduler(context)
     names = {id(p): name for name, p in context.model.named_parameters()}
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
@@ -59,8 +59,8 @@ def check_optimizer(context: CheckContext) -> Outcome:
             Finding(
                 "optimizer",
                 f"the learning rate of {parameters} of {len(trained)} tensors is "
-                f"{highest[still[0]]} at all of {context.train_plan.total_steps} steps (it must be "
-                "above 0 at one of them).",
+                f"{highest[still[0]]} at all {context.train_plan.total_steps} steps (it must be "
+                "above 0 at one step or more).",
                 "Raise recipe.learning_rate, or set recipe.warmup_steps below the number of steps.",
                 param="recipe.learning_rate",
             )
@@ -106,7 +106,7 @@ def _adapter_faults(model: Untyped, trained: set[str]) -> list[tuple[str, list[s
 
 
 def _without_adapter(model: Untyped, config: Untyped) -> list[str]:
-    """List target layers without LoRA; PEFT has replaced "all-linear" by names."""
+    """List target layers without LoRA. PEFT has already replaced "all-linear" by layer names."""
     targets = config.target_modules
     if isinstance(targets, str):
         return []
@@ -125,7 +125,7 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Filter out what may train: biases if the recipe trains them, token rows, whole matrices."""
+    """Remove names that may train: biases if the recipe says so, token rows, whole matrices."""
     biases = config.bias != "none"
     return [
         name
@@ -138,7 +138,7 @@ def _unexpected(names: set[str], config: Untyped) -> list[str]:
 def _optimizer_and_scheduler(
     context: CheckContext,
 ) -> tuple[Any, Any]:  # Any: the Trainer's, untyped
-    """Create both as training does; the trainer's own attributes stay unchanged."""
+    """Create optimizer and scheduler for a check; the trainer's attributes stay unchanged."""
     trainer, steps = context.trainer, context.train_plan.total_steps
     names = ("optimizer", "lr_scheduler", "_created_lr_scheduler")
     before = {name: getattr(trainer, name) for name in names}
@@ -151,7 +151,7 @@ def _optimizer_and_scheduler(
 
 
 def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
-    """Return the highest learning rate of each parameter group in the run."""
+    """Return the highest learning rate of each parameter group over all steps."""
     every = max(1, steps // _SCHEDULE_SAMPLE)
     return [
         base * max(shape(step) for step in range(0, steps, every))
@@ -160,11 +160,11 @@ def _highest_rates(scheduler: Untyped, steps: int) -> list[float]:
 
 
 _BLOCK = 8192
-"""Embedding rows to read at a time."""
+"""Number of embedding rows to read at a time."""
 
 
 def check_weights(context: CheckContext) -> Outcome:
-    """Check `weights`: the sum of each tensor is finite."""
+    """Check `weights`: every tensor is finite, tested by its sum."""
     named = {n: p.detach() for n, p in context.model.named_parameters() if p.is_floating_point()}
     sums = torch.stack([weight.sum(dtype=torch.float32).cpu() for weight in named.values()])
     broken = [name for name, ok in zip(named, sums.isfinite().tolist(), strict=True) if not ok]
@@ -184,7 +184,7 @@ def check_weights(context: CheckContext) -> Outcome:
 
 
 def check_embeddings(context: CheckContext) -> Outcome:
-    """Check `embeddings`: no row that the data uses is all zero; a tied head shares the memory."""
+    """Check `embeddings`: rows in use are not zero, and a tied head shares their memory."""
     causal = _causal(context.model)
     matrices = Matrices.of(causal)
     used = context.used_tokens
@@ -223,7 +223,7 @@ def _causal(model: Untyped) -> Untyped:
 
 
 def _weight(module: Untyped) -> torch.Tensor:
-    """Return the base model's weight, inside PEFT's wrapper."""
+    """Return the base model's weight from inside PEFT's wrapper."""
     if isinstance(module, peft.utils.TrainableTokensWrapper):
         module = module.token_adapter.get_base_layer()
     if isinstance(module, peft.utils.ModulesToSaveWrapper):
@@ -243,7 +243,7 @@ def _zero_rows(matrix: Matrix, used: list[int]) -> list[int]:
 
 
 def _head_has_bias(matrices: Matrices) -> bool:
-    """Return True if the head has a bias: its rows are not trained (embeddings/token_rows.py)."""
+    """Return True if the head has a bias. Rows of such a head do not train (token_rows.py)."""
     return matrices.head is not None and getattr(matrices.head.module, "bias", None) is not None
 
 

@@ -1,7 +1,8 @@
-"""Comparisons of model runs: adapter and base model, rows together and alone, kernels and stock.
+"""Comparisons of model runs: with and without adapter, in a batch and alone, patched and stock.
 
-docs/explanation/self-check.md has the tolerances. 16-bit weights are compared in fp32, where
-rounding hides no fault. In 16 bits, our gradient's distance from fp32's is compared with stock's.
+docs/explanation/self-check.md has the tolerances. Models with 16-bit weights are compared in fp32,
+where rounding hides no fault. In 16 bits, the gradient errors of both sides against fp32 are
+compared.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from .model_runs import ModelRun
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     log_prob: float
-    """Tolerance of one label's log-probability, in units of max(1, its size)."""
+    """Tolerance of a label's log-probability: absolute below 1 nat, relative above."""
     gradient: float
-    """Tolerance of one tensor's gradient: RMS of the difference over RMS of stock's."""
+    """Tolerance of a tensor's gradient: RMS difference divided by the RMS of the stock gradient."""
     single: bool = True
-    """True: the limits hold for each label and tensor; False: for the RMS over all of them."""
+    """True: limits for each label and tensor. False: limits for the RMS over all of them."""
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
-"""fp32 on a CPU: sums in another order. Measured over the families: 1e-5 and 1e-5 at most."""
+"""fp32 on a CPU, with other summation orders. At most 1e-5 was measured over all families."""
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
-"""fp32 on a GPU, whose kernels multiply fp32 as TF32 (10 bits)."""
+"""fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
-"""16 bits without an fp32 reference: a quantized base model, or too little memory for fp32."""
+"""16 bits without an fp32 reference, for a quantized base model or if memory is too small."""
 SMALL = 1e-6
-"""A tensor's difference below this share of the whole gradient is ignored: the gradients of biases
-of keys cancel to about that."""
+"""Share of the whole gradient below which a tensor's difference is ignored. Gradients of key biases
+cancel and are about this small."""
 FACTOR = 2.0
-"""16 bits: maximum ratio of our distance from fp32's gradient to stock's. compare_verdict.py has
-1.5 for the mean of many steps; 1.3 was measured on one batch (docs/contributing/log)."""
+"""Maximum ratio of our 16-bit gradient error to the stock error. 1.3 was measured on one batch
+(docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
 FLOOR = 1e-2
-"""Least distance allowed in 16 bits, since stock's may be small by chance."""
+"""Minimum for the stock error in 16 bits, which may be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."
@@ -53,8 +54,8 @@ def check_adapter_acts(
 ) -> Outcome:
     """Check `adapter_acts`: a perturbed B changes the output, and each tensor has a gradient.
 
-    `least`: least change of a log-probability. `trained`: names of LoRA's tensors.
-    `experts`: a mixture of experts, which need not route a token to each of them.
+    `least`: minimum change of a log-probability. `trained`: names of LoRA's tensors.
+    `experts`: True for a mixture of experts, in which some experts may receive no token.
     """
     name = "adapter_acts"
     change = float((perturbed.log_probs - base.log_probs).abs().max())
@@ -70,7 +71,7 @@ def check_adapter_acts(
         findings.append(
             _adapter_fault(
                 name,
-                f"{len(without)} of {len(trained)} tensors of the adapter get no gradient "
+                f"{len(without)} of {len(trained)} adapter tensors get no gradient "
                 f"(tolerance: 0): {', '.join(without[:_SHOWN])}.",
             )
         )
@@ -78,16 +79,16 @@ def check_adapter_acts(
         findings.append(
             _adapter_fault(
                 name,
-                f"a random change of the adapter changes the labels' log-probabilities by only "
+                f"noise on the adapter changes the labels' log-probabilities by only "
                 f"{change:.1e} (at least {least:.0e} is expected): the model does not use the "
                 "adapter.",
             )
         )
-    return make_outcome(name, findings, f"perturbing it changes log-probabilities by {change:.2g}")
+    return make_outcome(name, findings, f"noise on it changes log-probabilities by {change:.2g}")
 
 
 def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcome:
-    """Check `fresh_adapter`: with B = 0 the model equals the base model; RMS over labels."""
+    """Check `fresh_adapter`: with B = 0, labels have the log-probabilities of the base model."""
     name = "fresh_adapter"
     change = float((fresh.log_probs - base.log_probs).pow(2).mean().sqrt())
     findings = []
@@ -99,7 +100,7 @@ def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcom
                 f"(tolerance {limit:.0e}): before the first step it must not change the model.",
             )
         )
-    return make_outcome(name, findings, f"{change:.0e} from the base model")
+    return make_outcome(name, findings, f"equals the base model within {change:.0e}")
 
 
 def is_fresh(model: torch.nn.Module) -> bool:
@@ -117,15 +118,15 @@ def _adapter_fault(check: str, message: str) -> Finding:
 
 
 def compare_rows(together: ModelRun, alone: ModelRun, limits: Limits, *, experts: bool) -> Outcome:
-    """Check `rows_apart`: rows of one batch have the results of each row alone.
+    """Check `rows_apart`: rows in a batch give the same results as each row alone.
 
-    `experts`: a mixture of experts, whose router may switch for single tokens.
+    `experts`: True for a mixture of experts, whose router may change its choice for single tokens.
     """
     name = "rows_apart"
     if together.log_probs.shape != alone.log_probs.shape:
         message = (
-            f"a batch has {len(together.log_probs)} labels, but its rows alone have "
-            f"{len(alone.log_probs)} (tolerance: 0)."
+            f"a batch has {len(together.log_probs)} labels, but its single rows have "
+            f"{len(alone.log_probs)} labels (tolerance: 0)."
         )
         return make_outcome(name, [_fault(name, message, "packing")], "")
     apart = change(together.log_probs, alone.log_probs, limits)
@@ -146,14 +147,16 @@ def compare_rows(together: ModelRun, alone: ModelRun, limits: Limits, *, experts
             )
         )
     whole = _whole_distance(together, alone)
-    detail = f"rows of a batch = alone to {apart:.0e} in log-probabilities"
-    return make_outcome(name, findings, detail if experts else f"{detail}, {whole:.0e} in gradient")
+    detail = f"rows in a batch match single rows within {apart:.0e} (log-probabilities)"
+    if not experts:
+        detail += f" and {whole:.0e} (gradient)"
+    return make_outcome(name, findings, detail)
 
 
 def compare_with_stock(
     ours: ModelRun, stock: ModelRun, limits: Limits, *, computed_in: str
 ) -> Outcome:
-    """Check `patched_equals_stock`: log-probabilities and gradients, both sides in one dtype."""
+    """Check `patched_equals_stock`: log-probabilities and gradients match in the same dtype."""
     name = "patched_equals_stock"
     forward = change(ours.log_probs, stock.log_probs, limits)
     worst, tensor = _worst_gradient(ours, stock, limits)
@@ -170,13 +173,14 @@ def compare_with_stock(
             )
         )
     whole = _whole_distance(ours, stock)
-    return make_outcome(name, findings, f"= stock to {loss:.0e} in loss, {whole:.0e} in gradient")
+    detail = f"kernels match the stock model within {loss:.0e} (loss) and {whole:.0e} (gradient)"
+    return make_outcome(name, findings, detail)
 
 
 def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: Outcome) -> Outcome:
-    """Check `patched_equals_stock` in 16 bits, by the distances of the gradients from fp32's.
+    """Check `patched_equals_stock` in 16 bits, by the gradient errors against fp32.
 
-    `truth`: stock's run in fp32. `in_fp32`: the outcome of the comparison in fp32.
+    `truth`: run of the stock model in fp32. `in_fp32`: outcome of the comparison in fp32.
     """
     name = "patched_equals_stock"
     our_distance, stock_distance = (_whole_distance(run, truth) for run in (ours, stock))
@@ -186,14 +190,13 @@ def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: O
         findings.append(
             _fault(
                 name,
-                f"in 16 bits, the distance of our kernels' gradient from fp32's is "
-                f"{our_distance:.1e}, that of stock's {stock_distance:.1e} (tolerance "
-                f"{limit:.1e}).",
+                f"in 16 bits, our kernels' gradient error against fp32 is {our_distance:.1e} "
+                f"(tolerance {limit:.1e}; the stock model's error is {stock_distance:.1e}).",
                 "patches",
             )
         )
     detail = (
-        f"{in_fp32.detail}; in 16 bits {our_distance:.1e} from fp32's gradient, stock "
+        f"{in_fp32.detail}; gradient error in 16 bits {our_distance:.1e}, stock model "
         f"{stock_distance:.1e}"
     )
     return make_outcome(name, [*in_fp32.findings, *findings], detail)
@@ -209,13 +212,13 @@ def _fault(check: str, message: str, param: Literal["packing", "patches"]) -> Fi
 
 
 def change(actual: torch.Tensor, expected: torch.Tensor, limits: Limits) -> float:
-    """Difference of log-probabilities [N], to compare with `limits.log_prob`."""
+    """Return the difference of log-probabilities [N], to compare with `limits.log_prob`."""
     apart = _apart(actual, expected)
     return float(apart.max() if limits.single else apart.pow(2).mean().sqrt())
 
 
 def _apart(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Relative differences [N]; infinite where a value is NaN or if labels are missing."""
+    """Return relative differences [N]: infinite for NaN, or if the number of labels differs."""
     if actual.shape != expected.shape:
         return torch.full_like(expected, math.inf)
     apart = (actual - expected).abs() / expected.abs().clamp(min=1.0)
@@ -223,7 +226,7 @@ def _apart(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _worst_gradient(ours: ModelRun, stock: ModelRun, limits: Limits) -> tuple[float, str]:
-    """Return the largest relative distance of a tensor's gradient, and the tensor's name."""
+    """Return the largest relative gradient error of a tensor, and the tensor's name."""
     if not limits.single:
         return _whole_distance(ours, stock), "all trained weights"
     total = math.sqrt(sum(_squares(gradient) for gradient in stock.gradients.values()))
@@ -245,7 +248,9 @@ def _whole_distance(run: ModelRun, truth: ModelRun) -> float:
 
 
 def _distance(run: ModelRun, truth: ModelRun, name: str) -> tuple[float, float]:
-    """Distance between a tensor's two gradients, and norm of `truth`'s; missing ones are zero."""
+    """Return the norms of the gradient difference and of `truth`'s gradient for a tensor.
+
+    A missing gradient counts as zero."""
     a, b = run.gradients.get(name), truth.gradients.get(name)
     if a is None or b is None:
         left = a if b is None else b

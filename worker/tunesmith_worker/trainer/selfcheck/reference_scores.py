@@ -1,7 +1,8 @@
 """Completions generated for the self-check, and their scores by trainer and stock transformers.
 
 Stock transformers runs one row at a time, without padding.
-Shapes: N generated tokens of all rows, in order; C tokens of a completion; V vocabulary.
+Shapes: N is the number of generated tokens in all rows, C the tokens of a completion, V the
+vocabulary size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .model_runs import ModelRun, pop_gradients, stock_modules
 NEW_TOKENS = 16
 """Tokens of each completion."""
 SEEDS = 4
-"""Completions of the shortest prompt: a group."""
+"""Number of completions of the shortest prompt, which form a group."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -54,9 +55,9 @@ class Generated:
     def log_probs_at(
         self, logits: Sequence[torch.Tensor], temperature: float | None = None
     ) -> torch.Tensor:
-        """Return the tokens' log-probabilities [N] under `logits`, [C, V] of each row.
+        """Return the tokens' log-probabilities [N] under `logits`, which are [C, V] per row.
 
-        `temperature`: for sampled rows; None: each row's own temperature.
+        `temperature`: replaces the temperature of sampled rows; None keeps it.
         """
         parts = []
         for row, scores in zip(self.rows, logits, strict=True):
@@ -67,9 +68,9 @@ class Generated:
 
 
 def make_requests(context: ReinforcementContext, prompts: Sequence[TokenIds]) -> list[Request]:
-    """Return greedy and sampled requests of each prompt, and a group of the first one.
+    """Return greedy and sampled requests for each prompt, and a group for the first prompt.
 
-    Requests of one prompt are not adjacent.
+    Requests for the same prompt are not adjacent.
     """
     sampled = [
         replace(request, max_tokens=NEW_TOKENS, stop=(), stop_token_ids=frozenset())
@@ -94,7 +95,7 @@ def generate(context: ReinforcementContext, requests: Sequence[Request]) -> Gene
 def generate_single_prompts(
     context: ReinforcementContext, requests: Sequence[Request]
 ) -> Generated:
-    """Generate for each prompt in a call of its own; return rows in the order of `requests`."""
+    """Generate with a separate call for each prompt; return rows in the order of `requests`."""
     rows: dict[int, GeneratedRow] = {}
     places = sorted(range(len(requests)), key=lambda i: requests[i].prompt_ids)
     for _, group in groupby(places, key=lambda i: requests[i].prompt_ids):
@@ -122,7 +123,7 @@ def training_scores(context: ReinforcementContext, generated: Generated) -> torc
 def stock_logits(
     context: ReinforcementContext, rows: Sequence[PromptAndCompletion]
 ) -> list[torch.Tensor]:
-    """Return stock logits of each row, [C, V] fp32, computed one row at a time."""
+    """Return the stock model's logits for each row, [C, V] fp32, computed row by row."""
     with stock_modules(context.patched):
         return [_logits(context.model, row, context.device) for row in rows]
 
@@ -163,7 +164,7 @@ def stock_run(context: ReinforcementContext, rows: Sequence[PromptAndCompletion]
 def _logits(model: Untyped, row: PromptAndCompletion, device: torch.device) -> torch.Tensor:
     prompt, completion = row
     ids = torch.tensor([[*prompt, *completion]], device=device)
-    kept = len(completion) + 1  # logits of a whole prompt may take gigabytes
+    kept = len(completion) + 1  # logits for the whole prompt may take gigabytes
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits
     return logits[0, -kept:-1].float()
 

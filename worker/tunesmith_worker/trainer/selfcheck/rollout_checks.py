@@ -1,7 +1,7 @@
-"""The checks of a reinforcement run, and the order of its rollout checks.
+"""Checks of a reinforcement run, and the order of its rollout checks.
 
-With 16-bit weights, rollouts and training are compared in fp32 (docs/explanation/self-check.md);
-their 16-bit scores are compared by their distance from stock's in fp32.
+With 16-bit weights, rollouts and training are compared in fp32 (docs/explanation/self-check.md). In
+16 bits, the errors of their log-probabilities against the stock model in fp32 are compared.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def reinforcement_checks() -> Checks[ReinforcementContext]:
 
 
 def check_rollouts(context: ReinforcementContext) -> list[Outcome]:
-    """Run the checks that run the model: engine, training and stock transformers on the same rows.
+    """Check engine, training and stock transformers with the same rows.
 
-    The checks after the first failed one do not run.
+    After the first failed check, no further check runs.
     """
     return _RolloutChecks(context).run()
 
@@ -125,7 +125,7 @@ class _RolloutChecks:
                 self._run()
         except UnfoldError as error:
             return [*self.outcomes, _check_weights_kept(str(error))]
-        except Exception as error:  # several types mean out of memory; others are raised again
+        except Exception as error:  # out-of-memory errors have several types
             if not is_out_of_memory(error):
                 raise
         else:
@@ -147,7 +147,7 @@ class _RolloutChecks:
                 generated = generate(context, make_requests(context, self.prompts))
                 training = training_scores(context, generated)
                 floor = stock_scores(context, generated)
-                # All rows, since rounding errors of a few tokens vary too much.
+                # All rows are used, because rounding errors of a few tokens vary too much.
                 rows = [row.row for row in generated.rows]
                 ours, stock = self._runs(rows)
                 with _weights_in_fp32(context):
@@ -157,7 +157,7 @@ class _RolloutChecks:
                 self._compare(self._limits)
         if not self._failed:
             self.outcomes.append(check_in_16_bits(generated.policy, training, floor, truth))
-            for place, outcome in enumerate(self.outcomes):  # absent if time was used up
+            for place, outcome in enumerate(self.outcomes):  # missing after the time limit
                 if outcome.check == "patched_equals_stock":
                     self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 
@@ -173,7 +173,7 @@ class _RolloutChecks:
             if self._failed:
                 return
             if time.perf_counter() - self.began > SECONDS:
-                late = f"{SECONDS:.0f} s were used up"
+                late = f"the time limit of {SECONDS:.0f} s was reached"
                 self.outcomes.append(Outcome(check="rollouts", state="skipped", detail=late))
                 return
 
@@ -206,7 +206,7 @@ class _RolloutChecks:
             )
 
     def _cause(self, scores: torch.Tensor, limits: Limits, source: str = "the engine") -> str:
-        """Return the cause of wrong scores; an empty text if they are right."""
+        """Return the cause of wrong log-probabilities, or an empty text if they are right."""
         expected = self.generated.log_probs_at(self.logits)
         if check_equals_stock(scores, expected, limits, "").findings:
             return find_cause(
@@ -215,7 +215,7 @@ class _RolloutChecks:
         return ""
 
     def _check_kernels(self, limits: Limits) -> None:
-        """Run the supervised checks of kernels and adapter on prompts and completions."""
+        """Run the kernel and adapter checks of supervised runs on prompts and completions."""
         context, rows = self.context, self._short_rows(self.generated)
         with perturbed_adapter(context.model):
             ours, stock = self._runs(rows)
@@ -253,7 +253,7 @@ class _RolloutChecks:
         return training_run(self.context, rows, backward=True), stock_run(self.context, rows)
 
     def _short_rows(self, generated: Generated) -> list[PromptAndCompletion]:
-        """Rows of the two shortest prompts, one of them with a group."""
+        """Return the rows of the two shortest prompts, including one group."""
         shortest = set(self.prompts[:2])
         return [row.row for row in generated.rows if row.request.prompt_ids in shortest]
 
@@ -266,7 +266,9 @@ class _RolloutChecks:
         return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Number of first layers to compare in fp32, with a merged copy; 0: fp32 is impossible."""
+        """Number of first layers to compare in fp32, including a merged copy of them.
+
+        0 means that fp32 does not fit in memory."""
         model, recipe = self.context.model, self.context.recipe
         if self.exact or recipe.quantization != "none" or has_whole_matrices(model):
             return 0
@@ -294,11 +296,11 @@ def _check_weights_kept(fault_text: str) -> Outcome:
         findings.append(
             fault(
                 name,
-                "a rollout changed the weights (tolerance: 0): an adapter was merged and not "
-                f"unmerged exactly: {fault_text}.",
+                "a rollout changed the weights, because merging the adapter was not undone "
+                f"exactly: {fault_text} (tolerance: 0).",
             )
         )
-    return make_outcome(name, findings, "bit for bit")
+    return make_outcome(name, findings, "a rollout changed no bit of the weights")
 
 
 def _checksums(context: ReinforcementContext) -> list[int]:

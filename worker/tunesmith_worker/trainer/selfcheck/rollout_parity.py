@@ -1,7 +1,7 @@
 """Checks that engine, trainer and stock transformers give generated tokens equal log-probabilities.
 
-If they differ, `find_cause` computes suspected faults with stock transformers and names the one
-that reproduces the wrong numbers.
+If they differ, `find_cause` imitates suspected faults with stock transformers, and names the fault
+that gives the same wrong numbers.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ def compare_rows(together: Generated, alone: Generated, limits: Limits) -> Outco
                 name,
                 f"a token's log-probability changes by {apart:.1e} when its prompt is in a batch "
                 f"of {len(together.rows)} rows instead of alone (tolerance "
-                f"{limits.log_prob:.0e}): rows attend to one another, to padding, "
-                "or to another prompt.",
+                f"{limits.log_prob:.0e}): rows attend to other rows, to padding, or to another "
+                "prompt.",
             )
         )
-    return make_outcome(name, findings, f"rows of a batch = alone to {apart:.0e}")
+    return make_outcome(name, findings, f"rows in a batch match single rows within {apart:.0e}")
 
 
 def check_equals_stock(
     rollout: torch.Tensor, stock: torch.Tensor, limits: Limits, cause: str
 ) -> Outcome:
-    """Check `rollout_equals_stock`, [N] each; `cause`: start of the message if they differ."""
+    """Check `rollout_equals_stock` for log-probabilities [N].
+
+    `cause`: start of the message if they differ."""
     name = "rollout_equals_stock"
     apart = change(rollout, stock, limits)
     findings = []
@@ -57,11 +59,11 @@ def check_equals_stock(
         findings.append(
             fault(
                 name,
-                f"{cause}: the engine's log-probabilities of its tokens differ from stock "
-                f"transformers' by {apart:.1e} (tolerance {limits.log_prob:.0e}).",
+                f"{cause}: the engine's log-probabilities differ from stock transformers by "
+                f"{apart:.1e} (tolerance {limits.log_prob:.0e}).",
             )
         )
-    detail = f"rollouts = stock to {apart:.0e} in {len(stock)} log-probs"
+    detail = f"rollouts match the stock model within {apart:.0e} for {len(stock)} log-probs"
     return make_outcome(name, findings, detail)
 
 
@@ -83,9 +85,9 @@ def check_equals_training(
         findings.append(
             fault(
                 name,
-                f"{cause}: the training forward's log-probabilities of generated tokens differ "
-                f"from stock transformers' by {from_stock:.1e} (tolerance "
-                f"{limits.log_prob:.0e}), and from the engine's by {from_rollout:.1e}.",
+                f"{cause}: the trainer's log-probabilities of generated tokens differ from stock "
+                f"transformers by {from_stock:.1e} (tolerance {limits.log_prob:.0e}), and from "
+                f"the engine by {from_rollout:.1e}.",
                 TRAINER_HINT,
                 param="recipe.patches",
             )
@@ -94,34 +96,37 @@ def check_equals_training(
         findings.append(
             fault(
                 name,
-                f"the engine's log-probabilities differ from the training forward's by "
+                f"the engine's log-probabilities differ from the trainer's by "
                 f"{from_rollout:.1e} (tolerance {limits.log_prob:.0e}).",
             )
         )
-    return make_outcome(name, findings, f"rollouts = training to {from_rollout:.0e}")
+    return make_outcome(name, findings, f"rollouts match training within {from_rollout:.0e}")
 
 
 def check_in_16_bits(
     rollout: torch.Tensor, training: torch.Tensor, stock: torch.Tensor, truth: torch.Tensor
 ) -> Outcome:
-    """Check `rollout_in_16_bits`: RMS distances of 16-bit scores from stock's scores in fp32."""
+    """Check `rollout_in_16_bits`: RMS errors of 16-bit log-probs against stock fp32."""
     name = "rollout_in_16_bits"
     engine, trainer, floor = (_rms(scores, truth) for scores in (rollout, training, stock))
     limit = FACTOR * max(floor, FLOOR)
     findings = [
         fault(
             name,
-            f"in 16 bits, the distance of the {source}'s log-probabilities from fp32's is "
-            f"{distance:.1e}, that of stock's {floor:.1e} (tolerance {limit:.1e}).",
+            f"in 16 bits, the {source}'s RMS error in log-probabilities against fp32 is "
+            f"{distance:.1e} (tolerance {limit:.1e}; the stock model's error is {floor:.1e}).",
             hint,
         )
         for source, distance, hint in (
             ("engine", engine, ENGINE_HINT),
-            ("training forward", trainer, TRAINER_HINT),
+            ("trainer", trainer, TRAINER_HINT),
         )
         if not distance <= limit
     ]
-    detail = f"{engine:.1e} from fp32 in rollouts, {trainer:.1e} in training, stock {floor:.1e}"
+    detail = (
+        f"RMS error against fp32: {engine:.1e} in rollouts, {trainer:.1e} in training, "
+        f"{floor:.1e} in the stock model"
+    )
     return make_outcome(name, findings, detail)
 
 
@@ -138,9 +143,9 @@ def find_cause(
     *,
     source: str,
 ) -> str:
-    """Name the fault whose log-probabilities equal `wrong` [N].
+    """Name the fault that would give the log-probabilities `wrong` [N].
 
-    `logits`: stock's, the correct ones. `source`: "the engine" or "the trainer".
+    `logits`: the correct logits, from the stock model. `source`: "the engine" or "the trainer".
     """
     for cause, expected in _suspects(context, generated, logits):
         if change(wrong, expected, limits) <= limits.log_prob:
@@ -148,7 +153,7 @@ def find_cause(
     if source == "the engine" and _single_tokens_are_right(context, generated, limits):
         return (
             "wrong positions or attention in the engine (prompts of one token are right, longer "
-            "ones are not)"
+            "prompts are wrong)"
         )
     return f"unknown cause in {source}"
 
@@ -160,9 +165,9 @@ def _suspects(
     if isinstance(context.model, peft.PeftModel):
         with disabled_adapter(context.model):
             base = stock_scores(context, generated)
-        yield "adapter detached (or a copy of the weights from before it was changed)", base
+        yield "adapter detached (or weights copied before the adapter was changed)", base
     for temperature in TEMPERATURES:
-        # The right temperature gives the right numbers, so it never equals the wrong ones.
+        # The right temperature gives the right numbers, so it cannot match the wrong numbers.
         yield f"temperature {temperature:g}", generated.log_probs_at(logits, temperature)
     yield from _truncated_prompts(context, generated)
 
@@ -178,7 +183,7 @@ def _truncated_prompts(
         for side, cut in (("start", slice(-limit, None)), ("end", slice(0, limit))):
             rows = [(ids[cut], tokens) for ids, tokens in zip(prompts, completions, strict=True)]
             scores = generated.log_probs_at(stock_logits(context, rows))
-            yield f"truncated prompt ({limit} tokens are left, the {side} is cut)", scores
+            yield f"truncated prompt ({limit} tokens remain, the {side} is cut)", scores
 
 
 def _single_tokens_are_right(
@@ -196,10 +201,10 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both sides' log-probabilities up to the first token that differs.
+    """Return the log-probabilities of both sides up to the first token that differs.
 
-    There, rounding may decide a tie of greedy tokens, or which side of the random number a sampled
-    token is on.
+    Rounding may change that token, by a tie between greedy tokens or at the border of a sampled
+    token's interval.
     """
     ours: list[float] = []
     single: list[float] = []

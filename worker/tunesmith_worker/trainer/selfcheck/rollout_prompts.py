@@ -1,7 +1,7 @@
 """Checks that prompts, sampling parameters, positions and stop tokens reach the rollout engine.
 
-Typical faults: a limit between data and engine truncates prompts; RoPE frequencies were rounded,
-which makes training and rollouts wrong alike; an engine obeys only one of several stop tokens.
+Typical faults: a length limit truncates prompts; RoPE frequencies are rounded, so that training and
+rollouts are equally wrong; an engine obeys only one of several stop tokens.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .model_runs import backbone_of
 from .rollout_parity import fault
 
 SAMPLE = 256
-"""Prompts to tokenize again, evenly spaced; the longest prompt is added."""
+"""Number of evenly spaced prompts to tokenize again. The longest prompt is added to them."""
 FREQUENCY = 1e-5
-"""Relative tolerance of a RoPE frequency, between fp32 on this device and another."""
+"""Relative tolerance of a RoPE frequency, for fp32 rounding on different devices."""
 ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Tolerance of a cosine or sine, by the dtype that it is rounded to."""
+"""Tolerance of a cosine or sine, by its dtype."""
 _TOKENS = 1024
-"""Positions to compare."""
+"""Number of positions to compare."""
 _PLACES = (1, 4)
-"""Places in a greedy completion whose tokens become stop tokens. Several, since an engine may obey
-only one of a list."""
+"""Positions in a greedy completion whose tokens become stop tokens. An engine may obey only one of
+several stop tokens."""
 
 
 def check_prompts(context: ReinforcementContext) -> Outcome:
-    """Check `prompts`: token ids are those of the whole rendered text."""
+    """Check `prompts`: the token ids match the whole rendered text."""
     count = len(context.prompts)
     places = {count * i // SAMPLE for i in range(SAMPLE)} if count > SAMPLE else set(range(count))
     places.add(max(range(count), key=lambda i: len(context.prompts[i].prompt_ids)))
@@ -59,18 +59,18 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
         findings.append(
             prompt_fault(
                 "prompts",
-                f"{len(wrong)} of {len(places)} sampled prompts are not the tokens of their text "
-                f"(tolerance: 0), {cut} of them truncated: the first has {actual_tokens} tokens, "
-                f"its text {expected_tokens}.",
+                f"{len(wrong)} of {len(places)} sampled prompts differ from the tokens of their "
+                f"text (tolerance: 0), and {cut} of them are truncated. The first has "
+                f"{actual_tokens} tokens, but its text has {expected_tokens}.",
             )
         )
-    return make_outcome("prompts", findings, f"{len(places)} prompts whole")
+    return make_outcome("prompts", findings, f"{len(places)} prompts match their text")
 
 
 def check_requests(context: ReinforcementContext) -> Outcome:
     """Check `rollout_requests`: the trainer requests whole prompts with the recipe's sampling.
 
-    It must also score completions at the same temperature.
+    The trainer must also score completions at the same temperature.
     """
     prompts = context.select_prompts(room=0) or [context.prompts[0].prompt_ids]
     requests = context.requests(prompts)
@@ -81,7 +81,7 @@ def check_requests(context: ReinforcementContext) -> Outcome:
         findings.append(
             prompt_fault(
                 "rollout_requests",
-                f"the trainer scores at temperature {trained:g}, recipe.grpo.temperature is "
+                f"the trainer scores at temperature {trained:g}, but recipe.grpo.temperature is "
                 f"{temperature:g} (tolerance: 0).",
             )
         )
@@ -95,18 +95,19 @@ def check_prompts_seen(requests: Sequence[Request], seen: int | None) -> Outcome
     """
     name = "prompts_seen"
     if seen is None:
-        return make_outcome(name, [], "this engine does not count them")
+        return make_outcome(name, [], "this engine does not count prompt tokens")
     requested = sum(len(ids) for ids in {request.prompt_ids for request in requests})
     findings = []
     if seen != requested:
         findings.append(
             prompt_fault(
                 name,
-                f"the engine read {seen} tokens of prompts that have {requested} (tolerance: 0): "
+                f"the engine read {seen} prompt tokens, but the prompts have {requested} "
+                "(tolerance: 0): "
                 f"it {'truncates' if seen < requested else 'adds to'} prompts.",
             )
         )
-    return make_outcome(name, findings, f"{seen} tokens of prompts read")
+    return make_outcome(name, findings, f"{seen} prompt tokens read")
 
 
 def prompt_fault(check: str, message: str) -> Finding:
@@ -114,13 +115,13 @@ def prompt_fault(check: str, message: str) -> Finding:
 
 
 def _tokens(tokenizer: Untyped, text: str) -> list[list[int]]:
-    """Tokenize without and with special tokens: templates contain them, plain text does not."""
+    """Tokenize without and with special tokens. Templates contain them; plain text does not."""
     return [tokenizer(text, add_special_tokens=added)["input_ids"] for added in (False, True)]
 
 
 def _changed_prompts(prompts: Sequence[TokenIds], requests: Sequence[Request]) -> list[Finding]:
     if len(requests) != len(prompts):
-        words = f"{len(prompts)} prompts made {len(requests)} requests (tolerance: 0)."
+        words = f"{len(prompts)} prompts led to {len(requests)} requests (tolerance: 0)."
         return [prompt_fault("rollout_requests", words)]
     for prompt, request in zip(prompts, requests, strict=True):
         if request.prompt_ids != prompt:
@@ -149,7 +150,7 @@ def _wrong_sampling(expected: SamplingParams, requests: Sequence[Request]) -> li
 
 
 def check_positions(context: ReinforcementContext) -> Outcome:
-    """Check `positions`: RoPE frequencies of model and engine are those of config.json."""
+    """Check `positions`: the RoPE frequencies of model and engine match config.json."""
     name = "positions"
     rotary = getattr(backbone_of(context.model), "rotary_emb", None)
     if rotary is None or not hasattr(rotary, "rope_type"):
@@ -159,8 +160,8 @@ def check_positions(context: ReinforcementContext) -> Outcome:
     if not off <= FREQUENCY:
         finding = prompt_fault(
             name,
-            f"wrong inv_freq: the model's {buffer} differs from that of its config.json by "
-            f"{off:.1e} (relative; tolerance {FREQUENCY:.0e}).",
+            f"wrong inv_freq: the model's {buffer} differs from config.json by {off:.1e} "
+            f"(relative; tolerance {FREQUENCY:.0e}).",
         )
         return make_outcome(name, [finding], "")
     dtype, device = context.model.dtype, context.device
@@ -170,17 +171,18 @@ def check_positions(context: ReinforcementContext) -> Outcome:
         findings.append(
             prompt_fault(
                 name,
-                "wrong inv_freq: the cosines and sines of the rollout engine differ from those of "
-                f"the model's config.json by {apart:.1e} (tolerance {limit:.0e}).",
+                "wrong inv_freq: the rollout engine's cosines and sines differ from config.json "
+                f"by {apart:.1e} (tolerance {limit:.0e}).",
             )
         )
-    return make_outcome(name, findings, f"frequencies equal to {off:.0e}, tables to {apart:.0e}")
+    detail = f"frequencies match within {off:.0e}, cosines and sines within {apart:.0e}"
+    return make_outcome(name, findings, detail)
 
 
 def _frequency_error(rotary: Untyped, expected: Untyped) -> tuple[float, str]:
-    """Return the largest relative error of a buffer, and its name.
+    """Return the largest relative error of a frequency buffer, and the buffer's name.
 
-    Where frequencies change with the length, only the original ones are compared.
+    If frequencies change with the length, only the original frequencies are compared.
     """
     worst, worst_name = 0.0, "inv_freq"
     for name, right in expected.named_buffers():
@@ -204,7 +206,7 @@ def _is_dynamic(rotary: Untyped) -> bool:
 def _table_error(
     rotary: Untyped, expected: Untyped, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """Return the largest difference of the engine's tables from those of a new module."""
+    """Return the largest difference between the engine's tables and a new module's tables."""
     tables = RopeTables(rotary, dtype, device)
     kinds = rotary.rope_type
     worst = 0.0
@@ -215,7 +217,7 @@ def _table_error(
         table = tables.table(name, tables.rope_key(length), length)
         right = expected(x, places) if name is None else expected(x, places, name)
         half = right[0].shape[-1] // 2
-        # Prompts use cos and sin, single tokens the doubled table.
+        # Prompts use cos and sin; single tokens use the doubled table.
         doubled = (table.doubled[:, 0, :half], table.doubled[:, 1, half:])
         pairs = zip((table.cos, table.sin, *doubled), (*right, *right), strict=True)
         for actual, wanted in pairs:
@@ -259,8 +261,8 @@ def check_stop_tokens(context: ReinforcementContext) -> Outcome:
 def check_ends(engine: RolloutEngine, request: Request, greedy: Completion) -> Outcome:
     """Check `completions_end`: a completion ends with its first stop token.
 
-    `request`: greedy, without stop tokens; `greedy`: its completion, whose tokens become stop
-    tokens of further requests.
+    `request`: a greedy request without stop tokens. `greedy`: the completion of that request, whose
+    tokens become stop tokens in new requests.
     """
     tokens = greedy.token_ids
     probes = [
@@ -276,7 +278,7 @@ def check_ends(engine: RolloutEngine, request: Request, greedy: Completion) -> O
 def _wrong_end(requests: Sequence[Request], completions: Sequence[Completion]) -> list[Finding]:
     """Return a finding for the first completion with a wrong end or finish reason.
 
-    Without its stop token, due to rounding, a completion proves nothing.
+    A completion that lacks its stop token due to rounding is ignored.
     """
     for request, completion in zip(requests, completions, strict=True):
         tokens = completion.token_ids
@@ -287,9 +289,9 @@ def _wrong_end(requests: Sequence[Request], completions: Sequence[Completion]) -
             return [
                 fault(
                     "completions_end",
-                    f"a completion of {len(tokens)} tokens (at most {request.max_tokens} were "
-                    f"requested) with stop tokens at places {[i + 1 for i in stops]} reports the "
-                    f"finish reason '{completion.finish_reason}' (tolerance: 0).",
+                    f"a completion of {len(tokens)} tokens (limit {request.max_tokens}) has stop "
+                    f"tokens at positions {[i + 1 for i in stops]}, but its finish reason is "
+                    f"'{completion.finish_reason}' (tolerance: 0).",
                 )
             ]
     return []

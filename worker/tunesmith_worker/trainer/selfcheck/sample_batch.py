@@ -1,6 +1,6 @@
-"""A batch of four short rows from the run's data: in training's layout, padded, and one by one.
+"""A batch of four short rows from the run's data: in the training layout, padded, and one by one.
 
-Shapes: T tokens of all rows, B rows.
+Shapes: T is the number of tokens in all rows, B the number of rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunesmith_worker.trainer.methods.batches import Batch, split
 from .check_context import SupervisedContext, Untyped
 
 LENGTHS = (64, 48, 33, 17)
-"""Maximum tokens of each row. They differ, since only unequal rows show attention across rows."""
+"""Maximum tokens of each row. Lengths differ, because equal rows hide attention across rows."""
 
 IdsAndLabels = tuple[list[int], list[int]]
 """Token ids and labels of a row."""
@@ -29,11 +29,11 @@ class SampleBatch:
     """The same rows in three layouts."""
 
     training_layout: Batch
-    """One micro-batch of all rows, in the layout of training."""
+    """One micro-batch of all rows, in the training layout."""
     padded: Batch
     """All rows padded to one length, as in stock trainers."""
     single_rows: tuple[Batch, ...]
-    """One batch for each row, built here and not by `batches.split`."""
+    """One batch for each row, built in this file and not by `batches.split`."""
     trains_padded: bool
 
     @property

@@ -1,8 +1,8 @@
 """Check that sampled tokens come from the distribution of the recipe's sampling parameters.
 
-The engine inverts the cumulative distribution with one random number u per token, derived from the
-request's seed (engine/rollout/sampling.py). Each token is therefore checked against stock
-transformers' probabilities, without statistics.
+The engine samples by the inverse cumulative distribution, with one random number per token from the
+request's seed (engine/rollout/sampling.py). Each token can therefore be computed again from the
+probabilities of stock transformers, without statistics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rollout_parity import TEMPERATURES, fault
 
 NAME = "sampling_distribution"
 BORDER = 0.05
-"""Share of tokens that may differ where a filter is used: rounding decides at its border."""
+"""Share of tokens that may differ if a filter is used, because rounding matters at its border."""
 
 
 def check_sampling_distribution(
@@ -33,7 +33,7 @@ def check_sampling_distribution(
     logits: Sequence[torch.Tensor],
     limits: Limits,
 ) -> Outcome:
-    """Check `sampling_distribution`; `logits`: stock's, [C, V] of each row."""
+    """Check `sampling_distribution`. `logits`: from the stock model, [C, V] per row."""
     if not isinstance(context.engine, NativeEngine):
         return not_applicable(NAME, "only the native engine's random numbers are known")
     if not limits.single:
@@ -64,19 +64,19 @@ def check_sampling_distribution(
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """Agreement of sampled tokens with a distribution; distances are of probabilities."""
+    """Agreement of sampled tokens with a distribution. Distances are in units of probability."""
 
     tokens: int
     wrong_tokens: int
-    """Tokens that their random number does not select."""
+    """Number of tokens that their random number does not select."""
     wrong: int
-    """Those, and tokens whose reported log-probability is wrong."""
+    """Number of tokens that are not selected or have a wrong reported log-probability."""
     token_distance: float
-    """Largest distance of a token's interval from its random number."""
+    """Largest distance between a token's interval and its random number."""
     log_prob_distance: float
-    """Largest error of a reported log-probability, in units of max(1, its size)."""
+    """Largest error of a reported log-probability: absolute below 1 nat, relative above."""
     allowed: float
-    """Tokens that may be wrong."""
+    """Number of tokens that may be wrong."""
 
     @property
     def is_good(self) -> bool:
@@ -114,7 +114,7 @@ def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
 def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return distances of tokens from their random numbers and errors of log-probabilities, [C]."""
+    """Return distances of tokens from random numbers, and errors of log-probs, each [C]."""
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]
     own = probabilities.gather(1, ids)[:, 0].cpu()
@@ -127,9 +127,9 @@ def _distances(
 
 
 def _probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Apply temperature, then top-k, top-p and min-p, each to what the previous one kept; [C, V].
+    """Return the probabilities [C, V] after temperature, top-k, top-p and min-p, in this order.
 
-    Independent of the engine's code. Sources: https://arxiv.org/abs/1904.09751 and
+    The code is independent of the engine. Sources: https://arxiv.org/abs/1904.09751 and
     https://arxiv.org/abs/2407.01082.
     """
     scores = logits / sampling.temperature

@@ -1,8 +1,8 @@
-"""Checks while a run trains.
+"""Checks during training.
 
-`Tripwires`, at steps 1, 10 and 50: the loss is a number and not zero, gradients reach all trained
-units, and weights move. Between these steps nothing is read from the device. `RolloutTripwires`:
-warnings from the metrics of a reinforcement run.
+`Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
+all trained units, and that weights change. Between these steps, it reads nothing from the device.
+`RolloutTripwires` warns about the metrics of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Untyped = Any  # Any: transformers and TRL are not typed
 STEPS = (1, 10, 50)
 GAP = {"fp32": 0.01}
 GAP_16_BITS = 0.1
-"""Maximum mean |log-prob when generated - in training|, nats a token. Rounding to fp32 gives 1e-6,
-to 16 bits 1e-3 to 2e-2."""
+"""Maximum mean |generation log-prob - training log-prob| in nats per token. Rounding causes 1e-6 in
+fp32, and 1e-3 to 2e-2 in 16 bits."""
 EQUAL_REWARDS = 0.8
 TRUNCATED = 0.3
 CLIPPED = 0.3
 KL = 1.0
-"""Maximum distance from the reference model, nats a token."""
+"""Maximum KL divergence from the reference model, in nats per token."""
 ENTROPY = 0.1
-"""Minimum entropy, as a share of the mean of the first steps."""
+"""Minimum entropy, as a share of the mean entropy in the first steps."""
 FIRST, FEW, MANY = 5, 3, 10
-"""Steps of the first mean entropy, and consecutive steps before a warning."""
+"""Number of consecutive steps before a warning. FIRST is also the number of steps in the initial
+mean entropy."""
 
 _EQUAL_REWARDS = (
     "the model learns nothing from them. The grader gives every completion the same score, or the "
@@ -50,8 +51,8 @@ _EQUAL_REWARDS = (
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Callback for all runs.
 
-    Its state is part of resume points, and steps count from the start of the run, so that a resumed
-    run is not checked twice.
+    A resumed run is not checked twice, because steps count from the start of the run and resume
+    points contain the callback's state.
     """
 
     def __init__(self, trainer: Untyped, events: EventLog) -> None:
@@ -69,7 +70,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._units = gradients.trained_units(self._trainer.model)
-        if state.global_step < STEPS[-1]:  # before a backward that would have nothing to do
+        if state.global_step < STEPS[-1]:  # report this before backward fails
             frozen = gradients.check_frozen(self._units)
             report_findings(frozen, self._events, state.global_step or None)
 
@@ -95,7 +96,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         if step in STEPS and self._movement is not None:
             self._trainer.guard.check()  # names the row that caused a NaN
             if not self._labelled and self._trainer.zero_gradient_is_valid:
-                return  # by chance, all completions of each group had equal rewards
+                return  # no gradient: by chance, each group's rewards were equal
             report_findings(self._findings(step, self._movement), self._events, step)
         if step >= STEPS[-1]:
             self._movement = None  # frees the rows it keeps
@@ -105,7 +106,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         if not self._trainer.zero_gradient_is_valid:
             findings += _check_loss(float(self._trainer.step_loss), self._labelled, step)
         if any(finding.level == "error" for finding in findings):
-            return findings  # missing gradients and updates would follow from the loss
+            return findings  # a wrong loss explains missing gradients and updates
         findings += gradients.check_frozen(self._units)
         had = set(self.had_gradient)
         largest = gradients.copy_to_host(self._largest)
@@ -125,7 +126,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
             count = sum(len(groups[index]["params"]) for index in still)
             yield Finding(
                 "learning_rate",
-                f"the learning rate of {count} tensors was 0 at every step so far and still is.",
+                f"the learning rate of {count} tensors has been 0 at every step so far.",
                 "Raise recipe.learning_rate, or set recipe.warmup_steps below the number of steps.",
                 param="recipe.learning_rate",
             )
@@ -151,14 +152,14 @@ def _check_loss(loss: float, labelled: int, step: int) -> Iterator[Finding]:
             "loss",
             f"the loss of {labelled} labelled tokens is exactly 0.",
             "Either the loss is not computed, or the model has memorized its rows.",
-            # At the first steps the model cannot have memorized them.
+            # In the first steps, the model cannot have memorized the rows.
             level="error" if step < STEPS[-1] else "warn",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutFigures:
-    """Metrics of one optimizer step, named as in the job's metrics; None: not measured."""
+    """Metrics of one optimizer step, named as in the job's metrics; None if not measured."""
 
     step: int
     rollout_gap: float | None = None
@@ -170,10 +171,10 @@ class RolloutFigures:
 
 
 class RolloutTripwires:
-    """Warnings from a reinforcement run's metrics, each kind once in a run.
+    """Warnings about a reinforcement run's metrics, each kind once per run.
 
-    The bounds of the gap, of equal rewards and of truncated completions are common practice
-    (docs/explanation/self-check.md); those of entropy, KL and clipping are rules of thumb.
+    The limits for the log-prob gap, equal rewards and truncation are common practice
+    (docs/explanation/self-check.md). The limits for entropy, KL and clipping are rules of thumb.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -198,7 +199,7 @@ class RolloutTripwires:
         return warnings
 
     def end(self, spreads: int) -> list[str]:
-        """Return warnings at the run's end; `spreads`: number of groups with unequal rewards."""
+        """Return warnings at the end of the run. `spreads`: groups with unequal rewards."""
         if spreads or "equal_rewards" in self._warned:
             return []
         return [f"equal_rewards: all groups of the run had equal rewards: {_EQUAL_REWARDS}"]
@@ -210,7 +211,7 @@ class RolloutTripwires:
         return {"told": warned, "in_a_row": {**self._consecutive}, "first": first}
 
     def restore(self, state: Mapping[str, JsonValue]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         warned, counts, first = state["told"], state["in_a_row"], state["first"]
         assert isinstance(warned, list)
         assert isinstance(counts, dict)
@@ -224,9 +225,9 @@ class RolloutTripwires:
         gap = now.rollout_gap
         if gap is not None:
             text = (
-                f"the mean difference of tokens' log-probabilities between generation and training "
-                f"is {gap:.2g} (healthy: up to {self._gap:g}): rollouts do not come from the "
-                "weights that train. Try recipe.patches='off', and report this."
+                f"the mean difference between generation and training log-probabilities "
+                f"is {gap:.2g} (healthy: up to {self._gap:g}): rollouts do not use the current "
+                "weights. Try recipe.patches='off', and report this."
             )
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
@@ -242,12 +243,12 @@ class RolloutTripwires:
         cut = now.truncated_share
         if cut is not None:
             text = (
-                f"every completion reached its limit for {FEW} steps: raise "
+                f"every completion reached the length limit for {FEW} steps: raise "
                 "recipe.grpo.max_completion_length, or use a model that ends its answers."
             )
             yield "all_truncated", FEW, cut >= 1.0, text
             text = (
-                f"{cut:.0%} of completions reached their limit, more than {TRUNCATED:.0%} for "
+                f"{cut:.0%} of completions reached the length limit, more than {TRUNCATED:.0%} for "
                 f"{MANY} steps: raise recipe.grpo.max_completion_length."
             )
             yield "truncated", MANY, TRUNCATED < cut < 1.0, text
@@ -258,14 +259,14 @@ class RolloutTripwires:
         if entropy is not None and len(self._first) == FIRST:
             start = sum(self._first) / FIRST
             text = (
-                f"entropy fell to {entropy:.2g} nats a token, from {start:.2g} in the first "
+                f"entropy fell to {entropy:.2g} nats per token, from {start:.2g} in the first "
                 f"{FIRST} steps: the completions of a group become equal. Lower "
                 "recipe.learning_rate, or raise recipe.grpo.epsilon_high or temperature."
             )
             yield "entropy", FIRST, entropy < ENTROPY * start, text
         if now.kl is not None:
             text = (
-                f"the KL divergence from the starting model is {now.kl:.2g} nats a token, more "
+                f"the KL divergence from the starting model is {now.kl:.2g} nats per token, more "
                 f"than {KL:g} for {FIRST} steps: lower recipe.learning_rate, or raise "
                 "recipe.grpo.beta."
             )
@@ -273,7 +274,7 @@ class RolloutTripwires:
         if now.clip_ratio is not None:
             text = (
                 f"{now.clip_ratio:.0%} of tokens were clipped, more than {CLIPPED:.0%} for {MANY} "
-                "steps: their gradient is lost. Lower recipe.learning_rate or "
+                "steps: clipped tokens give no gradient. Lower recipe.learning_rate or "
                 "recipe.grpo.num_iterations."
             )
             yield "clip_ratio", MANY, not now.clip_ratio <= CLIPPED, text

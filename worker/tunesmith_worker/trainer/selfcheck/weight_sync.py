@@ -1,7 +1,7 @@
 """Check that the engine generates from the current weights, adapter included.
 
-Each trained module of one layer is changed alone; the engine's scores must change as training's do.
-Typical faults: rollouts without the adapter, in one module or all; a stale copy of the weights.
+The check changes one trained module of a layer at a time. The log-probs of engine and trainer must
+then change equally. Typical faults are rollouts without the adapter and stale copies of weights.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from .rollout_parity import TRAINER_HINT, fault
 
 NAME = "rollout_follows_weights"
 TOKENS = 3
-"""Tokens of a completion, so that the engine runs its pass over prompts and its one-token pass."""
+"""Tokens per completion, enough to run both the prompt pass and the decoding pass."""
 SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
-"""Standard deviation of the change of an adapter; key: computed in fp32."""
+"""Standard deviation of the noise on an adapter. Key: True in fp32."""
 HOT = SamplingParams(temperature=4.0)
-"""High temperature: log-probabilities of almost certain tokens would hardly change."""
+"""High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
-"""Full tuning: noise on a weight, as a share of its standard deviation. Not a factor on the weight,
-which a following norm would cancel."""
+"""Noise on a weight in full tuning, as a share of its standard deviation. A factor on the weight
+would not work, because a following norm would cancel it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Module:
     name: str
     change: AbstractContextManager[None]
-    """Changes the module's weights in its body."""
+    """Context manager in whose block the module's weights are changed."""
 
 
 class WeightSyncCheck:
@@ -77,12 +77,12 @@ class WeightSyncCheck:
     def _not_the_base_model(self, zero: Generated, apart: float) -> Finding:
         with perturbed_adapter(self._context.model):
             stale = change(zero.policy, stock_scores(self._context, zero), self._limits)
-        cause = "with an adapter of zeros the engine differs from the base model"
+        cause = "with a zero adapter, the engine differs from the base model"
         if stale <= self._limits.log_prob:
-            cause = "stale weights in the engine: it generates from those of an earlier call"
+            cause = "stale weights: the engine generates with the weights of an earlier call"
         return fault(
             NAME,
-            f"{cause}: its log-probabilities differ from the base model's by {apart:.1e} "
+            f"{cause}: the engine's log-probabilities differ from the base model by {apart:.1e} "
             f"(tolerance {self._limits.log_prob:.0e}).",
         )
 
@@ -99,22 +99,22 @@ class WeightSyncCheck:
             apart = change(changed.policy, training, self._limits)
             if not engine_change > least:
                 message = (
-                    f"a change of {module.name} changes the engine's log-probabilities by only "
-                    f"{engine_change:.1e} (more than {least:.0e} is expected): stale weights, or "
-                    "an adapter that the engine does not have."
+                    f"noise on {module.name} changes the engine's log-probabilities by only "
+                    f"{engine_change:.1e} (more than {least:.0e} is expected): the engine has "
+                    "stale weights or lacks the adapter."
                 )
                 return make_outcome(NAME, [fault(NAME, message)], "")
             if not apart <= self._limits.log_prob:
                 return make_outcome(NAME, [self._differs_from_training(module.name, apart)], "")
-        detail = f"{len(modules)} modules of a layer, each changed alone"
+        detail = f"the engine follows changes in {len(modules)} modules of a layer"
         return make_outcome(NAME, [], detail)
 
     def _differs_from_training(self, name: str, apart: float) -> Finding:
         return fault(
             NAME,
-            f"after a change of {name}, the engine's log-probabilities differ from the training "
-            f"forward's by {apart:.1e} (tolerance {self._limits.log_prob:.0e}): the engine or the "
-            "trainer does not use the changed weights.",
+            f"with noise on {name}, the engine's log-probabilities differ from the trainer's by "
+            f"{apart:.1e} (tolerance {self._limits.log_prob:.0e}): the engine or the trainer does "
+            "not use the changed weights.",
             TRAINER_HINT,
         )
 
@@ -152,7 +152,7 @@ def _modules_of_a_layer(model: Untyped, size: float) -> list[_Module]:
 
 @contextmanager
 def _noise_added(weight: torch.Tensor) -> Iterator[None]:
-    """Add noise to a weight in place, so that every user of its memory sees the change."""
+    """Add noise to a weight in place, so that all tensors that share its memory change too."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         before = weight.detach().clone()

@@ -1,4 +1,5 @@
-"""Rollout engines with one fault each; and one that pads on the left, as stock trainers do."""
+"""Rollout engines with one fault each, and one without fault that pads on the left like stock
+trainers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class WithoutAdapter(_Faulty):
 
 
 class OneCallLate(_Faulty):
-    """Draws from the weights of the call before."""
+    """Samples with the weights of the previous call."""
 
     _before: dict[str, torch.Tensor] | None = None
 
@@ -52,7 +53,7 @@ class OneCallLate(_Faulty):
 
 
 class NeighboursPrompt(_Faulty):
-    """Rows see the prompt of the row beside them, where there is one."""
+    """Gives each row the prompt of the next row, if there is one."""
 
     def generate(self, requests: Sequence[Request], *rest: Untyped) -> list[Completion]:
         prompts = [one.prompt_ids for one in requests]
@@ -79,7 +80,7 @@ class CutsPromptsAndSaysNothing(CutsPrompts):
 
 
 class OtherTemperature(_Faulty):
-    """Draws at 0.7, and says so."""
+    """Samples at temperature 0.7 and reports the log-probs of that temperature."""
 
     def generate(self, requests: Sequence[Request], *rest: Untyped) -> list[Completion]:
         cold = SamplingParams(temperature=0.7)
@@ -89,7 +90,7 @@ class OtherTemperature(_Faulty):
 
 
 class OtherTemperatureInSecret(OtherTemperature):
-    """Draws at 0.7 and says what the tokens would have at 1."""
+    """Samples at temperature 0.7 but reports the log-probs of temperature 1."""
 
     def generate(self, requests: Sequence[Request], *rest: Untyped) -> list[Completion]:
         found = super().generate(requests, *rest)
@@ -112,7 +113,7 @@ class EndlessEngine(_Faulty):
 
 
 class OneStopTokenOnly(_Faulty):
-    """Of a list of stop tokens it takes the largest."""
+    """Uses only the largest of several stop tokens."""
 
     def generate(self, requests: Sequence[Request], *rest: Untyped) -> list[Completion]:
         first = [
@@ -122,7 +123,7 @@ class OneStopTokenOnly(_Faulty):
 
 
 class LeftPadded:
-    """A whole forward of padded rows for each token."""
+    """Runs a whole forward pass of padded rows for each token."""
 
     masked = True
 

@@ -1,4 +1,4 @@
-"""Reinforcement runs that are ready for their first step, as the self-check is given them."""
+"""Reinforcement runs that are ready for their first step, in the form that the self-check takes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def prompts_of(texts: Sequence[str]) -> list[Prompt]:
 
 
 def score_with(model: Untyped, *, packed: bool) -> Callable[..., tuple[torch.Tensor, None]]:
-    """Rows end to end, as our kernels take them, or side by side and padded on the right."""
+    """Make a score function. `packed` rows are concatenated, as our kernels need; others are padded
+    on the right."""
 
     def score(rows: Sequence[PromptAndCompletion], temperature: float) -> tuple[torch.Tensor, None]:
         wholes = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
@@ -97,11 +98,11 @@ def make_subject(
     free: int = 1 << 34,
     **recipe: Untyped,
 ) -> ReinforcementContext:
-    """`engine`: makes one of the model; else the native one."""
+    """Make a run. `engine` makes an engine from the model; None: the native engine."""
     config = FAMILIES[family]()
     config.vocab_size = len(TOKENIZER)
     plain = model_of(config)
-    for parameter in plain.parameters():  # not `.to(dtype)`, which takes RoPE's frequencies along
+    for parameter in plain.parameters():  # `.to(dtype)` would also convert RoPE's frequencies
         parameter.data = parameter.data.to(dtype)
     plain.generation_config.eos_token_id = [TOKENIZER.eos_token_id, 4]
     model = scored_by_trl(with_lora(plain) if lora else plain)
@@ -116,14 +117,14 @@ def make_subject(
             Request(
                 prompt_ids=one,
                 max_tokens=40,
-                seed=(1 << 64) - 1 - place,  # the largest, from which a group counts on
+                seed=(1 << 64) - 1 - place,  # large: a group adds to it and wraps
                 sampling=subject.sampling,
                 stop_token_ids=stops,
             )
             for place, one in enumerate(prompts)
         ]
 
-    unknown: Untyped = None  # what these checks do not look at
+    unknown: Untyped = None  # not used by these checks
     subject = ReinforcementContext(
         trainer=trainer,
         base=Base(model=plain, tokenizer=TOKENIZER, context=COMMON["max_position_embeddings"]),
@@ -147,7 +148,7 @@ def states(outcomes: Sequence[Outcome]) -> dict[str, str]:
 
 
 def faults(subject: ReinforcementContext) -> dict[str, str]:
-    """What the checks that run the model find: messages by check."""
+    """Return the errors of the checks that run the model, as messages by check."""
     return {
         finding.check: finding.message
         for one in check_rollouts(subject)

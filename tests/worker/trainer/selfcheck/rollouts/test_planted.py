@@ -44,7 +44,7 @@ ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]
         engines.CutsPromptsAndSaysNothing,
         {},
         "rollout_equals_stock",
-        "truncated prompt (8 tokens are left, the start is cut) in the engine",
+        "truncated prompt (8 tokens remain, the start is cut) in the engine",
     ),
     "other temperature": (
         engines.OtherTemperature,
@@ -58,12 +58,12 @@ ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]
         "sampling_distribution",
         "match temperature 0.7",
     ),
-    "no end": (engines.EndlessEngine, {}, "completions_end", "reports the finish reason 'length'"),
+    "no end": (engines.EndlessEngine, {}, "completions_end", "its finish reason is 'length'"),
     "one end of a list": (
         engines.OneStopTokenOnly,
         {},
         "completions_end",
-        "finish reason 'length'",
+        "finish reason is 'length'",
     ),
 }
 
@@ -87,7 +87,7 @@ def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
 
     monkeypatch.setattr(StepAttention, "_mask", unmasked)
     found = faults(make_subject())
-    assert "rows attend to one another" in found["rollout_rows_apart"], found
+    assert "rows attend to other rows" in found["rollout_rows_apart"], found
 
 
 def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RopeTables, "table", stretched)
     subject = make_subject()
     (finding,) = check_positions(subject).findings
-    assert finding.message.startswith("wrong inv_freq: the cosines and sines of the rollout engine")
+    assert finding.message.startswith("wrong inv_freq: the rollout engine's cosines and sines")
     found = faults(subject)
     assert found["rollout_equals_stock"].startswith("wrong positions or attention in the engine")
 
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_truncated_in_the_data_is_named() -> None:
     assert not check_prompts(subject).findings
     short = [Prompt(one.prompt_ids[:12], one.text) for one in subject.prompts]
     (finding,) = check_prompts(replace(subject, prompts=short)).findings
-    assert "of them truncated: the first has 12 tokens, its text " in finding.message
+    assert "of them are truncated. The first has 12 tokens, but its text has " in finding.message
 
 
 def test_a_law_that_is_not_the_recipes_is_named() -> None:
@@ -192,7 +192,7 @@ def test_a_law_that_is_not_the_recipes_is_named() -> None:
     subject = make_subject()
     subject.trainer.args.temperature = 0.9
     (finding,) = check_requests(subject).findings
-    assert "scores at temperature 0.9, recipe.grpo.temperature is 1" in finding.message
+    assert "scores at temperature 0.9, but recipe.grpo.temperature is 1" in finding.message
 
 
 def test_an_end_that_the_trainer_does_not_ask_for_is_named() -> None:

@@ -91,8 +91,8 @@ def whole_matrices(
             ErrorCode.RECIPE_INVALID,
             "recipe.lora.target_modules names matrices that would train as a whole: "
             f"{whole.price(adapter_itemsize)}.",
-            hint="Remove them: recipe.add_tokens and tokens that the base model never learned "
-            "train as single rows. To train the whole matrices, set "
+            hint="Remove these names: single rows already train for recipe.add_tokens and for "
+            "tokens that the base model never learned. To train the whole matrices, set "
             "recipe.allow_full_embeddings=true.",
             param="recipe.allow_full_embeddings",
         )
