@@ -49,6 +49,13 @@ def test_every_file_opens_with_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_training_compiles_nothing() -> None:
+    """Inductor compiles some autograd functions wrongly, so product code does not call it."""
+    calls = [path for path in python_files() if "torch.compile(" in path.read_text()]
+    outside = {path.relative_to(ROOT).parts[0] for path in calls} - {"tests"}
+    assert outside == {"benchmarks"}
+
+
 def test_the_environment_is_read_in_settings_only() -> None:
     """One place for each kind of process; elsewhere an environment is only handed on, whole."""
     readers = {
