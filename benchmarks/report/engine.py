@@ -8,16 +8,16 @@ from .tables import NOT_MEASURED, Result, date, table, verdict, versions
 
 MIB = 2**20
 SHOWN = 3
-"""Worst rows of a long table on the page; the result's file has all."""
+"""Number of rows of a long table on the page, worst first. The results file has all rows."""
 
 
 def layouts(result: Result | None) -> str:
     words = (
         "## The layout of a step\n\n"
         "`packing: auto` chooses padded, padding-free or packed micro-batches by a rule "
-        "(`python -m benchmarks.layouts`; `layouts.json`). Slower: extra CPU time of the chosen "
-        "layout relative to the fastest. Cost: time of the rule, as a share of a run of 200 steps."
-        "\n"
+        "(`python -m benchmarks.layouts`; `layouts.json`). `slower` is the extra CPU time of "
+        "the chosen layout relative to the fastest. `cost` is the time of the rule as a share of "
+        "200 steps.\n"
     )
     if result is None:
         return words + _open("layouts")

@@ -35,7 +35,7 @@ def measure_on(
 ) -> dict[str, Any]:
     """Count events and measure the latency from the sending of a report to its delivery.
 
-    Watchers have `join_seconds` to connect; they first receive the events before that.
+    Watchers have `join_seconds` to connect; they receive earlier events as backlog.
     """
     with service.worker() as worker:
         service.new_job(service.new_file())

@@ -55,7 +55,7 @@ def segment_attention(
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
-    result: torch.Tensor = _SegmentAttention.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    result: torch.Tensor = _SegmentAttention.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, cos, sin, segments, shape
     )
     return result

@@ -77,7 +77,7 @@ def varlen_attention(
 
 
 def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _Gathered.apply(x, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    result: torch.Tensor = _Gathered.apply(x, index)  # type: ignore[no-untyped-call]  # untyped in torch
     return result
 
 

@@ -51,7 +51,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     Raises ValueError for a wrong shape or an activation that is not in `Activation`.
     """
     _check(gate_up, activation)
-    out: torch.Tensor = _Gated.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out: torch.Tensor = _Gated.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         gate_up, activation
     )
     return out

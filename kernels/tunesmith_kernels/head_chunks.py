@@ -73,7 +73,7 @@ class TrainedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of rows. Its logits are overwritten by `read_rows`."""
+    """Chunk of rows. `read_rows` overwrites its logits."""
 
     rows: slice
     hidden: torch.Tensor  # [n, H]

@@ -4,7 +4,7 @@ This module needs only the logits, not the hidden states or the weight.
 
 For one row of logits y and its target t, with g = logit_scale / temperature and a soft cap c:
     z_j = c tanh(logit_scale y_j / c) / temperature        (without soft cap: z_j = g y_j)
-    q_j = softmax of z over the columns j != t,  lse_o = logsumexp of z over them
+    q_j = softmax of z over the columns j != t,  lse_o = logsumexp of z over these columns
     d = lse_o - z_t,  p_t = sigmoid(-d),  Q = 1 - p_t = sigmoid(d)
     log p_t = -softplus(d)
     f_j = 1 - (z_j temperature / c)^2  (without soft cap: 1)

@@ -125,7 +125,7 @@ def token_log_probs(
         row_gradient=recorded and trained is not None and trained.values.requires_grad,
     )
     ids, values = (None, None) if trained is None else trained
-    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call, ids, values)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    scored = _TokenLogProbs.apply(hidden, weight, bias, targets, call, ids, values)  # type: ignore[no-untyped-call]  # untyped in torch
     return TokenLogProbs(*scored)
 
 
@@ -175,7 +175,7 @@ def _check_trained(weight: torch.Tensor, bias: torch.Tensor | None, trained: Tra
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,  # torch types no context
+        ctx: Any,  # torch has no type for the context
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -224,7 +224,7 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any,  # torch types no context
+        ctx: Any,  # torch has no type for the context
         by_log_prob: torch.Tensor | None,
         by_entropy: torch.Tensor | None,
         _: None,

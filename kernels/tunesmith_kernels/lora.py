@@ -121,7 +121,7 @@ def lora_linear(
     for p in projections:
         pair = (p.adapter.a, p.adapter.b) if p.adapter else (None, None)
         tensors += [p.weight if isinstance(p.weight, torch.Tensor) else None, p.bias, *pair]
-    result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         spec, x, residual, norm.weight if norm else None, fused_weight, *tensors
     )
     return result
@@ -251,7 +251,7 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Concatenate the weights. A single weight is returned without a copy, which would be kept
+    """Concatenate the weights. A single weight is returned as it is, because a copy would be kept
     until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
@@ -289,7 +289,7 @@ def _prologue_backward(
     dh: torch.Tensor,
     need_norm: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
-    """Return h if it is a by-product, else None, and the gradients of x and the norm's weight."""
+    """Return h (None if it is not computed here), and the gradients of x and the norm's weight."""
     if spec.norm is not None and norm_weight is not None and rstd is not None:
         kind = spec.norm[1]
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)

@@ -70,7 +70,7 @@ def rms_norm(
     Raises ValueError if weight is not [H].
     """
     _check(x, weight)
-    y: torch.Tensor = _RMSNorm.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    y: torch.Tensor = _RMSNorm.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         x, weight, eps, kind
     )
     return y

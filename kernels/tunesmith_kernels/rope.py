@@ -89,7 +89,7 @@ def rope(
     """
     for x in (q, k):
         _check(x, cos, sin, positions)
-    rotated: tuple[torch.Tensor, torch.Tensor] = _Rope.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    rotated: tuple[torch.Tensor, torch.Tensor] = _Rope.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         q, k, cos, sin, positions
     )
     return rotated

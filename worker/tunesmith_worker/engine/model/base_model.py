@@ -129,8 +129,8 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
     if missing:
         raise RunError(
             ErrorCode.MODEL_NOT_USABLE,
-            f"Model '{spec.model}' lacks {len(missing)} weights, such as {missing[0]}; these would "
-            "be random.",
+            f"Model '{spec.model}' lacks {len(missing)} weights, such as {missing[0]}. Missing "
+            "weights would be random.",
             hint="Download the model again, or use a model whose weights match its config.json.",
         )
     fix_nf4_layout(model)

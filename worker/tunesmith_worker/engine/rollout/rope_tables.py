@@ -6,8 +6,8 @@ bit.
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
 two sets of frequencies: one up to the original context length and one above it. The scaling
 `dynamic` has a separate set for each length above the original context. Cached keys are valid for
-only one set of frequencies. `rope_key` identifies a sequence's set of frequencies. If a sequence
-gets another set, its cached keys are recomputed.
+only one set of frequencies. `rope_key` identifies a sequence's set of frequencies. If a sequence's
+set changes, the cached keys are recomputed.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        If the process was stopped with SIGSTOP, it continues. If the process is dead, nothing
-        answers."""
+        A process stopped by SIGSTOP continues. A dead process does not answer."""
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)

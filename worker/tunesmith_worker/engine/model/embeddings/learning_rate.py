@@ -2,7 +2,7 @@
 
 In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
 few steps, so noise does not average out. LoRA's learning rate is ten times as high as for full
-tuning. For such rows this is too high.
+tuning, which is too high for rare tokens.
 """
 
 from __future__ import annotations

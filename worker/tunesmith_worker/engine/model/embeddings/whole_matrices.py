@@ -1,6 +1,6 @@
 """Train the whole embedding and head in fp32, if recipe.allow_full_embeddings is set.
 
-An adapter with these matrices is very large. For a few tokens, token_rows.py trains only their
+An adapter with whole matrices is very large. For a few tokens, token_rows.py trains only single
 rows.
 """
 
