@@ -13,11 +13,11 @@ from tunesmith_worker.rundir.advice.rules import RULES, choose_advice
 from .reports import GPU, planned, report, rollouts
 
 UNSATURATED = Saturation(state="not_saturated", text="half is fixed", doubling_gain=0.25)
-MEASURED = Choice(
+BY_RULE = Choice(
     name="packing",
     value="padded",
-    reason="measured",
-    figures={"tokens_per_second": {"padding_free": 9.0, "packed": 8.0, "padded": 10.0}},
+    reason="few tokens",
+    figures={"slots_per_token": 1.2, "alternatives": ["padding_free"]},
 )
 
 PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
@@ -110,8 +110,7 @@ def test_a_run_that_spends_its_time_well_is_told_so() -> None:
         {"phases": {"logging": 4.9}},
         {"padding_share": 0.19, "settings": {"layout": "padded"}},
         {"padding_share": 0.4},  # padding-free already: it cannot be padding
-        {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [MEASURED]},
-        {"saturation": UNSATURATED, "choices": [MEASURED]},
+        {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [BY_RULE]},
         {"saturation": UNSATURATED, "settings": {"layout": "packed"}},
         {"saturation": UNSATURATED, "settings": {"gradient_accumulation_steps": 1}},
         {"device_waits_share": 0.4},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 from tunesmith_schema import STARTUP, TRAINING, Advice, PhaseName, RunReport, TrainingSettings
 
@@ -87,7 +86,7 @@ def _data_share(report: RunReport, settings: TrainingSettings) -> float | None:
 
 def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None:
     share = _padding_share(report, settings)
-    if share is None or settings.layout != "padded" or _measured(report):
+    if share is None or settings.layout != "padded" or _layout_is_fastest(report):
         return None
     rows = settings.per_device_train_batch_size
     passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
@@ -98,13 +97,11 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
     )
 
 
-def _measured(report: RunReport) -> list[str]:
-    """Return the layouts measured at the start of the run; advice never changes the fastest
-    layout."""
-    for choice in report.choices:
-        if choice.name == "packing" and isinstance(choice.figures.get("tokens_per_second"), dict):
-            return [*cast(dict[str, float], choice.figures["tokens_per_second"])]
-    return []
+def _layout_is_fastest(report: RunReport) -> bool:
+    """Return True if the run chose its layout from several; advice never changes that choice."""
+    return any(
+        choice.name == "packing" and choice.figures.get("alternatives") for choice in report.choices
+    )
 
 
 def _padding_share(report: RunReport, settings: TrainingSettings) -> float | None:
@@ -166,12 +163,12 @@ def _host(report: RunReport, settings: TrainingSettings) -> Suggestion | None:
 def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
     """Return True if advice to double the rows per micro-batch makes sense.
 
-    The advice needs an even number of accumulation steps and free memory of more than half. A run
-    that tried the packed layout already measured larger micro-batches."""
+    The advice needs an even number of accumulation steps and more than half of the memory free.
+    Packed micro-batches are already as large as useful."""
     memory = report.peak_memory
     used = (memory.reserved or 0) / (memory.device_total or 1)
-    tried = settings.layout == "packed" or "packed" in _measured(report)
-    return settings.gradient_accumulation_steps % 2 == 0 and used < 0.5 and not tried
+    even = settings.gradient_accumulation_steps % 2 == 0
+    return even and used < 0.5 and settings.layout != "packed"
 
 
 def _twice(settings: TrainingSettings) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
+
 from tunesmith_schema import Choice
 from tunesmith_worker.rundir.plan import Choices
 
@@ -45,5 +47,8 @@ class Layouts:
         return f"Micro-batches are {SMALLER}, because {before} {reason}."
 
     def _choice(self, reason: str) -> Choice:
-        figures = {"slots_per_token": round(self._plan.slots_per_token, 4)}
+        figures: dict[str, JsonValue] = {
+            "slots_per_token": round(self._plan.slots_per_token, 4),
+            "alternatives": [name for name in self._plan.layouts if name != self._name],
+        }
         return Choice(name=NAME, value=self._name, reason=reason, figures=figures)
