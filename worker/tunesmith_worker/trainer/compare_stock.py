@@ -227,7 +227,7 @@ def _print(line: str) -> None:
 LOSS_LIMIT = 1e-5
 """Limit for rounding due to different summation orders, accumulated over some steps."""
 NORM_LIMIT = 1e-5
-"""Limit; measured differences are 1e-7 to 2e-6."""
+"""Limit for gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
 """Minimum for the stock error, which may be tiny by chance on few rows (docs/contributing/log)."""

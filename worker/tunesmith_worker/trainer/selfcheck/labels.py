@@ -122,7 +122,7 @@ def check_answers(context: SupervisedContext) -> Outcome:
         findings.append(
             _finding(
                 "answers",
-                f"in {len(foreign)} of the first {len(texts)} rows, the labels contain less than "
+                f"in {len(foreign)} of the first {len(texts)} rows, the labels match less than "
                 f"{ENOUGH:.0%} of the assistant's words. The first such labels are "
                 f"{foreign[0][:80]!r}.",
                 _HINT,
