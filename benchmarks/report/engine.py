@@ -76,7 +76,7 @@ def memory_plan(result: Result | None) -> str:
 
 
 def _memory_error(row: Result) -> float:
-    return max(abs(row["error"]), abs(row["rss_error"] or 0.0))
+    return max(abs(float(row["error"])), abs(float(row["rss_error"] or 0.0)))
 
 
 def precisions(results: list[Result]) -> str:
