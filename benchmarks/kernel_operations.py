@@ -97,7 +97,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU of gate and up side by side, the output of one GEMM."""
+    """SwiGLU. Its input is one tensor with gate and up side by side, as one GEMM returns them."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerSiLUMulFunction")
 
@@ -115,7 +115,7 @@ def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pr
 
 
 def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """GEGLU of gate and up side by side, with the tanh approximation of GELU."""
+    """GEGLU with the tanh approximation of GELU. Its input is one tensor, as in SwiGLU."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerGELUMulFunction")
 

@@ -77,8 +77,8 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
-    """Yield the sides alternately; every second round reverses their order. Models with bars come
-    first."""
+    """Yield the sides alternately; every second round reverses their order. Models whose figures
+    have a bar come first."""
     sides = ["ours", "stock"]
     if not tiny:
         sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]

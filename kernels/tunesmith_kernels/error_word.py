@@ -8,8 +8,8 @@ The bits of an fp32 number x, as an integer, are
 Here w is the bf16 nearest to x, with ties rounded away from zero. e is the lower half of x as a
 signed number; w is the upper half, plus 1 if e is negative. Every finite x has exactly one such
 pair, and the pair restores x exactly. Together w and e are an fp32 master weight; the model
-computes with w alone. torch rounds ties to even, so about one weight in 131,072 differs;
-`tied_to_odd` finds them.
+computes with w alone. torch rounds ties to even, so about one weight in 131,072 differs
+from torch's rounding; `tied_to_odd` finds these weights.
 
 Source: split SGD (https://arxiv.org/abs/2010.06192, section 5) and
 https://arxiv.org/abs/2602.23349. Memory: 2 + 2 bytes per weight, and 4 + 4 bytes for AdamW's
@@ -51,8 +51,9 @@ def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Return a bool mask of the weights that torch would round differently. Their fp32 master is
-    exactly between two bf16 numbers, and `weight` is the odd one."""
+    """Return a bool mask of the weights that differ from torch's rounding of their fp32 master. The
+    master is exactly between two bf16 numbers: torch takes the even one, and `weight` is the odd
+    one."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 

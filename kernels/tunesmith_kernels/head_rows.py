@@ -118,7 +118,9 @@ def _read_tile(
 
 
 def _find_top1(z: torch.Tensor, targets: torch.Tensor, out: RowStatistics) -> None:
-    """Set is_top1. The first of equal columns is the argmax. z: [n, V] with the target masked."""
+    """Set is_top1. If several columns have the largest logit, the first of them is the argmax.
+
+    z: logits [n, V] with the target masked."""
     assert out.is_top1 is not None
     torch.gt(out.target, out.max_other, out=out.is_top1)
     tied = (out.target == out.max_other).nonzero()[:, 0]

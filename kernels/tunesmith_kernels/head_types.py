@@ -56,7 +56,7 @@ class RowStatistics:
     max_other: torch.Tensor  # [N] largest z_j, j != t
     sum_other: torch.Tensor  # [N] sum_j exp(z_j - max_other), j != t
     mean_other: torch.Tensor | None  # [N] mu - max_other, if the entropy is requested
-    is_top1: torch.Tensor | None  # [N] bool: t is the argmax (the first of equal columns)
+    is_top1: torch.Tensor | None  # [N] bool: t is the argmax (at a tie, the first column)
 
     @classmethod
     def empty(

@@ -50,7 +50,7 @@ class TokenLogProbs(NamedTuple):
 
     log_probs: torch.Tensor  # [N]
     entropy: torch.Tensor | None  # [N], in nats
-    is_top1: torch.Tensor | None  # [N] bool: the target is the argmax (first of equal columns)
+    is_top1: torch.Tensor | None  # [N] bool: the target is the argmax (the first at a tie)
 
 
 def token_log_probs_reference(

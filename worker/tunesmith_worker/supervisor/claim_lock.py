@@ -67,8 +67,9 @@ class ClaimRecord:
     def record_outcome(self, outcome: Outcome) -> None:
         """Write the outcome to the record before it is reported.
 
-        A success is written as `released`, because the record does not contain the output files. If
-        the success cannot be reported, the job continues from its last resume point.
+        A success is written as `released`: the record does not contain the output files, which the
+        report of a success needs. If the supervisor ends before it has reported the success, a
+        worker reports the release instead, and the job continues from its last resume point.
         """
         self._claim.outcome = Outcome(state="released")
         if outcome.state in ("failed", "cancelled"):

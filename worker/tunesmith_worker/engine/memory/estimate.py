@@ -57,12 +57,12 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Ratios of measured to predicted bytes, from the probe run."""
+    """Corrections of the predicted bytes, measured in the probe run."""
 
     kept: float = 1.0
-    """Ratio for the bytes that a layer keeps for backward."""
+    """Ratio of measured to predicted bytes that a layer keeps for backward."""
     workspace: float = 1.0
-    """Ratio for temporary memory: workspace and logits."""
+    """Ratio of measured to predicted bytes of temporary memory (workspaces and logits)."""
     allocator: int = 0
     """Freed bytes that the host's allocator has not returned to the kernel."""
 

@@ -105,7 +105,9 @@ def sample(
 
 
 def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Sample tokens [B, 1] with a probability above 0 from probabilities [B, V] and u [B, 1].
+    """Sample one token per row from `probabilities` [B, V] and uniform random numbers u [B, 1].
+
+    Returns token ids [B, 1]. A token with probability 0 is never sampled.
 
     The search first finds the block of tokens, then the token within the block. Block sums are many
     times faster than a cumulative sum over the whole vocabulary."""

@@ -31,8 +31,9 @@ _SIMULATED_STEPS = 64
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     kind: Kind
-    """`padded`: with padding, on the model's own layers. `padding_free`: concatenated, split by
-    number of rows. `packed`: concatenated, split by tokens."""
+    """Arrangement of a micro-batch. `padded`: `rows` examples with padding, on the model's own
+    layers. `padding_free`: about `rows` examples, concatenated. `packed`: examples of at most
+    `tokens` tokens in total, concatenated."""
     rows: int | None = None
     """Examples in a micro-batch; None if packed."""
     tokens: int | None = None

@@ -188,9 +188,11 @@ def _causal(model: Untyped) -> Untyped:
 
 
 def in_parts(inputs: Inputs, parts: int, loss_type: str) -> list[Inputs]:
-    """Split a step into parts with about equal numbers of tokens. Groups are cut only if needed.
+    """Split a step into parts with about equal numbers of tokens.
 
-    Each part's loss is multiplied by its share; the sum over all parts is the step's loss."""
+    A part consists of consecutive rows in the order of their prompts, so that only its first and
+    its last group can be incomplete. Each part's loss is multiplied by its share; the sum over all
+    parts is the step's loss."""
     rows: list[GroupRow] = inputs[ROWS]
     if parts <= 1 or len(rows) <= 1:
         return [inputs | {SHARE: 1.0}]

@@ -26,7 +26,8 @@ class Limits:
     gradient: float
     """Tolerance of a tensor's gradient: RMS difference divided by the RMS of the stock gradient."""
     single: bool = True
-    """True: limits for each label and tensor. False: limits for the RMS over all of them."""
+    """True: the limits apply to each label and to each gradient tensor. False: the limits apply to
+    the RMS over all labels and to the RMS over all gradients."""
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)

@@ -241,7 +241,7 @@ def check_stop_tokens(context: ReinforcementContext) -> Outcome:
             prompt_fault(
                 name,
                 f"{len(missing)} of {len(ends)} tokens that end a turn do not end a completion "
-                f"(tolerance: 0): {words}. Completions would continue after their end.",
+                f"(tolerance: 0): {words}. Completions would continue after the end of the turn.",
             )
         )
     elif not request.stop_token_ids and not request.stop:
