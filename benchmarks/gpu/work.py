@@ -77,8 +77,9 @@ def _lora_qkv(s: Shape) -> Work:
     return Work(
         elements=7 * s.rows * s.hidden,
         products=_lora(s.rows, s.hidden, outs, s.rank),
-        words="products with the frozen weight in forward and backward, three products for all A "
-        "together and three for each B; 7 * rows * hidden for the norm, which backward recomputes",
+        words="products with the frozen weight in forward and backward, three products for the "
+        "concatenated LoRA A matrices and three for each B; 7 * rows * hidden for the norm, which "
+        "backward recomputes",
     )
 
 
@@ -92,8 +93,8 @@ def _lora_down(s: Shape) -> Work:
 
 
 def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, ...]:
-    """Return the matrix products with frozen weights and adapters. Forward and backward have one
-    product with all A concatenated."""
+    """Return the matrix products with frozen weights and adapters. The LoRA A matrices are
+    concatenated, so they count as one matrix; each B counts alone."""
     out, ranks = sum(outs), rank * len(outs)
     whole = [(rows, hidden, out), (rows, out, hidden)]
     thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]

@@ -39,9 +39,10 @@ def training(results: list[Result]) -> str:
         "## Training on a CPU\n",
         "Training steps of a Llama of 12.4 million parameters on rows of 32 to 768 tokens, with "
         "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
-        "Speed is tokens per CPU-second of one thread. Peak memory excludes memory before "
-        "training. Loss is the largest relative difference of a step's loss; padded batches have "
-        "different rows, so their loss is not comparable.\n",
+        "Speed is tokens per CPU-second of one thread. Peak memory is the peak during "
+        "training minus the memory in use before training. Loss is the largest relative "
+        "difference of a step's loss; padded batches have different rows, so "
+        "their loss is not comparable.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),

@@ -58,7 +58,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I]; rows may be non-contiguous."""
+    """Compute gate_up [T, 2I] -> [T, I]; there may be gaps between rows."""
     _check(gate_up, activation)
     gate_up = _last_contiguous(gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2

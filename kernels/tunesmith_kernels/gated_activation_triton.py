@@ -1,7 +1,7 @@
 """Triton kernels for gated_activation.py: one pass forward and one pass backward.
 
-The callers have checked the arguments. The last dimension is contiguous; rows may be
-non-contiguous.
+The callers have checked the arguments. The elements of a row are contiguous; there may be
+gaps between rows.
 """
 
 from __future__ import annotations

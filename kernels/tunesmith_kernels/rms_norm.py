@@ -10,8 +10,8 @@ Gradients, with g = w dy (GEMMA: (1 + w) dy):
     dx = r (g - x r mean(g x r))           dw = sum over rows of dy x r
 
 Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467. For a
-row of zeros, y is 0 and dx is g / sqrt(eps). x is [..., H], normalised over H. Rows may be
-non-contiguous (heads in a wider buffer); x is copied if its last dimension is not contiguous.
+row of zeros, y is 0 and dx is g / sqrt(eps). x is [..., H], normalised over H. There may be
+gaps between rows (heads in a wider buffer); x is copied if its last dimension is not contiguous.
 Forward saves only r; `rms_norm_apply` recomputes y. `rms_norm` is differentiable; its
 parts (`rms_norm_forward`, `rms_norm_apply`, `rms_norm_backward`) are for autograd functions.
 """
@@ -172,8 +172,8 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [..., H] as [R, n, H], as a view if the strides allow it. n is 1 unless the heads
-    are non-contiguous."""
+    """Return x [..., H] as [R, n, H], as a view if the strides allow it. n is 1 unless there
+    are gaps between the groups of n heads."""
     x = _last_contiguous(x)
     if x.dim() > 3:
         x = x.flatten(0, -3)

@@ -55,7 +55,7 @@ def rope_(
     positions: torch.Tensor | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate x [T, n, D] in place and return it. Rows and heads may be non-contiguous.
+    """Rotate x [T, n, D] in place and return it. There may be gaps between rows and heads.
 
     cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` rotates by the
     negative angles, as the gradient needs. Autograd does not record the call. Raises ValueError for

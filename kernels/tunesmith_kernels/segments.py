@@ -127,7 +127,7 @@ class Segments:
         return [(start, stop) for start, stop in pairwise(self.bounds) if stop > start]
 
     def segments(self) -> list[Segment]:
-        """Return the rows that have tokens, with their prefixes."""
+        """Return a `Segment` for each row that has at least one token."""
         if self.prefixes is None:
             return [Segment(start, stop) for start, stop in self.rows()]
         rows = zip(pairwise(self.bounds), self.prefixes.ranges, strict=True)

@@ -71,8 +71,8 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "saturation": {
             "state": "saturated",
-            "text": "GPU already saturated; more rows only add memory: of 267.0 ms for a "
-            "micro-batch of 4,096 slots, 3.1 +- 4.0 ms are a fixed cost",
+            "text": "GPU is already saturated; more rows would only add memory: a micro-batch of "
+            "4,096 token positions takes 267.0 ms, with a fixed cost of 3.1 +- 4.0 ms",
             "doubling_gain": 0.0058,
         },
         "advice": {
@@ -140,7 +140,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "saturation": {
             "state": "not_measured",
-            "text": "not measured: all micro-batches have about 48,640 slots",
+            "text": "not measured: all micro-batches have about 48,640 token positions",
         },
         "advice": {
             "rule": "generation",

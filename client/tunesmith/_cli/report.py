@@ -71,7 +71,10 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
             f"{_number(throughput.trained_tokens_per_second)} trained",
         )
         if throughput.padding_share is not None:
-            yield "padding", f"{throughput.padding_share:.1%} of {throughput.slots:,} slots"
+            yield (
+                "padding",
+                f"{throughput.padding_share:.1%} of {throughput.slots:,} token positions",
+            )
     if report.rollouts is not None:
         yield from _rollouts(report.rollouts, throughput)
     if (used := report.utilization) is not None:

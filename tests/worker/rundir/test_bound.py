@@ -89,7 +89,7 @@ def test_a_fixed_cost_is_what_twice_the_rows_would_save() -> None:
     ("fit", "why"),
     [
         (Fit(), "0 micro-batches"),
-        (fit_of(0.05, 1e-4, spread=5), "about 500 slots"),
+        (fit_of(0.05, 1e-4, spread=5), "about 500 token positions"),
         (fit_of(0.003, 1e-4, noise=0.05), "vary too much"),
     ],
 )

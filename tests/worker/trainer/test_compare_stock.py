@@ -45,7 +45,7 @@ def test_both_curves_are_printed_and_agree(
     assert [line.split()[0] for line in printed.splitlines() if line[:6].strip().isdigit()] == [
         *"123"
     ]
-    assert "tokens per second of wall time (the two ran one after the other): stock " in printed
+    assert "tokens per second of wall time (stock ran first, then ours): stock " in printed
     assert "agrees with the stock trainer on this data" in printed
     assert "bf16" not in printed
     assert sorted(path.name for path in run.rglob("*")) == before, "RUN_DIR is only read"

@@ -1,8 +1,8 @@
 """Invented world as training data: its inhabitants, and questions about them.
 
-The base model learns to answer in prose, and in JSON only on request. LoRA learns from some of the
-inhabitants to answer every question in JSON. GRPO gets questions without answers. Everything is a
-pure function of a seed.
+The base model learns to answer in prose, and in JSON only on request. LoRA learns to answer
+every question in JSON; its questions are about some of the inhabitants. GRPO gets questions without
+answers. Everything is a pure function of a seed.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _report(
     if stock.tokens_per_second and ours.tokens_per_second:
         ratio = ours.tokens_per_second / stock.tokens_per_second
         _print(
-            "\ntokens per second of wall time (the two ran one after the other): "
+            "\ntokens per second of wall time (stock ran first, then ours): "
             f"stock {stock.tokens_per_second:,.0f}, ours {ours.tokens_per_second:,.0f} "
             f"({ratio:.2f}x)"
         )

@@ -114,7 +114,7 @@ def test_a_run_that_can_learn_nothing_says_so_at_its_end(
     run = make_run(ROWS, valid=valid, recipe=given, method="reinforcement", grader=grader)
     assert main(run) == 0, read_result(run).error
     (said,) = (one.message for one in read_events(run) if "equal_rewards" in one.message)
-    assert "all groups of the run had equal rewards" in said
+    assert "in every group of the run, all rewards were equal" in said
 
 
 def test_a_run_with_a_spread_somewhere_does_not(

@@ -1,4 +1,6 @@
-"""The layout of a run: chosen by the plan, or by plan.json, or after memory ran out."""
+"""The layout of a run. An attempt that finds a plan.json uses the layout in it. If memory runs
+out, the run switches to the layout that needs the least memory.
+"""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def plan_grpo_train(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """Return steps, learning rate and batch. Rows are completions, `plan.completions_per_step` per
-    step; an epoch drops its last incomplete step."""
+    """Return steps, learning rate and batch. A batch contains the completions
+    of a step. Prompts that do not fill the last step of an epoch are left out of this epoch."""
     interval = _reinforcement(hyperparameters).eval_interval
     if recipe.eval_steps == "auto" and interval != "auto":
         recipe = recipe.model_copy(update={"eval_steps": interval})
@@ -185,8 +185,8 @@ def _max_completion_length(
         "max_completion_length",
         grpo.max_completion_length,
         left,
-        f"at most {DEFAULT_COMPLETION}; {_limit_name(recipe)} is {total or 'unknown'} tokens, the "
-        f"longest prompt has {longest_prompt}",
+        f"at most {DEFAULT_COMPLETION} tokens; {_limit_name(recipe)} is {total or 'unknown'} "
+        f"tokens, the longest prompt has {longest_prompt}",
     )
 
 

@@ -42,7 +42,7 @@ def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan
         "max_seq_length",
         recipe.max_seq_length,
         min(context or 2048, 2048),
-        f"the model's context is {context or 'unknown'}; at most 2048",
+        f"the model's context, at most 2,048 tokens; the context is {context or 'unknown'}",
     )
     check_length(length, context)
     return DataPlan(
@@ -187,7 +187,7 @@ def _total_steps(
         "num_train_epochs",
         epochs,
         3.0 if rows <= 10_000 else 1.0,
-        f"3 up to 10,000 rows, else 1; the data have {rows}",
+        f"3 epochs for up to 10,000 rows and 1 for more; the data have {rows} rows",
     )
     # Rounded first, because 0.1 x 30 as a float exceeds 3 and would give a fourth step.
     return max(1, math.ceil(round(resolved * steps_per_epoch, 6)))

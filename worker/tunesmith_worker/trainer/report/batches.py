@@ -136,8 +136,8 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     if fixed < 0:  # the fit gives a negative time
         part = f"at most {max(0.0, fixed + 2 * error) * 1e3:.1f} ms"
     words = (
-        f"a micro-batch of {fit.mean_slots:,.0f} slots takes {fit.mean_seconds * 1e3:.1f} ms, "
-        f"with a fixed cost of {part}"
+        f"a micro-batch of {fit.mean_slots:,.0f} token positions takes "
+        f"{fit.mean_seconds * 1e3:.1f} ms, with a fixed cost of {part}"
     )
     if fixed >= fit.mean_seconds:  # larger micro-batches took less time, so the fit is useless
         return Saturation(
@@ -168,5 +168,5 @@ def _saturation_of_equal_sizes(fit: Fit, waits: float | None) -> Saturation:
         )
     return Saturation(
         state="not_measured",
-        text=f"not measured: all micro-batches have about {fit.mean_slots:,.0f} slots",
+        text=f"not measured: all micro-batches have about {fit.mean_slots:,.0f} token positions",
     )

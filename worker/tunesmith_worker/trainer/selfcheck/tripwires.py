@@ -43,8 +43,8 @@ FIRST, FEW, MANY = 5, 3, 10
 mean entropy."""
 
 _EQUAL_REWARDS = (
-    "the model learns nothing from them. The grader gives every completion the same score, or the "
-    "task is too hard or too easy: look at the job's samples."
+    "the model learns nothing from such groups. The grader gives every completion the same score, "
+    "or the task is too hard or too easy: look at the job's samples."
 )
 
 
@@ -199,10 +199,13 @@ class RolloutTripwires:
         return warnings
 
     def end(self, spreads: int) -> list[str]:
-        """Return warnings at the end of the run. `spreads`: groups with unequal rewards."""
+        """Return warnings at the end of the run. `spreads`: number of groups whose
+        completions had different rewards."""
         if spreads or "equal_rewards" in self._warned:
             return []
-        return [f"equal_rewards: all groups of the run had equal rewards: {_EQUAL_REWARDS}"]
+        return [
+            f"equal_rewards: in every group of the run, all rewards were equal: {_EQUAL_REWARDS}"
+        ]
 
     def state(self) -> dict[str, JsonValue]:
         """Return the state for a resume point."""
@@ -232,7 +235,7 @@ class RolloutTripwires:
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
         if equal is not None:
-            text = f"all rewards of every group were equal for {MANY} steps: {_EQUAL_REWARDS}"
+            text = f"for {MANY} steps, all rewards within each group were equal: {_EQUAL_REWARDS}"
             yield "equal_rewards", MANY, equal >= 1.0, text
             text = (
                 f"rewards were equal within {equal:.0%} of the groups, more than "

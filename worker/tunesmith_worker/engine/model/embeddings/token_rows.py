@@ -98,8 +98,8 @@ def _is_lora(model: Untyped) -> bool:
 
 
 def _initialise(matrix: Matrix, used: Sequence[int], new: NewTokens) -> list[int]:
-    """Return the used rows that were never trained. Set empty rows to the mean of the trained
-    rows."""
+    """Return the used rows that were never trained. Set rows that are zero, constant or
+    not finite to the mean of the trained rows."""
     untrained = find_untrained(matrix.weight)
     rows = [row for row in used if untrained.rows[row] and row not in new.ids]
     empty = [row for row in rows if untrained.empty[row]]
@@ -140,7 +140,8 @@ def _report_untrained(events: EventLog, tokenizer: Untyped, rows: Sequence[int])
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     events.message(
         f"the base model never learned {len(rows)} of the tokens in the data: "
-        f"{', '.join(names)}{more}. Empty rows start as the mean of the trained rows.",
+        f"{', '.join(names)}{more}. Rows that are zero, constant or not finite start as the "
+        "mean of the trained rows.",
         data={"token_ids": list(rows)},
     )
 
