@@ -24,6 +24,7 @@ class Choices:
         self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
         self._on_choice = on_choice
         self.made: list[Choice] = []
+        """Choices of this run. The list object stays the same, because the run report reads it."""
 
     def resolve(self, name: str, setting: T | Auto, value: T, reason: str) -> T:
         """Return `setting`; for "auto", return the earlier choice or, if none exists, `value`.
@@ -56,7 +57,7 @@ class Choices:
 
     def replace(self, choice: Choice) -> None:
         """Replace the recorded choice that has the same name."""
-        self.made = [choice if made.name == choice.name else made for made in self.made]
+        self.made[:] = [choice if made.name == choice.name else made for made in self.made]
         self._on_choice(choice)
 
 

@@ -157,3 +157,31 @@ def test_a_layout_that_runs_out_of_memory_is_replaced_and_costs_no_step(make_run
     plain = make_run(QUESTIONS, recipe={**recipe, "packing": False}, name="plain")
     assert main(plain) == 0
     assert losses(run) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_a_layout_that_fails_in_the_probe_leaves_the_plan_of_the_smaller_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the longest micro-batch differ in length: padded, it has more tokens."""
+    probe_loss = trainers.SFTTrainer.probe_loss
+
+    def full(self: Any, batch: Any, labelled: int) -> Any:
+        if batch["input_ids"].shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return probe_loss(self, batch, labelled)
+
+    monkeypatch.setattr(trainers.SFTTrainer, "probe_loss", full)
+    rows = [{**row, "answer": str(row["answer"]) * (1 + i % 2)} for i, row in enumerate(QUESTIONS)]
+    rows[0] = {**rows[0], "answer": str(rows[0]["answer"]) * 3}
+    recipe = {"max_steps": 40, "per_device_train_batch_size": 2}
+    run = make_run(rows, recipe=recipe, name="padded")
+    plain = make_run(rows, recipe={**recipe, "packing": False}, name="plain")
+    assert main(run) == main(plain) == 0
+    assert any("padding_free, because padded ran out" in e.message for e in read_events(run))
+    assert longest_planned(run) == longest_planned(plain)
+
+
+def longest_planned(run: Path) -> int:
+    plan = json.loads((run / "plan.json").read_text())
+    (figures,) = [c["figures"] for c in plan["choices"] if c["name"] == "memory_plan"]
+    return int(figures["longest_micro_batch_tokens"])

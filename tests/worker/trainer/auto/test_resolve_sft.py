@@ -146,3 +146,12 @@ def test_choices_of_an_earlier_attempt_are_taken_again() -> None:
     reasons = {choice.name: choice.reason for choice in told}
     assert reasons["learning_rate"] == "reused from plan.json: because"
     assert reasons["lr_scheduler_type"] == "linear decay to zero", "settled by this run"
+
+
+def test_a_replaced_choice_reaches_readers_of_the_list() -> None:
+    """The run report keeps the list from before the first step."""
+    choices = Choices()
+    read = choices.made
+    choices.add(Choice(name="packing", value="packed", reason="fast"))
+    choices.replace(Choice(name="packing", value="padding_free", reason="memory"))
+    assert [choice.value for choice in read] == ["padding_free"]

@@ -188,7 +188,8 @@ class MemoryPlan:
 
     def _test(self, policy: Policy | None) -> Option:
         """Correct the estimate by the probe; return `policy`, or the corrected choice if None."""
-        self.planner = replace(self.planner, correction=self._corrected(*self._probe()))
+        probe, probed = self._probe()  # out of memory, this may replace self.planner
+        self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)
         return option if policy is not None else self._choose_again(option)
 

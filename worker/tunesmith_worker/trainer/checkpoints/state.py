@@ -25,6 +25,9 @@ from .random_state import random_numbers, restore_random_numbers
 Untyped = Any  # Any: transformers and TRL are not typed
 Json = dict[str, Any]  # Any: JSON
 
+_RENAMED_CALLBACKS = {"RolloutWarnings": "RolloutAlarms"}
+"""Current callback class name -> its name in resume points of earlier versions."""
+
 
 @dataclass(kw_only=True)
 class ResumeState:
@@ -127,7 +130,8 @@ class SavedState:
         )
         states = self._json(names.TRAINER_STATE)["stateful_callbacks"]
         for callback in trainer.callback_handler.callbacks:
-            saved = states.get(type(callback).__name__)
+            name = type(callback).__name__
+            saved = states.get(name, states.get(_RENAMED_CALLBACKS.get(name)))
             if isinstance(callback, ExportableState) and saved is not None:
                 for name, value in saved["attributes"].items():
                     setattr(callback, name, value)

@@ -42,6 +42,8 @@ FIRST, FEW, MANY = 5, 3, 10
 """Number of consecutive steps before a warning. FIRST is also the number of steps in the initial
 mean entropy."""
 
+_RENAMED = {"few_spreads": "mostly_equal_rewards"}
+"""Name of a warning in resume points of earlier versions -> current name."""
 _EQUAL_REWARDS = (
     "the model learns nothing from such groups. The grader gives every completion the same score, "
     "or the task is too hard or too easy: look at the job's samples."
@@ -219,8 +221,10 @@ class RolloutTripwires:
         assert isinstance(warned, list)
         assert isinstance(counts, dict)
         assert isinstance(first, list)
-        self._warned = {str(name) for name in warned}
-        self._consecutive = {name: int(str(count)) for name, count in counts.items()}
+        self._warned = {_RENAMED.get(str(name), str(name)) for name in warned}
+        self._consecutive = {
+            _RENAMED.get(name, name): int(str(count)) for name, count in counts.items()
+        }
         self._first = [float(str(entropy)) for entropy in first]
 
     def _kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:

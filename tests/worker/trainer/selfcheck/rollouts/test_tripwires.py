@@ -82,3 +82,9 @@ def test_a_resumed_run_counts_on_and_is_not_told_twice() -> None:
     second.restore(first.state())
     assert [text.split(": ")[1] for text in second.step(equal)] == ["equal_rewards"]
     assert _steps(second, [cut] * 9) == []
+
+
+def test_a_warning_of_a_former_name_is_not_given_again() -> None:
+    wires, mostly = RolloutTripwires("bf16"), BAD["mostly_equal_rewards"][0]
+    wires.restore({"told": ["few_spreads"], "in_a_row": {"few_spreads": 9}, "first": []})
+    assert _steps(wires, [mostly] * 12) == []
