@@ -44,12 +44,12 @@ def test_an_example_scores(example: dict[str, Any]) -> None:  # Any: JSON
 
 
 def test_the_function_is_a_reward(tmp_path: Path) -> None:
-    (source,) = re.findall(r"```python\n# rewards.py\n(.*?)```", PAGE, re.DOTALL)
+    page = (Path(__file__).parents[4] / "docs/how-to/reinforcement.md").read_text()
+    (source,) = re.findall(r"cat > rewards.py <<'END'\n(.*?)END", page, re.DOTALL)
     file = tmp_path / "rewards_of_the_page.py"
     file.write_text(source)
     with Grading(None, [LocalReward.load(f"{file}:brief=0.5")]) as grading:
         step = grading.begin([Row(ITEM), Row({"answer": None})])
         step.add(0, sample("short"), [])
         step.add(1, sample("x" * 300), [])
-        assert [graded.rewards for graded in step.finish()] == [(1.0,), (None,)]
-        assert step.metrics == {"characters": 152.5}
+        assert [graded.rewards for graded in step.finish()] == [(1.0,), (0.0,)]
