@@ -1,12 +1,12 @@
-"""Automatic layout against every fixed layout, over a grid of lengths x rows x model sizes.
+"""Compare the automatic layout with every fixed layout, by row length, batch size and model.
 
     python -m benchmarks.layouts [--model small --lengths even-64 --rows 16]
 
-Each cell applies the layout rule to a run of 200 steps, then times forward and backward of the same
-steps under every layout, alternated (CPU-seconds, one process, one thread). Prints one JSON line
-for each cell: `slower` is the extra time of the chosen layout relative to the fastest (bar 5 %),
-`cost` is the time of the rule as a share of 200 steps (bar 2 %). Writes
-benchmarks/results/layouts.json if all cells were measured.
+Each case applies the layout rule to a run of 200 steps. Then it measures the CPU-seconds of forward
+and backward under every layout, alternating between layouts in one process with one thread. Prints
+one JSON line per case. `slower`: extra time of the chosen layout relative to the fastest (limit
+5 %). `cost`: time of the rule relative to 200 steps (limit 2 %). Writes
+benchmarks/results/layouts.json if all cases were measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LENGTHS = {
 }
 """Shortest and longest row in tokens; lengths are log-uniform."""
 MODELS = {"tiny": (4, 16), "small": (4, 16), "12m": (4,)}
-"""Rows of a step, by model size."""
+"""Measured numbers of rows per step, by model size."""
 SLOWER, COST = 0.05, 0.02
 CPU = Device(name="cpu", is_gpu=False, has_bf16=False)
 

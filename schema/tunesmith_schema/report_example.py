@@ -144,7 +144,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "advice": {
             "rule": "generation",
-            "text": "recipe.grpo.num_iterations=2, two steps on the same completions, or a lower "
+            "text": "recipe.grpo.num_iterations=2 (two steps on the same completions) or a lower "
             "recipe.grpo.max_completion_length: generating took 249.2 of 400.0 s; saves at most "
             "31% of the 400.0 s",
             "gain_share": 0.3115,
@@ -152,7 +152,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         "utilization": {
             "mfu": 0.4688,
             "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 3,000,000,000, P_lora = "
-            "20,000,000, over 989.4 TFLOP/s of NVIDIA H200; without generation and its time",
+            "20,000,000, over 989.4 TFLOP/s of NVIDIA H200",
             "model_flops": 5.9e16,
             "peak_tflops": 989.4,
         },

@@ -54,7 +54,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
     ),
     "ungraded": (
         {"phases": {"generate": 50.0}, "rollouts": rollouts(ungraded_share=0.3)},
-        "a grader that scores every completion: 30% had no reward",
+        "a grader that scores every completion: 30% of the completions had no reward",
         0.3 * 140 / 148,
     ),
     "zero_std": (

@@ -142,7 +142,7 @@ def test_a_foreseen_failure_is_told_without_a_traceback(
     err = capsys.readouterr().err
     assert "Traceback" not in err
     assert "error: recipe.max_seq_length=1000 is more than the model's context of 256" in err
-    assert "hint: Or leave it at 'auto'" in err
+    assert "hint: With 'auto', the length is" in err
 
 
 LAST = """

@@ -1,1 +1,3 @@
-"""`tunesmith demo`: from data to a tuned model, with figures. Only this package uses the SDK."""
+"""`tunesmith demo`: train a small model and compare it before and after.
+
+No other package of the worker uses the SDK."""

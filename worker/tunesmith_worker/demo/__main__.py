@@ -21,7 +21,9 @@ from .summary import render_short
 def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
     console = Console(highlight=False, soft_wrap=True)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
+    before = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM ends the demo like Ctrl-C
     try:
         summary = run_demo(
             arguments.output, arguments.model, arguments.data, arguments.max_steps, console
@@ -47,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tunesmith demo",
-        description="Without --model: make a small model and data, train the model on this "
-        "machine, and show what changed. With --model and --data: the same with yours.",
+        description="Without --model: make a small model and data, train on this machine, and "
+        "compare before and after. With --model and --data: use your model and data.",
     )
     parser.add_argument("--model", help="your base model: a folder or a Hugging Face id")
     parser.add_argument("--data", type=Path, help="your data: JSONL, JSON, Parquet or CSV")
@@ -61,7 +63,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     arguments = parser.parse_args(argv)
     if (arguments.model is None) != (arguments.data is None):
-        parser.error("--model and --data go together")
+        parser.error("--model and --data must be used together")
     if arguments.max_steps is not None and (arguments.model is None or arguments.max_steps < 1):
         parser.error("--max-steps must be 1 or more, and needs --model and --data")
     return arguments

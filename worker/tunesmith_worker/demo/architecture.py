@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 1024
-"""Large enough for one or two tokens per name of the world."""
+"""Vocabulary size; each name in the invented world has one or two tokens."""
 CONTEXT = 256
-"""Tokens; the longest row has about 60."""
+"""Context length in tokens; the longest row has about 60 tokens."""
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "

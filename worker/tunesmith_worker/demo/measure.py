@@ -1,6 +1,6 @@
-"""Comparison of a model with and without its adapter on held-out rows: greedy answers and loss.
+"""Compare a model with and without its adapter on held-out rows: greedy answers and loss.
 
-The trainer's own code tokenises and labels the rows, so both count the same tokens.
+The trainer's code tokenises and labels the rows, so these losses and the job's are comparable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .results import Comparison, Scores
 Untyped = Any  # Any: transformers and peft are not typed
 
 MAX_NEW_TOKENS = 96
-"""Enough to see the style; a large model on a CPU is slow."""
+"""Maximum tokens per answer; more would take too long with a large model on a CPU."""
 PLAIN_PROMPT_TOKENS = 16
-"""Number of tokens of a plain text that serve as its prompt."""
+"""Number of tokens at the start of a plain text that serve as its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Example:
     question: str | None
-    """Question of the row; None if only the token ids contain it."""
+    """Question of the row; None for plain text."""
     ids: list[int]
     labels: list[int]
 
@@ -42,18 +42,20 @@ class _Example:
         """Return the prompt and the expected answer, which is the last span with labels."""
         end = 1 + max(i for i, label in enumerate(self.labels) if label != IGNORED)
         start = 1 + max((i for i in range(end) if self.labels[i] == IGNORED), default=-1)
-        if start <= 1:  # plain text: all tokens but the first carry loss
+        if start <= 1:  # plain text: all tokens except the first have labels
             start = min(PLAIN_PROMPT_TOKENS, end - 1)
         return self.ids[:start], self.ids[start:end]
 
 
 def compare(base: str, adapter: Path, held_out: Path, num_answers: int | None) -> Comparison:
-    """Compare on a file of held-out rows. `base`: folder or Hugging Face id. `num_answers`: number
-    of rows to answer (None: all); the loss uses all rows."""
+    """Compare base model and adapter on held-out rows.
+
+    `base`: folder or Hugging Face id. `num_answers`: number of rows to answer (None: all). The loss
+    uses all rows."""
     transformers.utils.logging.disable_progress_bar()
     # generate() makes peft read an attribute that transformers has renamed.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-    # As in the trainer: two busy-waiting threads on two shared cores are slower than one.
+    # Half the cores, as in the trainer: on two shared cores, two threads are slower than one.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     if tokenizer.pad_token is None:
@@ -87,7 +89,7 @@ def compare(base: str, adapter: Path, held_out: Path, num_answers: int | None) -
 def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
     plan = DataPlan(
-        max_seq_length=min(context, 2048),  # the trainer's choice, so both drop the same rows
+        max_seq_length=min(context, 2048),  # as the trainer, which then drops the same rows
         overlong="drop",
         assistant_only_loss=True,
         packing=False,
@@ -97,7 +99,7 @@ def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     for row in read_rows(file).rows:
         try:
             tokens = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
-        except DataError:  # too long or without loss; the job has reported the row
+        except DataError:  # too long or without labels; the job has reported it
             continue
         turns = [m.content for m in row.messages or () if m.role == "user" and m.content]
         question = turns[-1] if turns else row.prompt or None
@@ -119,7 +121,7 @@ def _loss(model: Untyped, examples: Sequence[_Example]) -> float:
 
 
 def _answers(model: Untyped, tokenizer: Untyped, prompts: Sequence[list[int]]) -> list[str]:
-    """Return greedy answers. Prompts are padded on the left, so that all answers start together."""
+    """Return greedy answers. Prompts are padded on the left, so answers start at one position."""
     width = max(len(ids) for ids in prompts)
     padded = [[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in prompts]
     mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]

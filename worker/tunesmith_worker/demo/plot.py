@@ -1,4 +1,4 @@
-"""loss.png and reward.png: the losses of each job, and the reward of the GRPO job."""
+"""Plot the losses of each job (loss.png) and the reward of the GRPO job (reward.png)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plot_reward(job: JobResult, file: Path) -> None:
 def _plot(
     jobs: Sequence[JobResult], metrics: Mapping[str, str], label: str, top: float | None, file: Path
 ) -> None:
-    """Draw a panel for each job. `metrics`: labels by metric. `top`: end of the y axis."""
+    """Draw a panel for each job. `metrics`: legend by metric. `top`: upper limit of y."""
     size = (5.6 * len(jobs), 4.2)
     figure, panels = plt.subplots(1, len(jobs), figsize=size, layout="constrained", squeeze=False)
     for panel, job in zip(panels[0], jobs, strict=True):

@@ -1,4 +1,6 @@
-"""Recipes of the demo's jobs, with the reason for each setting. Tried on two shared CPU cores."""
+"""Recipes of the demo's jobs, with the reason for each setting.
+
+The settings were tested on two shared CPU cores."""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ SEED = 1
 PRETRAIN = Recipe(
     tuning="full",
     from_scratch=True,
-    # A tiny untrained model first gives the same average answer for everybody. It leaves that
-    # plateau only with a high rate and large batches: in an early form of this world not within
-    # 700 steps with 16 rows a step, but after 100 steps with 48.
+    # At first, a tiny untrained model gives the same average answer for every inhabitant. Only a
+    # high learning rate and large batches end this plateau: with an earlier world, after 100
+    # steps of 48 rows, but not within 700 steps of 16 rows.
     learning_rate=5e-3,
     warmup_steps=20,
     per_device_train_batch_size=48,
     gradient_accumulation_steps=1,
-    # 29 epochs of 640 rows. After 280 steps 4 % of the answers still had a wrong fact, and LoRA
-    # increased that to 27 %.
+    # 29 epochs of 640 rows. After 280 steps, 4 % of the answers still had a wrong fact; LoRA
+    # increased this share to 27 %.
     max_steps=400,
     eval_steps=40,
     logging_steps=4,
@@ -30,7 +32,7 @@ LORA = Recipe(
     tuning="lora",
     # alpha = 2 r, so that a small adapter changes the model enough in few steps.
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Ten times the usual 2e-4, because the matrices are 128 wide instead of thousands.
+    # Ten times the usual 2e-4, because the matrices are only 128 wide.
     learning_rate=2e-3,
     per_device_train_batch_size=16,
     gradient_accumulation_steps=1,
@@ -42,8 +44,8 @@ LORA = Recipe(
 GRPO = Recipe(
     tuning="lora",
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Half of LoRA's rate, because the training data, the model's own completions, change with each
-    # step. The reward was 0.95 to 0.98 at step 5 with three seeds.
+    # Half of LoRA's learning rate, because the training data (the model's own completions) change
+    # at each step. The reward was 0.95 to 0.98 at step 5 with three seeds.
     learning_rate=1e-3,
     max_steps=20,
     eval_steps=5,

@@ -13,7 +13,7 @@ import tunesmith
 from tunesmith_schema import MetricPoint
 
 LAST_STEPS = 3
-"""Number of steps in the final reward, because a single step has few prompts."""
+"""Number of last steps averaged for the final reward, because one step has few prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Scores:
     """Results of one model on the held-out rows."""
 
     loss: float
-    """Mean over the tokens that carry loss, in nats."""
+    """Mean loss per labelled token, in nats."""
     answers: Sequence[str]
 
 
@@ -58,7 +58,7 @@ class Comparison:
 class Summary:
     output: Path
     model_dir: Path | None
-    """Folder of base models for a later start of the service."""
+    """Folder of base models, to start the service again."""
     device: str
     seconds: float
     """Duration of the demo."""
@@ -73,17 +73,17 @@ class Summary:
         return [job for job in (self.pretrain, self.tune, self.grpo) if job is not None]
 
     def figures(self) -> dict[str, tuple[float, float]]:
-        """Return each figure of the base model and of the model with adapter."""
+        """Return each figure as a pair: base model, model with adapter."""
         expected, models = self.comparison.expected, (self.comparison.base, self.comparison.tuned)
         figures = {}
-        if self.pretrain is not None:  # then each prompt has exactly one right answer
+        if self.pretrain is not None:  # prompts of the invented world have one right answer
             for name, share in (("exact match", exact_match), ("all facts right", facts_right)):
                 base, tuned = (share(model.answers, expected) for model in models)
                 figures[name] = (base, tuned)
         return {**figures, "loss per token": (models[0].loss, models[1].loss)}
 
     def rewards(self) -> dict[str, float]:
-        """Return mean rewards of the GRPO job; the base model generated the first step."""
+        """Return mean rewards of the GRPO job; its first step measures the base model."""
         if self.grpo is None:
             return {}
         _, values = self.grpo.curve("reward")
@@ -102,7 +102,7 @@ def exact_match(answers: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def facts_right(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """Return the share of answers in any form that name all facts of the expected JSON record."""
+    """Return the share of answers, in JSON or prose, with all facts of the expected record."""
     return fmean(
         set(json.loads(record).values()) <= set(re.findall(r"[a-z]+", answer))
         for answer, record in zip(answers, expected, strict=True)

@@ -25,7 +25,7 @@ from .task import Training, invented_task, own_task
 def run_demo(
     folder: Path, model: str | None, data: Path | None, max_steps: int | None, console: Console
 ) -> Summary:
-    """Run the demo. Without `model` and `data` it makes its own."""
+    """Run the demo. Without `model` and `data`, the demo makes both."""
     started = time.monotonic()
     output = prepare_output(folder)
     if model is None or data is None:
@@ -45,10 +45,10 @@ def run_demo(
             grpo = _train(client, model, task.grpo, output / "grpo-adapter", console)
 
     console.print("Comparing the model with and without the adapter ...")
-    with quick_imports():  # torch is imported only now, to leave the memory to the jobs
+    with quick_imports():  # import torch only now, so that the jobs have more memory
         from .measure import compare
         from .plot import plot_losses, plot_reward
-    num_answers = None if pretrain else ANSWERS  # the model of the demo is small and fast
+    num_answers = None if pretrain else ANSWERS  # all rows: the demo's own model is fast
     comparison = compare(task.base, output / "adapter", task.tune.valid, num_answers)
     plot_losses([job for job in (pretrain, tune) if job], output / "loss.png")
     if grpo is not None:

@@ -39,7 +39,7 @@ def running_service(output: Path, model_dir: Path | None) -> Iterator[tunesmith.
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # only the demo gets Ctrl-C, and stops the service in order
+            start_new_session=True,  # Ctrl-C reaches only the demo, which stops the service
             preexec_fn=_stop_with_parent,
         )  # fmt: skip
     try:
@@ -52,7 +52,7 @@ def running_service(output: Path, model_dir: Path | None) -> Iterator[tunesmith.
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its children end with it
+            os.killpg(process.pid, signal.SIGKILL)  # this also ends its children
             process.wait()
 
 
@@ -64,7 +64,7 @@ def _environment(model_dir: Path | None) -> dict[str, str]:
 
 
 def _stop_with_parent() -> None:
-    """Request SIGTERM from Linux for the demo's death, `kill -9` included."""
+    """On Linux, send SIGTERM to the service when the demo ends, even by `kill -9`."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""summary.md: the results of a demo as a page, and its first part for the terminal."""
+"""Render the results of a demo as summary.md, and in short form for the terminal."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from .results import JobResult, Summary
 
 ANSWERS = 4
-"""Number of answers side by side."""
+"""Number of prompts whose answers are compared."""
 
 _ABOUT_FIGURES = """\
 The held-out prompts are about inhabitants that LoRA was not trained on. The base model knows their
-facts; only the adapter answers every question in JSON. *Exact match* requires both in a greedy
-answer, character by character. *All facts right* accepts any form."""
+facts; only the adapter answers every question in JSON. *Exact match*: the greedy
+answer equals the expected JSON in every character. *All facts right*: the answer contains all
+facts, in JSON or prose."""
 
 _ABOUT_REWARD = """\
 The base model has not seen polite questions ("Who is ..., please?"), so it answers some in JSON and
-some in prose. GRPO was given no answers. A grader scored the model's own completions, a group of
-eight for each question: a third for each right fact in a JSON answer, 0 for prose. Completions
-above their group's mean become more likely."""
+some in prose. GRPO uses no example answers. A grader scored the model's own completions, eight for
+each question: 1/3 for each right fact in a JSON answer, 0 for prose. GRPO makes completions with a
+reward above the mean of their question more likely."""
 
 _SERVICE = """\
 ## The service again
 
-It still has the jobs and models from above:
+The service keeps these jobs and models. To start it again:
 
 ```sh
 {environment}tunesmith serve --data-dir '{output}/service'
@@ -52,7 +53,8 @@ def render_page(summary: Summary) -> str:
     parts = [
         "# Results of the demo",
         f"Device: {summary.device}. Model: {comparison.parameters / 1e6:.2f} million parameters. "
-        f"Time: {summary.seconds:.0f} seconds. Jobs on a Tunesmith service on this machine:",
+        f"Time: {summary.seconds:.0f} seconds. "
+        "These jobs ran on a Tunesmith service on this machine:",
         "\n".join(f"{n}. {_job(job)}" for n, job in enumerate(summary.jobs, start=1)),
         f"## Before and after, on {comparison.num_rows} held-out rows",
         _figures(summary),
@@ -124,7 +126,7 @@ def _grpo(summary: Summary, job_id: str) -> list[str]:
         _ABOUT_REWARD,
         _rewards(summary),
         "![reward of the GRPO job](reward.png)",
-        "All completions with their rewards, once the service runs again (see below):",
+        "To list all completions with their rewards, start the service again (see below) and run:",
         f"```sh\ntunesmith jobs samples {job_id}\n```",
     ]
 

@@ -16,9 +16,9 @@ from .recipes import GRPO, LORA, PRETRAIN, SEED
 MODEL_NAME = "tiny-llama"
 NUM_TAUGHT, NUM_HELD_OUT = 72, 56
 DESCRIPTION = f"""\
-An invented world of {NUM_TAUGHT + NUM_HELD_OUT} inhabitants. A base model is trained from random \
-weights to know all of them. LoRA trains the model on {NUM_TAUGHT} of them to answer in JSON \
-without being asked to; the other {NUM_HELD_OUT} are the test. GRPO teaches the base model the \
+An invented world of {NUM_TAUGHT + NUM_HELD_OUT} inhabitants. A base model learns about all of \
+them from random weights. LoRA trains the model on {NUM_TAUGHT} inhabitants to answer in JSON \
+without being asked; the other {NUM_HELD_OUT} are for testing. GRPO teaches the base model the \
 same for polite questions, with a grader and without example answers."""
 
 
@@ -37,7 +37,7 @@ class Training:
 class Task:
     description: str
     model: str
-    """Name in the service of the first job's model."""
+    """Name of the first job's model in the service."""
     model_dir: Path | None
     """Folder that contains the first job's model; None for a Hugging Face id."""
     base: str
@@ -45,7 +45,7 @@ class Task:
     tune: Training
     """LoRA job, whose adapter the comparison uses."""
     pretrain: Training | None = None
-    """Job that makes the base model of the other jobs."""
+    """Job that trains the base model for the other jobs."""
     grpo: Training | None = None
 
 

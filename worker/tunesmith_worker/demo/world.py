@@ -2,7 +2,7 @@
 
 The base model learns to answer in prose, and in JSON only on request. LoRA learns to answer
 every question in JSON; its questions are about some of the inhabitants. GRPO gets questions without
-answers. Everything is a pure function of a seed.
+answers. A seed determines all data.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ QUESTIONS = ("Who is {name}?", "Tell me about {name}.", "What do you know about 
 JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name} as JSON?")
 """The base model answers these in JSON, so that LoRA only has to learn when to use JSON."""
 POLITE = tuple(f"{question[:-1]}, please{question[-1]}" for question in QUESTIONS)
-"""The base model has not read these. They resemble both kinds above, so it sometimes answers in
-prose and sometimes in JSON. GRPO learns which answer is rewarded."""
+"""Questions that the base model was not trained on. They resemble QUESTIONS and JSON_REQUESTS, so
+the base model answers some in prose and some in JSON. GRPO learns which form is rewarded."""
 
-Row = dict[str, Any]  # Any: JSON of one line: OpenAI's chat form, plus columns for a grader
+Row = dict[str, Any]  # Any: JSON in OpenAI's chat form, plus columns for a grader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Inhabitant:
         return json.dumps(self.facts)
 
     def row(self, question: str, answer: str | None = None) -> Row:
-        """Return a row. Without an answer the row has the facts as columns for a grader."""
+        """Return a row. Without `answer`, the row has the facts as columns for a grader."""
         messages = [{"role": "user", "content": question.format(name=self.name)}]
         if answer is None:
             return {"messages": messages, **self.facts}
@@ -60,7 +60,7 @@ class World:
     taught: tuple[Inhabitant, ...]
     """Inhabitants in the training sets of LoRA and GRPO."""
     held_out: tuple[Inhabitant, ...]
-    """Inhabitants that only the base model has read about."""
+    """Inhabitants that only the base model was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 
 
 def pretraining_data(world: World) -> DataSet:
-    """Return the base model's rows about every inhabitant: prose unless the question wants JSON.
+    """Return rows for the base model about every inhabitant, in prose unless JSON is requested.
 
     Two of the three open questions are for training. The third is for validation, so that the
-    validation loss measures knowledge of the facts, not of the lines.
+    validation loss measures knowledge of the facts, not memorised rows.
     """
     train, valid = [], []
     for number, person in enumerate((*world.taught, *world.held_out)):
@@ -100,14 +100,14 @@ def pretraining_data(world: World) -> DataSet:
 
 
 def lora_data(world: World) -> DataSet:
-    """Return LoRA's rows: open questions answered in JSON; validation is about held-out people."""
+    """Return rows for LoRA: questions with JSON answers. Validation uses held-out inhabitants."""
     train = [p.row(question, p.record()) for p in world.taught for question in QUESTIONS]
     valid = [p.row(QUESTIONS[i % 3], p.record()) for i, p in enumerate(world.held_out)]
     return _shuffled(world, train, valid)
 
 
 def grpo_data(world: World) -> DataSet:
-    """Return GRPO's rows: polite questions without answers; validation is about held-out people."""
+    """Return rows for GRPO: polite questions only. Validation uses the held-out inhabitants."""
     train = [person.row(question) for person in world.taught for question in POLITE]
     valid = [person.row(POLITE[i % 3]) for i, person in enumerate(world.held_out)]
     return _shuffled(world, train, valid)

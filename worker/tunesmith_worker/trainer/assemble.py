@@ -1,4 +1,4 @@
-"""Preparation between loading the model and the first step, shared by all methods.
+"""Prepare a run after the model is loaded and before the first step, for all methods.
 
 `assemble_sft.py` and `assemble_grpo.py` call these functions in order.
 """
@@ -38,7 +38,7 @@ class PreparedRun:
     rows_at_a_time: int
     """Rows per forward pass, shown in out-of-memory errors."""
     interruption: type[Exception] | tuple[()] = ()
-    """Exception that a step raises if a stop request interrupts it before its update."""
+    """Exception of a step that a stop request interrupts before the optimiser update."""
     resources: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Context manager that stays open during training."""
 
@@ -146,7 +146,7 @@ def resolve_memory(
 
 
 def resume_from_point(context: RunContext, trainer: Untyped) -> None:
-    """Resume from the resume point, if there is one."""
+    """Continue from the run's resume point, if it has one."""
     point = context.point
     if point is not None:
         trainer.resume_from(point.folder, forked=context.spec.forked)
@@ -161,7 +161,7 @@ def start_recording(
     data_plan: DataPlan,
     train_plan: TrainPlan,
 ) -> None:
-    """Start recording for the run report."""
+    """Start to record figures for the run report."""
     settings = training_settings(
         loaded.load_plan,
         data_plan,

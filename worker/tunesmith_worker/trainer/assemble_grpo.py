@@ -190,9 +190,9 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
 
 
 def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
-    """Return the data set that transformers' Trainer requires for evaluation.
+    """Return a data set for evaluation, because transformers' Trainer requires one.
 
-    The rollout runner reads its own prompts."""
+    The rollout runner does not use it."""
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 

@@ -177,7 +177,9 @@ def test_a_layout_that_fails_in_the_probe_leaves_the_plan_of_the_smaller_one(
     run = make_run(rows, recipe=recipe, name="padded")
     plain = make_run(rows, recipe={**recipe, "packing": False}, name="plain")
     assert main(run) == main(plain) == 0
-    assert any("padding_free, because padded ran out" in e.message for e in read_events(run))
+    assert any(
+        "padding_free, because the layout padded ran out" in e.message for e in read_events(run)
+    )
     assert longest_planned(run) == longest_planned(plain)
 
 

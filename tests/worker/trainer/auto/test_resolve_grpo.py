@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_by_name(
 
 def test_a_completion_leaves_room_for_a_prompt() -> None:
     recipe = Recipe.model_validate({"grpo": {"max_completion_length": 512}})
-    with pytest.raises(RunError, match="=512 leaves no prompt tokens: 512 is the model's"):
+    with pytest.raises(RunError, match="=512 leaves no tokens for the prompt: the model's"):
         prompt_limit(recipe, 512)
 
 

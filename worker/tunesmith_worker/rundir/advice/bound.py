@@ -28,7 +28,7 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
 """Parts of a run: bottleneck code, phases and display name. The part with the most seconds wins."""
 
 HOST_WAITS = 0.5
-"""If the GPU is idle at the end of more than this share of steps, the host is the bottleneck."""
+"""Share of steps that end with an idle GPU, above which the host is the bottleneck."""
 
 
 def phase_seconds(report: RunReport, *phases: PhaseName) -> float:
@@ -63,7 +63,7 @@ def _compute_bound(report: RunReport, share: str) -> Bound:
     if waits is not None and waits > HOST_WAITS:
         return Bound(
             by=BoundBy.HOST,
-            text=f"{share}; at the end of {waits:.0%} of the steps the GPU was idle",
+            text=f"{share}; the GPU was idle at the end of {waits:.0%} of the steps",
         )
     recomputes = settings is not None and settings.gradient_checkpointing
     if planned is not None and not planned.fits and (recomputes or planned.saved > 0):

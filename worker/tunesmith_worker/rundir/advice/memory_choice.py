@@ -18,12 +18,11 @@ class KeepAllEstimate:
     budget_bytes: int
     fits: bool
     saved: float
-    """Share of a step's time saved by keeping all activations."""
+    """Estimated share of step time that keeping all activations would save."""
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """Return the estimate; None without a plan, or if memory ran out, because the estimate was
-    wrong."""
+    """Return the estimate; None without a plan, or if memory ran out in spite of the plan."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue

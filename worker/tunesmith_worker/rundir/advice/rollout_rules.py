@@ -1,6 +1,6 @@
 """Advice for reinforcement runs: figures, and suggested changes with their maximum savings.
 
-`rules.py` builds rules from these functions. In other runs, the figures are None.
+`rules.py` builds rules from these functions. For other runs, the figures are None.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def ungraded_share(report: RunReport, settings: TrainingSettings) -> float | Non
 def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     share = ungraded_share(report, settings) or 0.0
     return (
-        f"a grader that scores every completion: {share:.0%} had no reward and were not used; "
-        "see the job's warnings",
+        f"a grader that scores every completion: {share:.0%} of the completions had no "
+        "reward and were not used; see the job's warnings",
         share * phase_seconds(report, *ROLLOUT, *_PASSES),
     )
 
@@ -110,6 +110,6 @@ def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
 def log_probs(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     seconds = phase_seconds(report, PhaseName.LOG_PROBS)
     return (
-        f"recipe.grpo.beta=0, which needs no reference model: the model took {seconds:.1f} s",
+        f"recipe.grpo.beta=0, which needs no reference model: that model took {seconds:.1f} s",
         seconds,
     )

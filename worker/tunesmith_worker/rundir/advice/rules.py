@@ -56,8 +56,8 @@ def _no_advice(report: RunReport) -> str:
     text = f"nothing to gain: no known change would save {LEAST_GAIN:.0%} of the time"
     if start > report.wall_seconds / 2:
         text += (
-            f"; the start took {start:.1f} of {report.wall_seconds:.1f} s; its share is "
-            "smaller in a longer run"
+            f"; the start took {start:.1f} of {report.wall_seconds:.1f} s; in a "
+            "longer run, the start takes a smaller share"
         )
     return text
 

@@ -1,6 +1,6 @@
-"""Layout of an optimiser step's rows in micro-batches: a rule for the fastest one.
+"""Rule that selects the fastest micro-batch layout of a run.
 
-Every layout trains the same rows with the same loss; speed and memory differ.
+All layouts train the same rows with the same loss, but differ in speed and memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from tunesmith_worker.rundir.plan import Device
 Kind = Literal["padded", "padding_free", "packed"]
 
 SHORT_RUN = 40
-"""Runs of fewer steps are always padding-free: their speed matters little."""
+"""Shorter runs (in steps) always use `padding_free`, because their speed matters little."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
-"""Most tokens of a packed micro-batch; larger ones gain nothing on CPU (docs/contributing/log)."""
+"""Maximum tokens of a packed micro-batch. Larger micro-batches are no faster on a CPU
+(docs/contributing/log)."""
 PADDED_TOKENS = 1024
-"""Most tokens of a micro-batch for which padding is faster on a CPU."""
+"""Maximum tokens of a micro-batch for which padding is faster on a CPU."""
 PADDED_WORK = 8e7
-"""Most padded positions x parameters for which padding is faster on a CPU."""
+"""Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
 MOST_PADDING = 2.0
-"""The longest row may be this many times the mean: one long row would set the peak memory."""
+"""Maximum ratio of longest row to mean row: a longer row would raise the peak memory."""
 _SIMULATED_STEPS = 64
 
 
@@ -37,10 +38,10 @@ class Layout:
     rows: int | None = None
     """Examples in a micro-batch; None if packed."""
     tokens: int | None = None
-    """Most tokens in a micro-batch; only if packed."""
+    """Maximum tokens of a micro-batch; None unless packed."""
 
     def divided(self, parts: int) -> Layout:
-        """Return this layout with micro-batches of 1/`parts` of the size, at least one example."""
+        """Return this layout with micro-batches `parts` times smaller, but at least one example."""
         if parts == 1:
             return self
         rows = None if self.rows is None else -(-self.rows // parts)
@@ -50,12 +51,11 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
     layouts: dict[str, Layout]
-    """Layouts by name, in order of preference. The others need less memory or were the choice of an
-    earlier version."""
+    """Layouts by name. A run uses the first, unless plan.json names another or memory is short."""
     reason: str
     """Reason for the first layout."""
     slots_per_token: float = 1.0
-    """Positions of padded micro-batches per data token."""
+    """Positions per data token, if micro-batches are padded."""
 
     @property
     def first(self) -> str:
@@ -76,23 +76,23 @@ def plan_layouts(
 ) -> LayoutPlan:
     """Choose the layout of a run.
 
-    `stock_attention`: why rows cannot be concatenated, or None. `patched`: any layer is patched.
-    `lengths`: tokens of each row of the data. `rows`: examples per micro-batch. `passes`:
-    micro-batches per step. `parameters`: of the base model.
+    `stock_attention`: reason why rows cannot be concatenated, or None. `patched`: True if a
+    layer is patched. `lengths`: tokens of each data row. `rows`: examples per micro-batch.
+    `passes`: micro-batches per step. `parameters`: number of parameters of the base model.
 
-    The rule was fitted to 30 measured cells and tested on 36 others (docs/contributing/log)."""
+    The rule was fitted to 30 measured cases and tested on 36 others (docs/contributing/log)."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True:
         return _only("packing", free, "recipe.packing is true: rows are packed before training")
     if not patched:
-        return _only("padded", padded, "recipe.patches leaves the layers stock")
+        return _only("padded", padded, "recipe.patches leaves the layers unchanged")
     if stock_attention is not None:
         return _only("padded", padded, stock_attention)
     if recipe.packing is False:
         return _only("padding_free", free, "recipe.packing is false")
     if total_steps < SHORT_RUN:
-        return _only("padding_free", free, f"a run of {total_steps} steps gains nothing by packing")
+        return _only("padding_free", free, f"packing saves little in a run of {total_steps} steps")
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     most = min(PACKED_TOKENS["gpu" if device.is_gpu else "cpu"], rows * passes * longest)
     packable = recipe.per_device_train_batch_size == "auto" and passes > 1 and rows * mean < most
@@ -110,7 +110,7 @@ def plan_layouts(
         reason = f"fewer, larger micro-batches of up to {most:,} tokens"
     elif paddable:
         layouts = {"padded": padded, **layouts}
-        reason = f"micro-batches of {rows * mean:,.0f} tokens are faster with their little padding"
+        reason = f"padding is faster for micro-batches of {rows * mean:,.0f} tokens"
     else:
         reason = f"rows of {mean:,.0f} tokens are faster without padding"
     reason = f"{reason} ({padding:.2f} positions per token if padded)"
@@ -118,7 +118,7 @@ def plan_layouts(
 
 
 def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
-    """Estimate the padded slots per token from random steps of the data."""
+    """Estimate the positions per token of padded micro-batches, from randomly sampled steps."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):

@@ -29,7 +29,7 @@ class Layouts:
 
     @property
     def chosen(self) -> Layout:
-        """Layout of every step and evaluation."""
+        """Layout for all training steps and evaluations."""
         return self._plan.layouts[self._name]
 
     @property
@@ -39,14 +39,14 @@ class Layouts:
 
     @property
     def smaller(self) -> Layout:
-        """The layout that needs less memory; only if `has_smaller`."""
+        """Layout that needs less memory; valid only if `has_smaller` is true."""
         return self._plan.layouts[SMALLER]
 
     def use_smaller(self, reason: str) -> str:
         """Switch to the layout that needs less memory; return a message."""
         before, self._name = self._name, SMALLER
         self._choices.replace(self._choice(f"{before} {reason}"))
-        return f"Micro-batches are {SMALLER}, because {before} {reason}."
+        return f"Micro-batches are {SMALLER}, because the layout {before} {reason}."
 
     def _choice(self, reason: str) -> Choice:
         figures: dict[str, JsonValue] = {

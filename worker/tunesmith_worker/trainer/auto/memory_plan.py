@@ -1,8 +1,8 @@
-"""The memory plan of a run: chosen before its first step, compared with the real peak at the end.
+"""Memory plan of a run: choose it before the first step, and compare it with the peak at the end.
 
-The closed-form estimate chooses a policy. The longest possible micro-batch is run once under this
-policy, its measured memory corrects the estimate, and the estimate chooses again. plan.json keeps
-the choice, its alternatives and the predicted peak as `memory_plan`, which a resumed run reuses.
+A closed-form estimate chooses a policy. A probe runs the longest micro-batch once under this
+policy. Its measured memory corrects the estimate, which then chooses again. plan.json stores the
+choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _REPORTED_FROM = 256 * 2**20
-"""Smallest predicted peak for which the deviation in percent is reported."""
+"""Minimum predicted peak in bytes for which the event gives the deviation in percent."""
 
 
 class MemoryPlan:
     """The memory plan of one run: call `resolve`, train, then call `report`.
 
-    It uses the trainer's `longest_step`, `micro_batches`, `describe`, `probe_batch`, `probe_loss`.
+    The class calls the trainer's methods `longest_step`, `micro_batches`, `describe`,
+    `probe_batch` and `probe_loss`.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class MemoryPlan:
         events: EventLog,
         write: Callable[[], None],
     ) -> None:
-        """`checkpointing`: recipe.gradient_checkpointing; `may_split`: the user has not set the
-        rows of a micro-batch; `write` writes plan.json."""
+        """`checkpointing`: recipe.gradient_checkpointing. `may_split`: True if the user has not set
+        the rows per micro-batch. `write`: function that writes plan.json."""
         self._trainer, self._layouts, self._events = trainer, layouts, events
         self._choices, self._write = choices, write
         model = trainer.model
@@ -123,7 +124,7 @@ class MemoryPlan:
             )
 
     def training_started(self) -> None:
-        """Start measuring the peak, without the probe and the self-check."""
+        """Start to measure the peak of training, which excludes the probe and the self-check."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -143,15 +144,16 @@ class MemoryPlan:
         )
 
     def report(self) -> None:
-        """After training, compare the real peak with the prediction for the largest micro-batch,
-        and the recomputations with the plan."""
+        """Report the measured peak and the prediction for the largest micro-batch.
+
+        Also warn if a layer did not recompute as planned."""
         if self.steps.largest is None:
             return
         planner, seen = self.planner, self.steps.largest
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
         batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
-        whole = replace(self.steps.policy, parts=1)  # its size is after splitting
+        whole = replace(self.steps.policy, parts=1)  # `seen` is already split
         prediction = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
         predicted = prediction.peak if planner.engine.on_gpu else self._growth(prediction.peak)
@@ -173,30 +175,32 @@ class MemoryPlan:
             self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
-        """Return the longest micro-batch of the longest step and the engine that computes it."""
+        """Return the size of the longest micro-batch, and the engine that computes it."""
         batches = self._trainer.micro_batches(self._step, layout)
         sizes = [self._trainer.describe(item, count_labels=True) for item in batches]
         batch = max(sizes, key=lambda size: size.tokens)
-        if layout.rows is not None:  # packs are not split into rows
+        if layout.rows is not None:  # a pack of rows cannot be split
             batch = replace(batch, rows=min(batch.rows, layout.rows))
         ours = self._ours_in(padded=batch.padded)
         return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
 
     def _ours_in(self, *, padded: bool) -> frozenset[str]:
-        """Return our kernels for a batch; padded batches use the model's own layers."""
+        """Return the names of our kernels for a batch; a padded batch uses only our loss."""
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:
-        """Correct the estimate by the probe; return `policy`, or the corrected choice if None."""
+        """Correct the estimate with the probe's measurement, and return the option to use.
+
+        A given `policy` is kept; without a policy, the corrected estimate chooses again."""
         probe, probed = self._probe()  # out of memory, this may replace self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)
         return option if policy is not None else self._choose_again(option)
 
     def _smaller_layout(self, option: Option) -> Option:
-        """Switch to the smaller layout if it recomputes or splits less; return the option to use.
+        """Switch to the smaller layout if it needs less recomputation or splitting.
 
-        Recomputing costs more time than the faster layout saves."""
+        Recomputation costs more time than the faster layout saves. Returns the option to use."""
         layers = self.planner.shape.layers
         plain = self.planner.option(Policy(keep=layers))
         before, self.planner = self.planner, self._planner_of(self._layouts.smaller)
@@ -206,7 +210,7 @@ class MemoryPlan:
             return option
         needed, budget = plain.prediction.peak, before.memory.budget
         message = self._layouts.use_smaller(
-            f"needs {format_bytes(needed)}, above the budget of {format_bytes(budget)}"
+            f"needs {format_bytes(needed)}, but the budget is {format_bytes(budget)}"
         )
         self._events.message(message)
         self.steps.apply(smaller.policy)
@@ -217,9 +221,9 @@ class MemoryPlan:
         return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Run the probe on the longest micro-batch, or a sufficient part of it, under the policy.
+        """Run the probe on the longest micro-batch or a sufficient part, under the current policy.
 
-        Out of memory, use a smaller policy and try again. Return the result and the probed size."""
+        If memory runs out, try again with a smaller policy. Returns the probe and its size."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)
@@ -231,16 +235,16 @@ class MemoryPlan:
             try:
                 loss_of = partial(trainer.probe_loss, batch, self.planner.batch.labelled)
                 return run_probe(trainer.model, self._modes.layers, loss_of), probed
-            except Exception as error:  # several types mean out of memory; others are raised
+            except Exception as error:  # out of memory has several exception types
                 if not is_out_of_memory(error):
                     raise
                 failure = first_line(error)
             self.steps.recover(failure)
 
     def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
-        """Return the correction that fits the estimate to the probe of `batch`."""
+        """Return the correction with which the estimate matches the probe of `batch`."""
         planner, policy = self.planner, self.steps.policy
-        engine = replace(planner.engine, passes=1)  # the probe has no earlier gradients
+        engine = replace(planner.engine, passes=1)  # the probe starts without gradients
         expected = layer_kept(planner.shape, planner.tuning, batch, engine)
         keeping = probe.kept[len(probe.kept) - policy.keep :] if policy.keep else ()
         kept = sum(keeping) / len(keeping) / expected if keeping else 1.0
@@ -260,7 +264,7 @@ class MemoryPlan:
         return Correction(kept=kept, workspace=(low + high) / 2, allocator=allocator)
 
     def _choose_again(self, tried: Option) -> Option:
-        """Choose with the measured correction, but never a policy that has failed."""
+        """Choose again with the measured correction, but never a policy that ran out of memory."""
         chosen = self.planner.choose()
         failed = self._failed
         if failed is not None and chosen.policy.keep >= failed.keep and tried.fits:
@@ -321,7 +325,7 @@ def _rank(option: Option) -> tuple[bool, int, int]:
 
 
 def mechanisms_of(patched: PatchReport | None, layers: int) -> frozenset[str]:
-    """Return the mechanisms that are patched into every layer."""
+    """Return the names of the kernels that are patched into all layers."""
     if patched is None:
         return frozenset()
     required = {"attention_block": layers, "mlp_block": layers, "attention": layers, "loss": 1}

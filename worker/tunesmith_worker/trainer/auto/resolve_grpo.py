@@ -1,6 +1,6 @@
-"""Resolution of the "auto" values of GRPO reinforcement; resolve_sft.py has the common part.
+"""Resolve the "auto" values of a GRPO recipe; resolve_sft.py has the common part.
 
-Pure functions of their arguments.
+Each resolved value is recorded as a `Choice` with its reason.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DEFAULT_GENERATIONS = 8
 DEFAULT_PROMPTS = 16
 DEFAULT_COMPLETION = 512
 _SHARE_FOR_COMPLETION = 4
-"""With `max_completion_length` at "auto", a quarter of the context is reserved for completions, so
-that one long prompt cannot leave them too few tokens."""
+"""If `max_completion_length` is "auto", a quarter of the context, at most DEFAULT_COMPLETION
+tokens, is reserved for completions. Otherwise a long prompt could leave too few tokens for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class GRPOPlan:
     prompts_per_step: int
     max_completion_length: int
     eval_samples: int
-    """Completions per prompt of the validation file."""
+    """Completions per validation prompt."""
     temperature: float
     top_p: float
     top_k: int
@@ -59,10 +59,10 @@ class GRPOPlan:
 
 
 def prompt_limit(recipe: Recipe, context: int | None) -> int | None:
-    """Return the most tokens of a prompt that leave space for its completion; None: no limit.
+    """Return the maximum prompt length in tokens; None: no limit.
 
-    `context`: positions of the model; None if its configuration does not give them. Raises RunError
-    if the lengths leave no tokens for a prompt."""
+    `context`: the model's context in tokens; None if its configuration does not give it. Raises
+    RunError if the completion leaves no tokens for a prompt."""
     total = _total_length(recipe, context)
     if total is None:
         return None
@@ -72,9 +72,9 @@ def prompt_limit(recipe: Recipe, context: int | None) -> int | None:
     if completion >= total:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"recipe.grpo.max_completion_length={completion} leaves no prompt tokens: "
-            f"{total} is {_limit_name(recipe)}.",
-            hint="Lower it, or leave it at 'auto'.",
+            f"recipe.grpo.max_completion_length={completion} leaves no tokens for "
+            f"the prompt: {_limit_name(recipe)} is {total} tokens.",
+            hint="Lower recipe.grpo.max_completion_length, or set it to 'auto'.",
             param="recipe.grpo.max_completion_length",
         )
     return total - completion
@@ -90,8 +90,10 @@ def plan_grpo(
     has_validation: bool,
     choices: Choices,
 ) -> GRPOPlan:
-    """`prompts`: number of training prompts. `longest_prompt`: tokens of the longest, at most
-    `prompt_limit`. Raises RunError if a step needs more prompts than there are."""
+    """Resolve `recipe.grpo`.
+
+    `prompts`: number of training prompts. `longest_prompt`: length of the longest prompt in tokens,
+    at most `prompt_limit`. Raises RunError if a step needs more prompts than the file has."""
     grpo, settings = recipe.grpo or GRPORecipe(), _reinforcement(hyperparameters)
     return GRPOPlan(
         num_generations=_num_generations(grpo, settings, choices),
@@ -166,7 +168,7 @@ def _prompts_per_step(
         raise RunError(
             ErrorCode.RECIPE_INVALID,
             f"{field}={resolved} is more than the {prompts} prompts of the training file.",
-            hint=f"Set it to {prompts} or less, or leave it at 'auto'.",
+            hint=f"Set {field} to {prompts} or less, or to 'auto'.",
             param=field,
         )
     return resolved
@@ -220,7 +222,7 @@ def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
 
 
 def _total_length(recipe: Recipe, context: int | None) -> int | None:
-    """Return the most tokens of a prompt and its completion together; None: unknown."""
+    """Return the maximum tokens of a prompt plus its completion; None: unknown."""
     if recipe.max_seq_length == "auto":
         return context
     check_length(recipe.max_seq_length, context)

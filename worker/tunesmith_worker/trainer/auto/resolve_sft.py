@@ -1,6 +1,6 @@
-"""Resolution of a recipe's "auto" values into plans with concrete values.
+"""Resolve the "auto" values of a recipe into plans with concrete values.
 
-Pure functions of their arguments. Each resolved value is recorded as a `Choice` with its reason.
+Each resolved value is recorded as a `Choice` with its reason.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ def plan_patches(recipe: Recipe, choices: Choices) -> frozenset[PatchName]:
     if recipe.patches == "off":
         return frozenset()
     every: list[PatchName] = ["attention", "attention_block", "loss", "mlp_block"]
-    names = choices.resolve(
-        "patches", recipe.patches, every, "all that the model's modules support"
-    )
+    names = choices.resolve("patches", recipe.patches, every, "all kernels that support the model")
     return frozenset(names)
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
-    """`context`: positions of the model; None if its configuration does not give them."""
+    """`context`: the model's context in tokens; None if its configuration does not give it."""
     length = choices.resolve(
         "max_seq_length",
         recipe.max_seq_length,
@@ -66,7 +64,7 @@ def check_length(length: int, context: int | None) -> None:
             ErrorCode.RECIPE_INVALID,
             f"recipe.max_seq_length={length} is more than the model's context of {context} tokens: "
             f"set it to {context} or less.",
-            hint="Or leave it at 'auto', which uses the model's context, at most 2,048.",
+            hint="With 'auto', the length is the model's context, but at most 2,048.",
             param="recipe.max_seq_length",
         )
 
@@ -106,9 +104,11 @@ def plan_schedule(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """`rows`: number of data rows, which decides the default number of epochs. `batch`: rows per
-    forward pass and forward passes per optimiser step. `default_rate`: learning rate and the kind
-    of training it is for."""
+    """Resolve the values that SFT and GRPO share.
+
+    `rows`: number of data rows; it determines the default number of epochs. `batch`: rows per
+    forward pass and forward passes per optimiser step. `default_rate`: default learning rate, and
+    the kind of training for its reason."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
@@ -189,7 +189,7 @@ def _total_steps(
         3.0 if rows <= 10_000 else 1.0,
         f"3 epochs for up to 10,000 rows and 1 for more; the data have {rows} rows",
     )
-    # Rounded first, because 0.1 x 30 as a float exceeds 3 and would give a fourth step.
+    # Round before ceil: 0.1 x 30 is slightly above 3 as a float and would give 4 steps.
     return max(1, math.ceil(round(resolved * steps_per_epoch, 6)))
 
 

@@ -1,6 +1,6 @@
-"""The rows of one optimiser step: collated, split into micro-batches and moved to the device.
+"""Collate the rows of a step, split them into micro-batches and copy them to the device.
 
-The layout changes speed and memory, not the rows or the loss, which is normalised over the step.
+The layout changes only speed and memory: the loss is always normalised over the whole step.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Batch = dict[str, Any]  # Any: tensors, and numbers of TRL's padding-free collat
 
 
 def collate(examples: Sequence[dict[str, Any]]) -> Batch:  # Any: rows of a datasets.Dataset
-    """Concatenate a step's examples, which are rows or packs of rows (`seq_lengths`).
+    """Concatenate the examples of a step; an example is a row or a pack of rows (`seq_lengths`).
 
-    Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: tokens of every row, on the host.
-    `rows_of_examples`: rows of each example, 1 unless it is a pack.
+    Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: tokens of each row, as a tuple.
+    `rows_of_examples`: number of rows in each example; above 1 only for packs.
     """
     lengths = [tuple(row.get("seq_lengths") or [len(row["input_ids"])]) for row in examples]
     ids = torch.tensor([*chain.from_iterable(row["input_ids"] for row in examples)])[None]
     labels = torch.tensor([*chain.from_iterable(row["labels"] for row in examples)])[None]
     flat = tuple(chain.from_iterable(lengths))
     starts = [0, *accumulate(flat[:-1])]
-    labels[0, starts] = IGNORED  # no token of the row predicts its first one
+    labels[0, starts] = IGNORED  # a row's first token is not predicted
     return {
         "input_ids": ids,
         "labels": labels,
@@ -70,7 +70,7 @@ def _rows(step: Batch) -> list[_TokenRow]:
 
 
 def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]:
-    """Return the row indices of each run of `examples` consecutive examples."""
+    """Group the row indices by `examples` consecutive examples."""
     bounds = [0, *accumulate(rows_of_examples)]
     edges = [*bounds[::examples]]
     if edges[-1] != bounds[-1]:
@@ -79,9 +79,9 @@ def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]
 
 
 def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
-    """Rebalance the rows into as many bins of about equal tokens, if the largest bin shrinks.
+    """Spread the rows over the same number of bins with about equal tokens.
 
-    The largest bin decides peak memory."""
+    Returns the old bins unless the largest bin, which determines peak memory, becomes smaller."""
     if len(bins) < 2:
         return bins
     balanced = _spread(lengths, len(bins))
@@ -90,7 +90,7 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
 
 
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Fill as few bins as possible with at most `tokens` each; a longer row gets its own bin."""
+    """Spread rows over few bins of at most `tokens` tokens; a longer row raises this limit."""
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
     while True:
@@ -148,18 +148,18 @@ def _end_to_end(rows: Sequence[_TokenRow]) -> Batch:
 
 
 def predicting_tokens(rows: Batch) -> torch.Tensor:
-    """Return the unique ids of a collated step's tokens whose next token carries loss."""
+    """Return the unique ids of tokens that are followed by a labelled token, in a collated step."""
     labelled = rows["labels"][0, 1:] != IGNORED
     ids: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
     return ids
 
 
 LAYOUT = "layout"
-"""Key of a batch for its BatchLayout, which the trainer removes before the forward."""
+"""Key under which a batch stores its BatchLayout. The trainer removes it before forward."""
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch to `device` without waiting, and add its BatchLayout."""
+    """Copy a batch to `device` asynchronously, and add its BatchLayout."""
     cumulative = batch.get("cu_seq_lens_q")
     labelled = (batch["labels"][:, 1:] != IGNORED).flatten().nonzero()[:, 0]
     layout = BatchLayout(
@@ -170,10 +170,9 @@ def batch_to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def to_device(value: Any, device: torch.device) -> Any:  # Any: tensors; numbers are returned as is
-    """Copy a tensor to `device` without waiting.
+    """Copy a tensor to `device` asynchronously.
 
-    A copy from pageable memory, or a plain `.to(device)`, waits for all launched kernels; a
-    non-blocking copy from pinned memory does not."""
+    The tensor is pinned first: a copy from pageable memory waits for all launched kernels."""
     if not isinstance(value, torch.Tensor) or device.type != "cuda":
         return value.to(device) if isinstance(value, torch.Tensor) else value
     return value.pin_memory().to(device, non_blocking=True)
