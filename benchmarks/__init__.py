@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory. Each is a program that prints JSON lines."""
+"""Benchmarks of speed and memory. Each benchmark is a program that prints JSON lines."""

@@ -2,11 +2,11 @@
 
     python -m benchmarks.checkpoint MODEL ROWS.jsonl --write
 
-MODEL is a small model (tiny-math). A second model is a Llama of 12.4 million random parameters with
-the tokenizer of MODEL. Each model trains on ROWS once with LoRA and once with full tuning, for
-`--seconds` each. Each training runs in its own process. The bar of both figures is 1 %.
+MODEL is a small model (tiny-math). The second model is a Llama of 12.4 million random parameters
+with MODEL's tokenizer. Each model trains on ROWS once with LoRA and once with full tuning, for
+`--seconds` each. Each training runs in its own process. Both figures must be at most 1 %.
 
-`wall`: Share of the run's time in which training waits for resume points.
+`wall`: Share of the run's time that training spends waiting for resume points.
 `cpu`: Share of the run's CPU-seconds spent on resume points, including the writing thread.
 """
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--seconds", type=float, default=100.0, help="length of each training")
+    parser.add_argument("--seconds", type=float, default=100.0, help="seconds of each training run")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     parser.add_argument(
         "--side", nargs=2, metavar=("MODEL", "TUNING"), help="measure one case in this process"

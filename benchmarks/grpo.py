@@ -3,16 +3,15 @@
 First, both sides compute the loss and gradients of one step from the same completions
 (grpo_parity.py). Then both sides train alternately; each run has its own process and one thread
 (grpo_side.py). The task is the 12.4 M Llama of sft.py with LoRA r 32 and 2 prompts x 8 completions
-x 128 tokens, without recomputation. Prompts and completion lengths are the same. A step includes
-generation, rewards, forward, backward, clipping, optimizer, logging and the stored samples. Prints
-one JSON line:
+x 128 tokens, without recomputation. Both sides use the same prompts and completion lengths. A step
+includes generation, rewards, forward, backward, clipping, optimizer, logging and the stored
+samples. Prints one JSON line:
 
 `speed_ratio`: CPU-seconds of a step, stock TRL / ours; median over the rounds.
-`generation_ratio`: The same ratio for generation alone.
+`generation_ratio`: CPU-seconds of generation, stock TRL / ours.
 `memory_ratio`: Peak resident memory minus resident memory before training, ours / stock TRL.
 `lora_over_full`: CPU-seconds of our step: full tuning (one run) / LoRA (the last run).
-`beside_share`: Share of our step outside the engine, the forward pass of log-probs and backward:
-    texts, rewards, advantages, samples, metrics, guards, optimizer.
+`beside_share`: Share of our step outside the engine, the forward pass of log-probs and backward.
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
     (optimizer, logs).
 
@@ -145,7 +144,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Compute above / below of the figure `of` for each round."""
+    """Divide figure `of` in `above` by figure `of` in `below`, for each round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

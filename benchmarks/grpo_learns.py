@@ -11,7 +11,7 @@ sampling (grpo_learns_stock.py). Prints one JSON line:
 `wall_seconds`: Seconds from the creation of the job to its end.
 `cpu_seconds`: CPU-seconds of the installation: its start, API, broker, workers and trainer.
 `stock_last`: Mean reward of stock TRL's last 10 steps.
-`difference`: Our last 10 rewards minus those of stock TRL, mean over the seeds.
+`difference`: Mean reward of our last 10 steps minus stock TRL's, mean over the seeds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GRADER = {"type": "math_answer", "reference": "{{item.answer}}"}
 RANK, RATE = 16, 1e-3
 PROMPTS, GROUP, COMPLETION_TOKENS = 16, 8, 64
 COMPARED = 10
-"""Number of steps in an average of rewards."""
+"""Number of steps over which rewards are averaged."""
 BARS = {"after": 0.50, "after_each": 0.46, "wall_seconds": 180, "stock_difference": 0.05}
 Run = dict[str, Any]  # Any: JSON
 

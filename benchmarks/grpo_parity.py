@@ -1,8 +1,8 @@
-"""Loss and gradients of both sides of grpo.py for the same ragged completions. Prints one JSON
-line.
+"""Compare loss and gradients of both sides of grpo.py on the same ragged completions. Prints one
+JSON line.
 
-Both sides have the same weights and the same nonzero adapter. Our side shares the prompt of a group
-in training and in this comparison; stock TRL runs its own code.
+Both sides have the same weights and the same nonzero adapter. Our side computes a group's prompt
+once, in training and in this comparison; stock TRL runs its own code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def compare(task: Task, folder: Path) -> NoReturn:
 
 def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     """Compare one step with stock TRL. All differences are relative. `gradient_difference` is the
-    RMS over all gradients; `worst_gradient` is the RMS of the worst tensor."""
+    RMS difference over all gradients; `worst_gradient` is the RMS difference of the worst
+    gradient."""
     stock = grpo_side.stock_trainer(task, stock_model(task), folder / "stock")
     trained = {
         name: tensor for name, tensor in ours.model.named_parameters() if tensor.requires_grad
@@ -50,7 +51,7 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     torch.manual_seed(2)
     with torch.no_grad():
         for name, tensor in trained.items():
-            if "lora_B" in name:  # B would be zero, and A would get no gradient
+            if "lora_B" in name:  # otherwise LoRA's B is zero, and A gets no gradient
                 tensor.normal_(std=0.02)
             theirs[name].copy_(tensor)
     loss = step_of_ours(ours)

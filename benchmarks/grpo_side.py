@@ -69,7 +69,7 @@ class Meter(Clock):
         self.peak = 0.0
         self.sync_seconds: list[float] = []
         self.callback_cpu_seconds: list[float] = []
-        """Values of each step, for our side only; see ForcedLengths."""
+        """CPU-seconds of callbacks in each step, for our side only; see ForcedLengths."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")
@@ -137,7 +137,7 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """Train our side. Return its meter and the memory before training in MiB."""
+    """Train our side. Return the meter of our side, and the memory before training in MiB."""
     prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
@@ -160,8 +160,8 @@ def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
     """Train with the code of `tunesmith run`. `prepared` replaces the trainer's
-    `prepare_reinforcement`; its first argument is that function, with forced completion lengths.
-    Raises RuntimeError if the run fails."""
+    `prepare_reinforcement`; the first argument of `prepared` is the replaced function with forced
+    completion lengths. Raises RuntimeError if the run fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory
     from tunesmith_worker.trainer import assemble_grpo as reinforcement
     from tunesmith_worker.trainer import run

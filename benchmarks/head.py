@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
-Times the forward and backward pass of a mean cross entropy. Gradients go to the hidden states, and
-with --trainable-head also to the head. All sides run alternately in one process; the best of
---repeats counts. Times are CPU-seconds of one thread, or on a GPU seconds between synchronizations.
-A separate process for each side measures its peak memory above the inputs. `full` is F.linear and
-F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and top-1. Prints one JSON
-line with the environment variables of the allocator.
+Times the forward and backward pass of a mean cross entropy. Backward computes gradients of the
+hidden states and, with --trainable-head, of the head. All sides run alternately in one process; the
+best of --repeats rounds counts. Times are CPU-seconds of one thread, or on a GPU seconds between
+synchronizations. A separate process for each side measures the peak memory without the memory of
+the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute
+entropy and top-1. Prints one JSON line with the environment variables of the allocator.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def liger_side() -> Side:
 
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
-    """Return the installed sides by name. Calling a value imports its side."""
+    """Return the installed sides by name. Calling a value of the dict imports that side."""
     installed: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,
@@ -132,7 +132,7 @@ def memory_status(field: str) -> int:
 
 
 def extra_mib(case: Case, side: Side, device: str) -> float:
-    """Measure peak memory above the inputs in MiB."""
+    """Measure peak memory minus the memory of the inputs, in MiB."""
     if device == "cuda":
         case.run(side)  # allocates the workspace of cuBLAS, which does not count
         case.hidden.grad = case.weight.grad = None
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", choices=DTYPES, help="default: all, one after the other")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: all sides, one after the other")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--trainable-head", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)

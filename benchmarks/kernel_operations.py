@@ -40,8 +40,8 @@ __all__ = [
 def rms_norm_problem(
     shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
 ) -> Problem:
-    """RMSNorm of x with a trained weight. Eager is the Llama module of transformers, or Gemma's,
-    which multiplies by 1 + weight."""
+    """RMSNorm of x with a trained weight. The eager side is transformers' Llama module, or its
+    Gemma module, which multiplies by 1 + weight."""
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = leaf(shape.hidden, device=device, dtype=dtype)
     liger = liger_function("LigerRMSNormFunction")
@@ -70,7 +70,8 @@ def rms_norm_problem(
 
 
 def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RoPE of q and k. Eager is the function of transformers, with tables in the model's dtype."""
+    """RoPE of q and k. The eager side is transformers' RoPE function, with tables in the model's
+    dtype."""
     q = leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
     k = leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
     angle = torch.rand(shape.rows, shape.head_size // 2, device=device)
@@ -97,7 +98,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU. Its input is one tensor with gate and up side by side, as one GEMM returns them."""
+    """SwiGLU. SwiGLU's input is one tensor that contains gate and up, as one GEMM returns them."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerSiLUMulFunction")
 
@@ -115,7 +116,8 @@ def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Pr
 
 
 def geglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """GEGLU with the tanh approximation of GELU. Its input is one tensor, as in SwiGLU."""
+    """GEGLU with the tanh approximation of GELU. GEGLU's input is one tensor that contains gate and
+    up."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerGELUMulFunction")
 
@@ -149,7 +151,7 @@ OPERATIONS: dict[str, Callable[[Shape, torch.device, torch.dtype], Problem]] = {
 def outputs_and_gradients(
     function: Callable[..., Tensors], leaves: Tensors, upstream: Tensors
 ) -> Tensors:
-    """Run forward and backward. `upstream` has one gradient for each output."""
+    """Run forward and backward of this operation. `upstream` has one gradient for each output."""
     outputs = function(*leaves)
     return (*outputs, *torch.autograd.grad(outputs, leaves, upstream))
 

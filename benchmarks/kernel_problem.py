@@ -29,8 +29,8 @@ class Shape:
     """Rank of the adapters."""
 
     def lengths(self) -> list[int]:
-        """Return the lengths of packed texts; they sum to `rows`. For 2,048 rows they are 32 to 768
-        tokens, otherwise proportional."""
+        """Return the lengths of packed texts; they sum to `rows`. With 2,048 rows, the texts have
+        32 to 768 tokens; with other numbers of rows, lengths change proportionally."""
         draw, remaining, texts = random.Random(0), self.rows, []
         while remaining:
             least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)
@@ -95,7 +95,7 @@ class Problem:
     """Minimum bytes of one forward and one backward: every input is read once, every result written
     once."""
     others: Mapping[str, Function] = field(default_factory=dict)
-    """Other implementations without our code, by name."""
+    """Implementations without our code, by name."""
     liger: Function | None = None
     no_liger: str | None = None
     """Reason why Liger lacks this operation, or None."""

@@ -53,7 +53,7 @@ def best_seconds(
     sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float]:
     """Measure the best time of each side. Sides alternate, so that other load on the machine
-    affects all of them. The first round warms up and compiles."""
+    affects all sides. The first round warms up and compiles."""
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):
         for name, run in sides.items():
@@ -72,7 +72,7 @@ def measure(
     repeats: int,
     compiled: bool,
 ) -> dict[str, Any]:  # Any: JSON
-    """Measure each side: milliseconds, GB/s and speed relative to eager."""
+    """Measure milliseconds, GB/s and speed relative to eager for each side."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}

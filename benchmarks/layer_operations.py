@@ -1,7 +1,8 @@
-"""Problems of kernel_operations.py around the large matrix products of a layer.
+"""Operations around the large matrix products of a layer, for kernel_operations.py.
 
-They are the norm of q and k, attention over segments, projections with adapters, and log-probs from
-a head. Frozen weights are not leaves, because no side computes their gradients.
+The operations are the norm of q and k, attention over segments, projections with adapters, and
+log-probs from a head. Frozen weights are not leaf tensors, because no side computes their
+gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ LORA_SCALE = 0.5
 
 
 def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RMSNorm of each head of q and k (Qwen 3), with trained weights. Eager is the module of
-    transformers. Our kernel works in place, so its time includes a copy of its input."""
+    """RMSNorm of each head of q and k (Qwen 3), with trained weights. The eager side is
+    transformers' norm module. Our kernel works in place, so its time includes a copy of its
+    input."""
     attention = _attention_shape(shape)
     qkv = leaf(shape.rows, attention.width, device=device, dtype=dtype)
     weights = [leaf(shape.head_size, device=device, dtype=dtype) for _ in range(2)]
@@ -58,10 +60,11 @@ def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> P
 
 
 def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Attention over packed texts, without RoPE. Eager runs SDPA (torch's
+    """Attention over packed texts, without RoPE. The eager side runs SDPA (torch's
     scaled_dot_product_attention) on each text. `sdpa_block_mask` is one SDPA call with a dense [T,
-    T] mask. Keys are repeated over their group; transformers also does this with a mask. The time
-    of building the mask does not count, although stock transformers builds one for each batch."""
+    T] mask. Each key head is repeated for the query heads of its group; transformers also does this
+    with a mask. The time excludes building the mask, although stock transformers builds a mask for
+    each batch."""
     attention = _attention_shape(shape)
     qkv = leaf(shape.rows, attention.width, device=device, dtype=dtype)
     segments = Segments.from_lengths(shape.lengths(), device)
@@ -100,8 +103,9 @@ def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RMSNorm, then the q, k and v projections with adapters. Eager is the module of transformers
-    and three PEFT layers. The leaf tensors are x, and A and B of each projection."""
+    """RMSNorm, then the q, k and v projections with adapters. The eager side is transformers' norm
+    module and three PEFT layers. The leaf tensors are x and the LoRA matrices A and B of each
+    projection."""
     outs = [n * shape.head_size for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     norm_weight = torch.ones(shape.hidden, device=device, dtype=dtype)
@@ -132,9 +136,9 @@ def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> 
 
 
 def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU, then the down projection with its adapter, then the residual. Eager is the MLP of
-    transformers with a PEFT layer. The leaf tensors are gate and up side by side, the residual, A
-    and B."""
+    """SwiGLU, then the down projection with its adapter, then the addition of the residual. The
+    eager side is transformers' MLP with a PEFT layer. The leaf tensors are one tensor with gate and
+    up, the residual, and the LoRA matrices A and B."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     residual = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.hidden, shape.intermediate, device, dtype)
@@ -165,8 +169,8 @@ def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def log_prob_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Log-prob of each row's token from a frozen head. Eager computes full logits in fp32. Each row
-    has a different gradient, for example in a preference loss."""
+    """Log-prob of each row's token from a frozen head. The eager side computes full logits in fp32.
+    Each log-prob has a different upstream gradient, for example in a preference loss."""
     hidden = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.vocabulary, shape.hidden, device, dtype)
     targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)
@@ -218,7 +222,8 @@ def _weight(out: int, inputs: int, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _adapters(inputs: int, outs: list[int], rank: int, device: torch.device) -> list[torch.Tensor]:
-    """Make A, B, A, B ... in fp32, the dtype of PEFT's adapters on a half-precision base model."""
+    """Make LoRA matrices A, B, A, B ... in fp32, the dtype of PEFT's adapters on a half-precision
+    base model."""
     tensors = []
     for out in outs:
         sizes = ((rank, inputs), (out, rank))
@@ -239,13 +244,13 @@ def _projections(weights: Tensors, adapters: Tensors) -> list[Projection]:
 def _peft_linear(
     x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """Run PEFT's layer under autocast. Without autocast it is slower, because PEFT converts
-    half-precision inputs to fp32."""
+    """Run PEFT's layer under autocast. Without autocast, PEFT's layer is slower, because it
+    converts half-precision inputs to fp32."""
     base = F.linear(x, weight.to(x.dtype))
     return base + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) * LORA_SCALE
 
 
 def _three_times(tensors: Tensors | list[torch.Tensor]) -> int:
-    """Count the bytes of adapters: forward and backward read them, and backward writes their
-    gradients."""
+    """Count the bytes that adapters move: forward and backward read A and B, and backward writes
+    their gradients."""
     return 3 * sum(tensor.nbytes for tensor in tensors)

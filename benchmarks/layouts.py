@@ -47,7 +47,7 @@ LENGTHS = {
     "ragged-8-128": (8, 128),
     "ragged-32-768": (32, 768),
 }
-"""Shortest and longest row in tokens; lengths are log-uniform."""
+"""Shortest and longest row in tokens; row lengths are log-uniform."""
 MODELS = {"tiny": (4, 16), "small": (4, 16), "12m": (4,)}
 """Measured numbers of rows per step, by model size."""
 SLOWER, COST = 0.05, 0.02

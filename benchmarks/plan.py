@@ -1,17 +1,18 @@
 """Memory predicted by the planner, compared with the memory of a run: `python -m benchmarks.plan`.
 
 Each setting runs in its own process on a CPU. Twelve settings vary rows, length, tuning and
-checkpointing; six more were held out while the memory model was developed. A Llama of 12.4 million
-parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
+checkpointing; six more settings were held out while the memory model was developed. A Llama of 12.4
+million parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
 
 `tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
     allocation of a whole run.
-`rss`: Weights plus the growth of resident memory from before training to its peak (VmHWM), in a
-    separate run without the profiler; compared with the prediction of a run.
+`rss`: Weights plus the growth of resident memory (VmHWM) during training, in a separate run without
+    the profiler; compared with that run's prediction.
 
-`predicted` is the closed form. Every run makes a trial, which corrects the closed form to
-`corrected`. The trial also measures the allocator's memory beyond tensors, which is part of rss.
-Bars: tensors within 10 %, rss within 20 %. `--write` writes benchmarks/results/plan.json.
+`predicted` is the planner's closed-form prediction. Every run makes a trial pass, whose measurement
+corrects the prediction to `corrected`. The trial pass also measures the allocator's memory beyond
+tensors, which is part of `rss`. The prediction must be within 10 % of `tensors` and within 20 % of
+`rss`. `--write` writes benchmarks/results/plan.json.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--one", help="measure one setting (JSON) in this process")
     parser.add_argument(
-        "--write", action="store_true", help="write the result to benchmarks/results"
+        "--write", action="store_true", help="write the result to benchmarks/results/plan.json"
     )
     options = parser.parse_args()
     if options.one:
@@ -89,7 +90,7 @@ def main() -> int:
 
 
 def measure(setting: dict[str, Any]) -> dict[str, Any]:
-    """Measure one setting. Return the predicted and measured memory in bytes."""
+    """Measure one setting. Return the setting's predicted and measured memory in bytes."""
     import gc
 
     import torch

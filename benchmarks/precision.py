@@ -5,9 +5,10 @@
 loss: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
       (`tunesmith run`): 300 steps of tiny-math on GSM8K.
 cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters. Our optimizer and
-      torch's fused fp32 AdamW alternate. Also the extra time of our optimizer as a share of a whole
-      step, and the bytes of weights and optimizer state. A whole step is forward and backward of
-      2 x 1,024 tokens in bf16 with our kernels, clipping and optimizer.
+      torch's fused fp32 AdamW alternate. The benchmark also measures the extra time of our
+      optimizer as a share of a whole step, and the bytes of weights and optimizer state. A whole
+      step is forward and backward of 2 x 1,024 tokens in bf16 with our kernels, clipping and
+      optimizer.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.
@@ -40,9 +41,9 @@ from .sft_side import make_model
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
-"""Keys of the JSON line, where they differ from the name of the precision."""
+"""Keys of the JSON line that differ from the name of the precision."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
-"""Maximum relative difference of the final loss from the loss in fp32."""
+"""Maximum relative difference of the final loss from the final fp32 loss."""
 COST_BAR = 0.05
 BYTES_BARS = {"bf16_error_word": 12.0, "bf16_sr8": 6.0}
 

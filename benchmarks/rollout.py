@@ -9,7 +9,7 @@ line:
 `speed_ratio`: CPU-seconds of a rollout, transformers / ours; median over the rounds.
 `memory_ratio`: Peak resident memory minus resident memory before the first rollout, ours /
     transformers.
-`sync_share`: Share of the weight sync in our CPU-seconds.
+`sync_share`: Share of our CPU-seconds spent on the weight sync.
 
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
 longest completion ends. `--their-allocator` sets our malloc options for transformers as well.

@@ -5,8 +5,8 @@ run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 
 `self_check`: CPU-seconds of the self-check.
 `step`: Median CPU-seconds of an optimizer step.
-`share_of_200`: `self_check` / (200 steps).
-`within`: True if `self_check` <= max(3 s, 3 % of 200 steps).
+`share_of_200`: `self_check` divided by the CPU-seconds of 200 steps.
+`within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]
 
 
 def _checks(folder: Path) -> dict[str, int]:
-    """Count the checks in each state."""
+    """Count the self-check's checks in each state."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line)["data"] for line in lines]
     (checks,) = [data["checks"] for data in events if "checks" in data]

@@ -6,9 +6,9 @@ plain rows alternate in one process on one thread. Prints one JSON line; for eac
 length:
 
 `forward`, `backward`: Median CPU-seconds of each layout.
-`least`: The smallest forward + backward of each layout.
-`speed_ratio`: Plain / shared, from `least`.
-`token_ratio`: Number of tokens, plain / shared.
+`least`: Smallest CPU-seconds of forward plus backward, for each layout.
+`speed_ratio`: CPU-seconds of plain rows / shared rows, from `least`.
+`token_ratio`: Number of tokens of plain rows / shared rows.
 """
 
 from __future__ import annotations

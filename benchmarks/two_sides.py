@@ -12,7 +12,7 @@ from typing import Any
 
 def run_side(script: Path, side: str, arguments: list[str], extra: dict[str, str]) -> Any:
     """Run `script --side SIDE ARGUMENTS` and parse its last output line as JSON. `extra`:
-    environment variables. If the script fails, exit with its errors."""
+    additional environment variables. If the script fails, exit with its errors."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | extra
     # -P: without it, kernels.py in this folder would hide a package with the same name.
     command = [sys.executable, "-P", str(script), "--side", side, *arguments]

@@ -7,8 +7,8 @@
 Needs torch, triton, transformers, peft, accelerate and the wheels in requirements-gpu-bench.txt.
 Our packages need not be installed, and nothing is downloaded. The results file
 FOLDER/gpu-DEVICE.json is written after every case. If a case fails, the other cases still run, and
-the exit status is 1. After `--minutes`, the remaining cases are recorded as skipped. A missed bar
-is printed and recorded; it does not change the exit status.
+the exit status is 1. After `--minutes`, the remaining cases are recorded as skipped. A figure that
+misses its bar (required value) is printed and recorded; the exit status does not change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONGEST = {"memory": 150, "precision": 600}
 """Time limit of a case in seconds. The loss cases of `precision` need more than the default
 time."""
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
-"""Sides that need a GPU, and the package that each side needs."""
+"""Compared trainers that need a GPU, with the package that each trainer needs."""
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     arguments.add_argument("--minutes", type=float, default=7.5, help="time limit")
     arguments.add_argument(
-        "--rounds", type=int, default=2, help="runs of each side in `speed` and `grpo`"
+        "--rounds", type=int, default=2, help="runs of each trainer in `speed` and `grpo`"
     )
     arguments.add_argument("--out", type=Path, default=RESULTS)
     arguments.add_argument("--tiny", action="store_true")
@@ -63,7 +63,8 @@ def main() -> int:
 
 
 def has_card() -> bool:
-    """Return True if this machine seems to have an NVIDIA GPU. Later, torch checks this fully."""
+    """Return True if this machine seems to have an NVIDIA GPU. Later, torch checks fully if the GPU
+    works."""
     return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia*"))
 
 
@@ -77,8 +78,8 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
-    """Yield the sides alternately; every second round reverses their order. Models whose figures
-    have a bar come first."""
+    """Yield jobs for all trainers in every round; every second round reverses the order of the
+    trainers. Models whose figures have a required value come first."""
     sides = ["ours", "stock"]
     if not tiny:
         sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]
@@ -100,8 +101,8 @@ def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
 
 
 def summary(record: Record) -> str:
-    """Return a table of the bars, the numbers of failed and skipped cases, and the name of the
-    results file."""
+    """Return a table of figures and required values, the numbers of failed and skipped cases, and
+    the results file's name."""
     met = {True: "met", False: "MISSED", None: "open"}
     lines = [""]
     for bar in record.results["bars"]:

@@ -1,8 +1,9 @@
-"""Time of our attention and of torch's attention backends on a GPU.
+"""Measure the time of our attention and of torch's attention backends on a GPU.
 
 Each call is the forward and backward pass of one row of 4,096 tokens in bf16. `ours` is
-segment_attention on q, k and v side by side, and includes RoPE. The other entries are backends of
-torch's scaled_dot_product_attention. Their heads are already rotated and in torch's layout.
+segment_attention on one tensor that contains q, k and v; its time includes RoPE. All entries except
+`ours` are backends of torch's scaled_dot_product_attention. These backends receive rotated q and k,
+in torch's layout.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def attention_paths(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Time all backends. The operations of a call are `(4 + 10) * T^2 / 2 * heads * head_size`: 4
-    for forward, 10 for backward."""
+    """Time all backends. A call has `(4 + 10) * T^2 / 2 * heads * head_size` operations: factor 4
+    is for forward, 10 for backward."""
     tokens = 4096 if device.type == "cuda" else 40
     of = AttentionShape(shape.heads, shape.kv_heads, shape.head_size, shape.head_size**-0.5)
     ours, qkv = _ours(tokens, of, device)

@@ -1,4 +1,4 @@
-"""Bars of the GPU benchmarks. Each has a name, a bound and a measured figure.
+"""Bars (required values) of the GPU benchmarks. Each bar has a name, a bound and a measured figure.
 
 This module depends only on the format of the results.
 """
@@ -22,7 +22,7 @@ class Bar:
     least: float | None = None
     most: float | None = None
     figure: Callable[[Results], float | None]
-    """Figure from the results, or None if not measured."""
+    """Function that computes the figure from the results; it returns None if not measured."""
 
     def judged(self, results: Results) -> dict[str, Any]:  # Any: JSON
         figure = self.figure(results)
@@ -37,7 +37,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """Return the median over all rounds of one side."""
+    """Return the median of figure `key` over all rounds of `model/side/setting`."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()
@@ -91,8 +91,8 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
 
 
 def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
-    """Make a figure from part `memory`. `judged` reduces the relative errors of its predictions to
-    one number."""
+    """Make a function that computes a figure of part `memory`. `judged` reduces the relative errors
+    of all predictions to one number."""
 
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()
@@ -110,8 +110,9 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 
 def _offload(results: Results) -> float | None:
-    """Return the largest overhead of offloading where the planner expects none. Only cases with
-    a hidden size of at least 2,048 and at least 4,096 tokens count."""
+    """Return the largest time overhead of offloading among cases in which the planner expects no
+    overhead. Only cases with a hidden size of at least 2,048 and with at least 4,096 tokens
+    count."""
     cases = results.get("memory", {}).values()
     overheads = [
         as_error(result["overhead"])
@@ -136,7 +137,8 @@ def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
 
 
 def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
-    """Make a figure from part `grpo`: the median of `key` over the rounds of `case`."""
+    """Make a function that computes the median of `key` over the rounds of `case` in part
+    `grpo`."""
 
     def figure(results: Results) -> float | None:
         figures = [
@@ -204,7 +206,7 @@ def _bars() -> Iterator[Bar]:
 
 
 def _memory_bars() -> Iterator[Bar]:
-    """Yield bars D1, D6, C3, C4 and C2 of ENGINE.md. Part `memory` checks E5."""
+    """Yield bars D1, D6, C3, C4 and C2 of ENGINE.md. Part `memory` checks bar E5 of ENGINE.md."""
     yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
     yield Bar(
         name="memory: median error of a predicted peak",

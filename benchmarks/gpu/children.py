@@ -1,7 +1,7 @@
-"""Parent process of the GPU benchmarks. Does not import torch.
+"""Parent process of the GPU benchmarks. This module does not import torch.
 
-It starts child processes ahead of time and reads their answers. If a case raises an error, hangs or
-ends its process, the failure is recorded and later cases run in a new process.
+The parent process starts child processes ahead of time and reads their answers. If a case raises an
+error, hangs or ends its process, the failure is recorded and later cases run in a new process.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ALL = "all of it"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Cases that share a process."""
+    """Cases that run in the same child process."""
 
     part: str
     module: str
     cases: tuple[str, ...] = ()
-    """Names of the cases. If empty, all cases of the module run, and the child reports their
-    names."""
+    """Names of the cases. If `cases` is empty, all cases of the module run, and the child reports
+    their names."""
     seconds: float
-    """Time limit of a case. After this time, the process is killed."""
+    """Time limit of one case. When the time is over, the child process is killed."""
 
 
 class Child:
-    """One process. The process starts its imports when this object is created."""
+    """One process. The child process starts its imports when this object is created."""
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self.job = job
@@ -79,7 +79,7 @@ class Child:
         return None if line is None else dict(json.loads(line))
 
     def close(self) -> str:
-        """End the process. Return its exit status and the end of its stderr."""
+        """End the process. Return the child's exit status and the end of its stderr."""
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ def run_all(
     jobs: Sequence[Job], record: Record, deadline: float, environment: Mapping[str, str]
 ) -> None:
     """Run all jobs in order. While a job runs, the process of the next job starts. `deadline` is a
-    time.monotonic() value; cases after it are recorded as skipped."""
+    time.monotonic() value; cases that have not started by then are recorded as skipped."""
     ahead = Child(jobs[0], environment) if jobs else None
     for index, job in enumerate(jobs):
         child = ahead

@@ -1,9 +1,9 @@
 """Part `grpo`: time of whole GRPO steps, and of decoding with an adapter.
 
 GRPO steps are compared with stock TRL, which generates with transformers' `generate`. Decoding with
-an adapter is compared with decoding by the bare model. The steps are those of grpo_side.py, on a
-random model in bf16 with completions of forced length. The first step compiles and selects kernels;
-it is printed but not counted.
+an adapter is compared with decoding by the bare model. grpo_side.py runs the steps, on a random
+bf16 model with completions of forced length. The first step compiles and selects kernels; its time
+is printed but not counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Untyped = Any  # Any: transformers is not typed
 
 WARM_UP = 1
 REPEATS = 3
-"""Number of rollouts in a measurement. The fastest one counts."""
+"""Number of rollouts in a measurement. The fastest rollout counts."""
 REAL_TASK = Task(
     side="ours",
     dtype="bfloat16",
@@ -84,9 +84,9 @@ def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
 
 
 def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: JSON
-    """Measure the seconds of decoding `batch` completions, 8 per prompt. The weight sync and the
-    prefill do not count. Ragged completions leave the batch one by one. Each new batch layout needs
-    another CUDA graph."""
+    """Measure the seconds to decode `batch` completions, 8 per prompt. The time excludes the weight
+    sync and the prefill. Ragged completions have different lengths and leave the batch one by one.
+    Each new batch layout needs another CUDA graph."""
     task = replace(task_of(model, "ours", "lora"), steps=1, prompts_per_step=batch // GROUP)
     prompts, lengths = task.prompts(), replace(task, ragged=ragged).lengths(0)
     requests = [
@@ -97,7 +97,7 @@ def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: J
     for name, tuning in (("base", "full"), ("adapter", "lora")):
         tuned = stock_model(replace(task, tuning=tuning)).to(find_device()).eval()
         for key, parameter in tuned.named_parameters():
-            if "lora_B" in key:  # B would be zero, and the adapter would have no effect
+            if "lora_B" in key:  # otherwise LoRA's B is zero, and the adapter has no effect
                 torch.nn.init.normal_(parameter, std=0.02)
         decoded[name] = _decoded(tuned, task, requests)
         if name == "adapter":

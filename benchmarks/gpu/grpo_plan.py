@@ -1,4 +1,4 @@
-"""Ordered cases of part `grpo`. Imports nothing, to keep the parent process small."""
+"""Ordered cases of part `grpo`. This module imports nothing, to keep the parent process small."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ BATCHES = (8, 32, 128)
 
 
 def grpo_cases(model: str, rounds: int) -> list[tuple[str, ...]]:
-    """List the cases of each process. First MODEL/SIDE/TUNING/TURN with alternating sides, then our
-    full tuning, then MODEL/decode/BATCH and MODEL/ragged/BATCH."""
+    """List the cases of each process. The order is: MODEL/SIDE/TUNING/TURN with alternating sides,
+    our full tuning, MODEL/decode/BATCH and MODEL/ragged/BATCH."""
     trained = [
         (f"{model}/{side}/lora/{turn}",)
         for turn in range(1, rounds + 1)

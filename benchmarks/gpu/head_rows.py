@@ -1,8 +1,9 @@
 """Accuracy and time of the kernel that overwrites a chunk of logits with its gradient.
 
 The chunk has as many rows as fit the 2 GiB budget of tunesmith_kernels.log_prob, in bf16, with the
-vocabulary of Llama 3. The kernel reads a row twice and writes it once. The second read comes from
-the L2 cache, so the minimum traffic is 2 bytes read and 2 bytes written per logit.
+vocabulary of Llama 3. The kernel reads each row of logits twice and writes it once. The second read
+of a row comes from the L2 cache, so the minimum traffic is 2 bytes read and 2 bytes written per
+logit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ FP32_LIMIT = 1e-5
 
 
 def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Check and time the kernel. `ms_metrics` is the time with entropy and top-1."""
+    """Check the head-rows kernel's accuracy and measure its time. `ms_metrics`: milliseconds of a
+    call that also computes entropy and top-1."""
     vocabulary = VOCABULARY if device.type == "cuda" else 300
     rows = min(shape.rows, MOST_ROWS)
     error = _error(torch.randn(min(rows, 256), vocabulary, device=device) * 3)

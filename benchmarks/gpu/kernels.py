@@ -1,10 +1,11 @@
 """Part `kernels`: checks and times of our operations on real shapes.
 
-The checks compare outputs and gradients. In fp32, the relative RMS error against eager torch in
-float64 is at most 1e-5. In bf16, the error against eager torch in fp32 is at most 1.5 times the
-error of eager bf16. The times are forward and backward in bf16, for our kernels, eager torch and
-Liger. `ratio` is our rate divided by the ceiling measured in the same process. The ceiling is the
-copy bandwidth for bytes and the rate of torch.mm for matrix products.
+The checks compare outputs and gradients. In fp32, a kernel's relative RMS error against eager torch
+in float64 must be at most 1e-5. In bf16, a kernel's error against eager torch in fp32 must be at
+most 1.5 times the error of eager bf16. The times are for forward and backward in bf16, with our
+kernels, eager torch and Liger. `ratio` is our kernel's rate divided by the ceiling measured in the
+same process. The ceiling is the copy bandwidth for memory traffic and the rate of torch.mm for
+matrix products.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from .work import WORK
 FP32_LIMIT = 1e-5
 BF16_FACTOR = 1.5
 INTERPRETED_BF16 = 2**-8
-"""Extra error allowed in Triton's interpreter, because it truncates to bf16. A GPU rounds to the
-nearest bf16."""
+"""Extra error allowed in Triton's interpreter, because the interpreter truncates to bf16. A GPU
+rounds to the nearest bf16."""
 REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
 BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
     "head_rows": head_rows,
@@ -98,7 +99,7 @@ def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  
 def rates(
     operation: str, shape: Shape, device: torch.device, seconds: dict[str, float]
 ) -> dict[str, Any]:  # Any: JSON
-    """Convert times to rates; `ratio` is our rate relative to the ceiling."""
+    """Convert times to rates; `ratio` is our rate divided by the ceiling."""
     work = WORK[operation](shape)
     figures: dict[str, Any] = {
         "ms": {name: round(elapsed * 1e3, 4) for name, elapsed in seconds.items()},
@@ -151,8 +152,8 @@ def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:
 def errors(
     operation: str, shape: Shape, device: torch.device, dtype: torch.dtype, truth: torch.dtype
 ) -> list[tuple[float, float]]:
-    """Return two errors for each output and gradient: of our kernel and of eager torch. The exact
-    values are from eager torch in the dtype `truth`."""
+    """Return our kernel's error and eager torch's error for each output and gradient. The exact
+    values come from eager torch in the dtype `truth`."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     truths = _truths(problem, upstream, truth)

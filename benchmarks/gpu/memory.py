@@ -1,10 +1,10 @@
 """Part `memory`: predicted and measured memory (ENGINE.md: D1, D6, E5).
 
-`MODEL/ROWSxLENGTH/MODE`: Peak memory of a micro-batch, predicted in closed form and measured;
-    pinned memory.
-`MODEL/offload`: Time with all inputs except the last offloaded, relative to recomputation.
-`MODEL/long`: One row of 80,000 tokens in 80 GB: the planner's prediction for each item before
-    loading; the row runs if the prediction fits.
+`MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
+`MODEL/offload`: Step time with all layer inputs except the last offloaded, relative to
+    recomputation.
+`MODEL/long`: The planner's memory prediction for one row of 80,000 tokens; the row runs if it is
+    predicted to fit into 80 GB.
 
 The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
 """
@@ -87,7 +87,8 @@ def policies(layers: int) -> dict[str, Policy]:
 
 
 def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> Result:
-    """Predict and measure a peak. `error` is predicted / held - 1."""
+    """Predict and measure the peak memory of one case. `error` is predicted peak / measured peak -
+    1."""
     patched = PatchedModel(name, device, rows, length)
     policy = policies(patched.shape.layers)[mode]
     patched.apply(policy)
@@ -110,7 +111,7 @@ def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> 
 
 def offload(name: str, device: torch.device) -> Result:
     """Measure `overhead`: time with offloading / time with recomputation - 1. `passed` is True if
-    all inputs except the last were offloaded."""
+    all layer inputs except the last were offloaded."""
     rows, length = OFFLOADED.get(name, (1, 4096))
     patched = PatchedModel(name, device, rows, length)
     patched.modes = LayerModes(patched.model, min_offloaded_tokens=1)
@@ -146,8 +147,8 @@ def offload(name: str, device: torch.device) -> Result:
 
 
 def long(name: str, device: torch.device) -> Result:
-    """Predict the memory of one long row. Run the row if it fits. `passed` is True if the row does
-    not fit, or if it held at most 80 GB."""
+    """Predict the memory of one long row. Run the row if it is predicted to fit. `passed` is True
+    if the row is predicted not to fit, or if its measured peak is at most 80 GB."""
     tokens = LONG.get(name, 80_000)
     config = CONFIGS[name]()
     config.max_position_embeddings = max(config.max_position_embeddings, tokens)

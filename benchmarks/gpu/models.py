@@ -101,8 +101,9 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype) -> Untyped
 
 @torch.no_grad()
 def with_large_gradients(model: Untyped) -> Untyped:
-    """Change the weights of `model` so that every layer affects loss and gradient. Activations keep
-    their size: an [out, in] weight has standard deviation 1 / sqrt(in). Logits are about 2."""
+    """Change the weights of `model` so that every layer affects loss and gradient. An [out, in]
+    weight gets standard deviation 1 / sqrt(in), so that activations keep their size. The logits get
+    a standard deviation of about 2."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
@@ -119,10 +120,10 @@ def parameter_width(model: Untyped) -> int:
 
 
 def operations_per_token(model: Untyped, length: int) -> float:
-    """Return the floating-point operations per token of forward and backward with LoRA, without
-    recomputation, in rows of `length` tokens. Each weight of a frozen matrix counts 4, because it
-    gets no gradient. Attention has length / 2 keys on average; each key and head element counts 4
-    forward and 10 backward, in each layer. Adapters do not count."""
+    """Return the floating-point operations per token of a LoRA step without recomputation, for rows
+    of `length` tokens. Each weight of a frozen matrix costs 4 operations, because it gets no
+    gradient. Attention has length / 2 keys on average; in each layer, each key and head element
+    costs 4 operations forward and 10 backward. The operations of adapters do not count."""
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -1,9 +1,9 @@
-"""Part `parity`: forward and backward of a patched model and of the stock model.
+"""Part `parity`: comparison of loss and gradients between a patched model and the stock model.
 
 The stock model is an unpatched transformers model with PEFT's LoRA and TRL's loss head. In fp32
-without TF32, each gradient differs by a relative RMS of at most 1e-5. In bf16 with PEFT's fp32
-adapters, errors are measured against fp32 and pooled over layers. For each kind of tensor, our
-error is at most 1.5 times the error of the stock model.
+without TF32, each gradient may differ from the stock model's by a relative RMS of at most 1e-5. In
+bf16 with PEFT's fp32 adapters, errors are measured against fp32 and pooled over layers. For each
+kind of tensor, our error must be at most 1.5 times the error of the stock model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FP32_LIMIT, BF16_FACTOR, LEAST_GRADIENT = 1e-5, 1.5, 1e-2
 
 
 def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare both models in fp32. `worst` is the largest relative RMS difference of a gradient."""
+    """Compare the patched model and the stock model in fp32. `worst` is the largest relative RMS
+    difference of a gradient."""
     model, batch = prepared(name, device, torch.float32)
     stock = step(model, batch)
     patched = patch(model)
@@ -93,8 +94,8 @@ CHECKS = {"fp32": fp32, "bf16": bf16}
 def prepared(
     name: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Untyped, dict[str, Untyped]]:
-    """Make a model with LoRA r 16 on all linear layers and TRL's head, and a packed batch. A and B
-    are random, so that both get nonzero gradients."""
+    """Make a model with LoRA r 16 on all linear layers and TRL's head, and a packed batch. The LoRA
+    matrices A and B are random, so that both get nonzero gradients."""
     model = with_large_gradients(random_model(name, device, dtype))
     lora = peft.LoraConfig(
         task_type="CAUSAL_LM", r=16, lora_alpha=16, target_modules=list(PROJECTIONS)
@@ -127,7 +128,7 @@ def packed_batch(
         "cu_seq_lens_k": ends.to(device),
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
-        # With 1, the loss is a sum over the labels, so that gradients are large.
+        # With divisor 1, the loss is a sum over the labels, so that gradients are large.
         "num_items_in_batch": torch.tensor(1, device=device),
     }
 
@@ -150,7 +151,7 @@ def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def pooled(errors: dict[str, float]) -> dict[str, float]:
-    """Return the RMS over all layers for each kind of tensor, because the errors of single layers
+    """Return the RMS error over all layers for each kind of tensor, because errors of single layers
     are noisy."""
     squares: dict[str, list[float]] = defaultdict(list)
     for name, error in errors.items():

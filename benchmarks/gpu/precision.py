@@ -3,10 +3,10 @@
 `MODEL/bytes`: Bytes per parameter of weights and optimizer, in every precision.
 `MODEL/time`: Step time with split masters / step time in plain bf16; a step is forward, backward,
     clipping and optimizer.
-`MODEL/loss`: Loss on held-out rows after 500 steps, relative to fp32.
+`MODEL/loss`: Relative difference of the loss on held-out rows from the fp32 loss, after 500 steps.
 
-All losses start from the same random weights and use the same rows in the same order. The rows are
-samples of one Markov chain; `benchmarks.precision` trains a real model.
+All loss runs start from the same random weights and use the same rows in the same order. The rows
+are samples of one Markov chain; `benchmarks.precision` trains a real model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
     "fp32": "fp32",
 }
-"""Precisions; the keys are those of the results."""
+"""Precisions by their keys in the results."""
 BYTES = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
 LOSSES = ("fp32", "bf16_error_word", "bf16")
 RATE = 1e-4

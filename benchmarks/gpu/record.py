@@ -43,8 +43,8 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """True after an error or a failed check. Skipped cases and missed bars do not count as
-        failures."""
+        """True if a case raised an error or failed its check. Skipped cases and missed bars do not
+        count as failures."""
         return bool(self._results["errors"])
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:

@@ -60,7 +60,8 @@ def serve(cases: Mapping[str, Case]) -> int:
 
 
 def usable() -> bool:
-    """Return False after an error that persists in the CUDA context, such as an illegal address."""
+    """Return False after an error that makes the CUDA context unusable, such as an illegal
+    address."""
     if not torch.cuda.is_available():
         return True
     try:
@@ -71,7 +72,7 @@ def usable() -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception and its last frames. Only file names are used, not paths of this
+    """Describe an exception and its last frames. The text contains file names, but no paths of this
     machine."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))

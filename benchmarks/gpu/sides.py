@@ -43,7 +43,7 @@ with quick_imports():
 
 Untyped = Any  # Any: transformers, PEFT, TRL and Unsloth are not typed
 
-SEED = 42  # the default of TRL, so that all sides train the same rows in the same order
+SEED = 42  # TRL's default seed, so that all sides train the same rows in the same order
 RANK, ALPHA = 16, 16
 
 
@@ -167,7 +167,8 @@ def ours(task: Task) -> BuiltTrainer:
 
 
 def stock(task: Task, *, liger: bool = False) -> BuiltTrainer:
-    """Make TRL's trainer with PEFT's adapters. Only the settings of the task are set."""
+    """Make TRL's trainer with PEFT's adapters. The task's settings are set; all other settings are
+    TRL's defaults."""
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())
     args = trl.SFTConfig(
@@ -190,8 +191,8 @@ def liger(task: Task) -> BuiltTrainer:
 
 
 def unsloth(task: Task) -> BuiltTrainer:
-    """Make Unsloth's trainer with its documented functions; they load a saved model. Unsloth's
-    default is its own recomputation ("unsloth")."""
+    """Make Unsloth's trainer with Unsloth's documented functions, which load a saved model. By
+    default, Unsloth uses its own recomputation ("unsloth")."""
     from unsloth import FastLanguageModel  # type: ignore[import-not-found, unused-ignore]  # optional
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Part `speed`: training steps of whole trainers, each in its own process.
 
-Token counts exclude padding. The first steps compile and select kernels; they are printed but not
-counted. CUDA events at the ends of steps give the times; the host synchronizes only after the last
-step. Memory is torch's peak of allocated memory during training, including weights.
+Token counts exclude padding. The first steps compile and select kernels; their times are printed
+but not counted. CUDA events at the ends of steps give the times; the host synchronizes only after
+the last step. Memory is torch's peak of allocated memory during training, including weights.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
 
 
 def profile(model: str, side: str) -> dict[str, Any]:  # Any: JSON
-    """Profile steps without recomputation. Reports the kernels with the longest total time."""
+    """Profile steps without recomputation. Report the kernels with the longest total time."""
     warm_up, _ = steps_of(model)
     traced = 2
     with tempfile.TemporaryDirectory() as folder:
@@ -170,8 +170,8 @@ def quiet(trainer: Untyped, callback: Untyped) -> Untyped:
 
 
 def counting(trainer: Untyped) -> list[int]:
-    """Wrap the collator of `trainer`. The returned list receives the number of tokens of each
-    batch."""
+    """Wrap the collator of `trainer` to count tokens. The returned list receives the number of
+    tokens of each batch."""
     collate: Callable[..., dict[str, Untyped]] = trainer.data_collator
     counts: list[int] = []
 

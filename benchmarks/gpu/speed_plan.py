@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 REAL = ("llama-3.1-8b", "qwen2.5-1.5b", "llama-3.2-1b", "qwen2.5-0.5b")
-"""Models whose figures have a bar come first, because time may run out."""
+"""Models whose figures have a required value come first, because time may run out."""
 PROFILED = (*REAL[:2], "qwen2.5-0.5b")
 """Profiled models. For the smallest model, the host may be slower than the GPU."""
 TINY = ("tiny-llama",)

@@ -2,7 +2,8 @@
 
 On a GPU, each repeat overwrites the L2 cache and then keeps the GPU busy while the host enqueues
 the operation, so that Python does not limit small operations. Two CUDA events around the operation
-give its time; the median counts. On a CPU, the time is in CPU-seconds and only tests the code.
+measure its time; the median over all repeats counts. On a CPU, the time is in CPU-seconds and only
+tests the code.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 
 Run = Callable[[], object]
 Product = tuple[int, int, int]
-"""Sizes m, k, n of [m, k] @ [k, n]."""
+"""Sizes m, k, n of a matrix product [m, k] @ [k, n]."""
 
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
-_BUSY_CYCLES = 3_000_000  # about 1.5 ms, longer than enqueueing any operation takes
+_BUSY_CYCLES = 3_000_000  # takes about 1.5 ms, longer than the host needs to enqueue any operation
 _COPY_BYTES = (64 << 20, 256 << 20, 1 << 30)
 
 
@@ -27,7 +28,7 @@ def median_seconds(
     sides: Mapping[str, Run], device: torch.device, repeats: int
 ) -> dict[str, float]:
     """Measure the median time of each side. Sides alternate, so that changes of the clock rate
-    affect all of them. Two rounds warm up and compile."""
+    affect all sides. Two rounds before the measurement warm up and compile."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}
     for turn in range(repeats + 2):
@@ -58,8 +59,8 @@ def _flush_buffer() -> torch.Tensor:
 
 @cache
 def copy_bytes_per_second(device: torch.device, repeats: int = 20) -> float:
-    """Measure the copy bandwidth (bytes read plus bytes written). The best of three sizes of at
-    least 64 MB counts."""
+    """Measure the copy bandwidth (bytes read plus bytes written). The best of three buffer sizes of
+    at least 64 MB counts."""
     sizes = _COPY_BYTES if device.type == "cuda" else (1 << 20,)
     rates = []
     for size in sizes:
@@ -75,7 +76,7 @@ def _copying(source: torch.Tensor, target: torch.Tensor) -> Run:
 
 
 def product_seconds(products: Sequence[Product], device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the total time of torch.mm on random matrices of these shapes."""
+    """Measure the total time of torch.mm on random matrices for all products."""
     return sum(_product_seconds(product, device, dtype) for product in products)
 
 
@@ -90,5 +91,5 @@ def _product_seconds(product: Product, device: torch.device, dtype: torch.dtype)
 
 
 def operations(products: Sequence[Product]) -> int:
-    """Return the number of multiplications and additions."""
+    """Return the number of multiplications and additions in matrix products."""
     return sum(2 * m * k * n for m, k, n in products)

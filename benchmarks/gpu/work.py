@@ -1,7 +1,8 @@
 """Minimum time of each operation in kernel_operations.OPERATIONS, forward plus backward.
 
-Bytes take at least their time at the copy bandwidth. Matrix products take at least the BLAS time
-for the same shapes. An operation with both takes at least the sum.
+Memory traffic takes at least the bytes divided by the copy bandwidth. Matrix products take at least
+the BLAS time for the same shapes. An operation with memory traffic and matrix products takes at
+least the sum of both times.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from .timing import Product
 class Work:
     elements: int = 0
     """Elements that an operation reads or writes if it reads each input and writes each result
-    once. The reads and writes of matrix products do not count."""
+    once. Elements that only matrix products read or write do not count."""
     products: tuple[Product, ...] = ()
-    """Matrix products. If empty, bandwidth limits the operation."""
+    """Matrix products. If an operation has no matrix products, bandwidth limits it."""
     attention: float = 0
-    """Multiplications and additions of attention. BLAS has no attention routine."""
+    """Number of multiplications and additions in attention. BLAS has no attention routine."""
     words: str
-    """Formula, for readers of the results."""
+    """Formula as text, for readers of the results."""
     barred: bool = True
-    """True if a bar applies to the operation."""
+    """True if a required rate applies to the operation."""
 
 
 def _rms_norm(s: Shape) -> Work:
@@ -94,7 +95,7 @@ def _lora_down(s: Shape) -> Work:
 
 def _lora(rows: int, hidden: int, outs: list[int], rank: int) -> tuple[Product, ...]:
     """Return the matrix products with frozen weights and adapters. The LoRA A matrices are
-    concatenated, so they count as one matrix; each B counts alone."""
+    concatenated, so they count as one matrix; each B matrix counts separately."""
     out, ranks = sum(outs), rank * len(outs)
     whole = [(rows, hidden, out), (rows, out, hidden)]
     thin = [(rows, hidden, ranks), (rows, ranks, hidden), (ranks, rows, hidden)]

@@ -31,8 +31,8 @@ INTRO = """# How fast it is
 
 Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
 [benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is our figure
-divided by the figure of the other side; both are measured alternately on one machine. A speed above
-1 is better; so is a memory below 1. A bar is a required value.
+divided by the figure of the other side; both are measured alternately on one machine. A speed ratio
+above 1 or a memory ratio below 1 means that our side is better. A bar is a required value.
 """
 
 

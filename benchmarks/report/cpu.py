@@ -1,4 +1,4 @@
-"""Sections on training on a CPU against stock TRL, and on the service."""
+"""Write the sections on training on a CPU (against stock TRL) and on the service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
 def newest(results: list[Result]) -> list[Result]:
-    """Return the newest run of each comparison. Files list the newest run first."""
+    """Return the newest run of each comparison. Results files list the newest run first."""
     newest_runs: dict[tuple[str, ...], Result] = {}
     for row in results:
         if row["benchmark"] == "sft":
@@ -73,9 +73,9 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    """Write the section on the service. The time to the first step is from its newest run. The
-    other figures are from the first entry that has all of them; it was measured without other load.
-    """
+    """Write the section on the service. The time to the first step is from its newest run. All
+    other figures are from the first entry that has all figures; that entry was measured without
+    other load."""
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))
@@ -105,7 +105,8 @@ def service(results: list[Result]) -> str:
             f"{sse['delivery_p50_ms']:.0f} / {sse['delivery_p99_ms']:.0f} ms",
         ),
         (
-            "list of 10,000 items: latency of a page / first page, slowest fifth of the pages",
+            "list of 10,000 items: latency of the slowest fifth of the pages / latency of the "
+            "first page",
             f"{max(map(max, pages)):.2f}x",
         ),
     ]
@@ -124,8 +125,8 @@ def service(results: list[Result]) -> str:
 
 
 def _first_step(row: Result) -> str:
-    """Write the table of times to the first step. A run without kinds is from a worker without a
-    warm trainer."""
+    """Write the table of times to the first step. If a result lists no kinds, it is from a worker
+    without a warm trainer."""
     result = row["first_step"]
     kinds = {"without": result} if "first_step_seconds" in result else result
     rows = (

@@ -15,9 +15,9 @@ def layouts(result: Result | None) -> str:
     words = (
         "## The layout of a step\n\n"
         "`packing: auto` chooses padded, padding-free or packed micro-batches by a rule "
-        "(`python -m benchmarks.layouts`; `layouts.json`). `slower` is the extra CPU time of "
-        "the chosen layout relative to the fastest. `cost` is the time of the rule as a share of "
-        "200 steps.\n"
+        "(`python -m benchmarks.layouts`; `layouts.json`). `slower` is the extra CPU time of the "
+        "chosen layout relative to the fastest layout. `cost` is the time of the layout rule as a "
+        "share of the time of 200 steps.\n"
     )
     if result is None:
         return words + _open("layouts")
@@ -48,7 +48,8 @@ def memory_plan(result: Result | None) -> str:
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
         "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
         "corrects the prediction; `after the trial` is its remaining error. `resident` compares "
-        "the corrected prediction with the growth of the process. Held-out settings were not used "
+        "the corrected prediction with the growth of the process's resident memory. Held-out "
+        "settings were not used "
         "to develop the prediction.\n"
     )
     if result is None:
@@ -80,7 +81,8 @@ def _memory_error(row: Result) -> float:
 
 
 def precisions(results: list[Result]) -> str:
-    """Write the section from the newest run of each part. Files list the newest run first."""
+    """Write the section on precisions from the newest run of each part. Results files list the
+    newest run first."""
     words = (
         "## Precisions of full tuning\n\n"
         "Loss and optimizer cost of each `recipe.precision`, on the same rows in the same order "

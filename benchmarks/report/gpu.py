@@ -1,4 +1,5 @@
-"""Sections on GPU results, one for each device. Without results, a list of the open figures."""
+"""Write the sections on GPU results, one for each device. Without results, the page lists the
+figures that are still open."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ def grpo(results: list[Result]) -> str:
         "## GRPO\n\n"
         "Training steps compared with stock TRL: a 12.4 M Llama, LoRA r 32, 2 prompts x 8 "
         "completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged "
-        "completions have 16 to 128 tokens, others 128. `LoRA` is the speed of LoRA relative to "
+        "completions have 16 to 128 tokens; all other completions have 128 tokens. `LoRA` is the "
+        "speed of LoRA relative to "
         "our full tuning. `other` is the share of our step outside generation, forward and "
         "backward.\n"
     )

@@ -52,7 +52,7 @@ class Connection:
         return status, await reader.readexactly(int(answered["content-length"]))
 
     async def events(self, path: str, last_event_id: int | None) -> AsyncIterator[tuple[int, Any]]:
-        """Yield number and JSON of each server-sent event. The event `done` has number 0."""
+        """Yield number and JSON of each server-sent event. The event `done` has event number 0."""
         reader, writer = await self.open()
         resume = {} if last_event_id is None else {"last-event-id": str(last_event_id)}
         writer.write(self._target.head("GET", path, {"accept": "text/event-stream", **resume}))

@@ -25,17 +25,17 @@ from .process_use import cpu_seconds
 STARTS = 3
 JOBS = 5
 QUIET_SECONDS = 2.0
-"""A warm trainer counts as ready if it has used no CPU for this long."""
+"""A warm trainer counts as ready if it has used no CPU for this number of seconds."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
 """Phases before the first step. The job's events use the same names."""
 
 Seconds = dict[str, float]
-"""Seconds of each phase, and of `first_step`."""
+"""Seconds of each phase, and of the whole time `first_step`."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure every job of each kind, and the medians. Any: JSON."""
+    """Measure all jobs of each kind, and compute the medians. Any: JSON."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, run_job):
@@ -55,7 +55,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
-    """Run a service inside `folder`. Yield it and a function that trains one small job."""
+    """Run a service inside `folder`. Yield the service and a function that trains one small job."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)
@@ -81,8 +81,8 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 
 def warm_trainers(data_dir: Path) -> list[int]:
-    """Return the pids of trainers that wait for a run. A trainer that has a run works in the run's
-    directory."""
+    """Return the pids of trainers that wait for a run. A trainer that has a run is excluded,
+    because its working directory is the run directory."""
     pids = []
     for process in Path("/proc").iterdir():
         try:
@@ -107,8 +107,8 @@ def _summary(runs: list[Seconds]) -> dict[str, Any]:
 
 
 def _train_job(client: tunesmith.Client, file_id: str) -> Seconds:
-    """Train one job. Return the seconds of its phases, and `first_step`, the seconds until our
-    watcher receives the first step."""
+    """Train one job. Return the seconds of the job's phases, and `first_step`, the seconds until
+    our watcher receives the first step."""
     began = time.monotonic()
     job = client.fine_tuning.jobs.create(
         model=BASE_MODEL,

@@ -1,6 +1,6 @@
 """Installation for measurements: embedded broker, `tunesmith api` and optionally both workers.
 
-Each part runs in its own process.
+Each part of the installation runs in its own process.
 """
 
 from __future__ import annotations

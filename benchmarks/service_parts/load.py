@@ -27,7 +27,7 @@ LEAD_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Stream of requests. Several streams can run at the same time."""
+    """Stream of requests at a fixed rate. Several streams can run at the same time."""
 
     name: str
     method: str
@@ -38,8 +38,8 @@ class Load:
 
 
 def run(target: Target, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """Run the loads. Return figures in ms by name. Raises RuntimeError if a response has a status
-    other than 200."""
+    """Run the loads. Return latency figures in ms, by the name of the load. Raises RuntimeError if
+    a response has a status other than 200."""
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         return client.submit(_run_here, target, loads).result()
 

@@ -1,4 +1,5 @@
-"""Hardware and versions, recorded with every result. Contains no host name and no path."""
+"""Hardware and versions, recorded with every result. The record contains no host name and no
+path."""
 
 from __future__ import annotations
 

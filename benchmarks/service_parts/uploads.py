@@ -47,7 +47,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict[str, Any]:
-    """Measure memory in MB and time of one transfer. Raises RuntimeError if the sha256 differs."""
+    """Measure memory in MB and the time of one transfer. Raises RuntimeError if the sha256
+    differs."""
     began = time.monotonic()
     with watched(service.api_pid) as api, ProcessPoolExecutor(1, get_context("spawn")) as client:
         received, client_growth = client.submit(_watched_here, way, service, path).result()
@@ -64,14 +65,15 @@ def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict
 
 
 def _watched_here(way: Way, service: Installation, path: Path) -> tuple[str, float]:
-    """Run `way` in this new process. Return its sha256 and the memory growth in MB."""
+    """Run `way` in this new process. Return the sha256 of the content and the memory growth in
+    MB."""
     with watched(os.getpid()) as use:
         received = way(service.url, service.api_key, path)
     return received, use.rss_growth_mb
 
 
 def post_multipart(url: str, key: str, path: Path) -> str:
-    """Upload in one POST /v1/files. Return the sha256 from the server."""
+    """Upload in one POST /v1/files. Return the sha256 that the server reports."""
     headers = {"authorization": f"Bearer {key}"}
     with path.open("rb") as content:
         reply = httpx.post(
@@ -86,13 +88,14 @@ def post_multipart(url: str, key: str, path: Path) -> str:
 
 
 def send_by_sdk(url: str, key: str, path: Path) -> str:
-    """Upload with `client.files.create` in parts of 16 MiB. Return the sha256 from the server."""
+    """Upload with `client.files.create` in parts of 16 MiB. Return the sha256 that the server
+    reports."""
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         return str(client.files.create(file=path, purpose="evals").sha256)
 
 
 def download(url: str, key: str, path: Path) -> str:
-    """Download the newest file. Return the sha256 of the copy."""
+    """Download the newest file. Return the sha256 of the downloaded copy."""
     copy = path.with_name("copy.jsonl")
     with tunesmith.Client(f"{url}/v1", key, timeout=600) as client:
         client.files.download(client.files.list(limit=1).data[0].id, copy)

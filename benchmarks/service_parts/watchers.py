@@ -19,7 +19,8 @@ from .load import spread
 CONNECTED_AT_ONCE = 50
 GIVE_UP_SECONDS = 300.0
 SENT = "sent"
-"""Key in an event's data. Its value is the Unix time at which the reporter sent the event."""
+"""Key of the sending time in an event's data. The key's value is the Unix time at which the
+reporter sent the event."""
 
 
 @dataclass
