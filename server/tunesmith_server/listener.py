@@ -1,7 +1,9 @@
-"""uvicorn server with TLS and trusted proxies; it ends live event streams at shutdown."""
+"""uvicorn server with TLS, trusted proxies and limits on connections; it ends live event streams at
+shutdown."""
 
 from __future__ import annotations
 
+import functools
 import socket
 
 import uvicorn
@@ -10,11 +12,21 @@ from fastapi import FastAPI
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.core.settings import Settings
 
+from .connections import ConnectionGuard, max_connections, raise_file_limit
+from .http_protocol import KEEP_ALIVE_SECONDS, GuardedProtocol
+
+_TICKS_PER_SECOND = 10
+
 
 class Listener(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, hub: EventHub) -> None:
+    def __init__(self, config: uvicorn.Config, hub: EventHub, guard: ConnectionGuard) -> None:
         super().__init__(config)
-        self._hub = hub
+        self._hub, self._guard = hub, guard
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_SECOND == 0:
+            self._guard.check()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # An event stream never ends by itself and would delay the exit.
@@ -24,8 +36,16 @@ class Listener(uvicorn.Server):
 
 def make_listener(app: FastAPI, settings: Settings) -> Listener:
     """Build the server for `app`; `create_app` must have used the same settings."""
+    guard = ConnectionGuard(
+        per_address=settings.max_connections_per_address,
+        total=max_connections(raise_file_limit()),
+        trusted_proxies=settings.trusted_proxies,
+    )
     config = uvicorn.Config(
         app,
+        http=functools.partial(GuardedProtocol, guard=guard),  # type: ignore[arg-type]  # a factory
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         host=settings.host,
         port=settings.port,
         ssl_certfile=settings.tls_cert,
@@ -38,4 +58,4 @@ def make_listener(app: FastAPI, settings: Settings) -> Listener:
         access_log=False,
         timeout_graceful_shutdown=5,
     )
-    return Listener(config, app.state.tunesmith.hub)
+    return Listener(config, app.state.tunesmith.hub, guard)

@@ -73,6 +73,9 @@ class Settings(BaseSettings):
     """Second part of a tuned model's name."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
+    max_connections_per_address: int = Field(default=1000, ge=10)
+    """Connections that one client address may have at a time, event streams included. Trusted
+    proxies have no limit."""
     lease_seconds: float = Field(default=180.0, ge=1.0)
     """Time after which a job is taken back from a worker that sends no reports."""
     janitor_seconds: float = Field(default=5.0, gt=0.0)
