@@ -28,7 +28,7 @@ class AdamW:
     eps: float
     weight_decay: float
     step: int
-    """Step number t; the first step is 1."""
+    """Step number t; the first step has number 1."""
 
     @property
     def decay(self) -> float:
@@ -46,8 +46,8 @@ class AdamW:
 def adamw_reference_(
     x: torch.Tensor, grad: torch.Tensor, m: torch.Tensor, v: torch.Tensor, spec: AdamW
 ) -> None:
-    """Compute the formulas line by line and update x, m and v in place. All tensors have the same
-    shape and dtype."""
+    """Compute the AdamW formulas line by line and update x, m and v in place. All tensors have the
+    same shape and dtype."""
     m.mul_(spec.beta1).add_(grad, alpha=1.0 - spec.beta1)
     v.mul_(spec.beta2).add_(grad * grad, alpha=1.0 - spec.beta2)
     denominator = v.sqrt() / spec.v_correction + spec.eps
@@ -64,7 +64,7 @@ def adamw_(
 ) -> None:
     """Compute one step in place with the kernel that torch.optim.AdamW(fused=True) uses.
 
-    `found_inf`: fp32 scalar on x's device. If it is 1, x, m and v stay unchanged.
+    `found_inf`: fp32 scalar on x's device. If `found_inf` is 1, x, m and v stay unchanged.
     """
     torch._fused_adamw_(
         [x],

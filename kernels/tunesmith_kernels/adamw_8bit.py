@@ -40,7 +40,8 @@ def adamw_8bit_reference_(
     spec: AdamW,
     random: torch.Tensor,
 ) -> None:
-    """Compute `adamw_8bit_` from the formulas, in one tile. `random`: int32 random numbers [n]."""
+    """Compute `adamw_8bit_` line by line from the formulas, in one tile. `random`: int32 random
+    numbers [n]."""
     size, padded = len(weight), num_blocks(len(weight)) * BLOCK
     m, v, scratch = torch.zeros(3, padded)
     decode_m(moments.m_code, moments.m_scale, m, scratch)
@@ -62,8 +63,8 @@ def adamw_8bit_(
 ) -> None:
     """Compute one step in place. weight [n] bf16, grad [n] bf16 or fp32, seed in [0, 2^62).
 
-    `found_inf`: fp32 scalar on the same device. If it is 1, weight and moments stay unchanged.
-    Raises ValueError for a wrong dtype, shape or memory layout.
+    `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, weight and moments stay
+    unchanged. Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, moments, grad)
     if uses_triton(weight):

@@ -52,7 +52,8 @@ def _error_word_kernel(
     ELEMENTS: tl.constexpr,
 ):
     """Compute one AdamW step on split weights. `upper`: bits of the bf16 weights as int16.
-    `found_inf`: None, or a pointer to a scalar. If the scalar is 1, nothing is written."""
+    `found_inf`: None, or a pointer to a scalar. If the scalar at `found_inf` is 1, nothing is
+        written."""
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
@@ -197,7 +198,8 @@ def launch_8bit(
 
 
 def _numbers(spec: AdamW) -> tuple[float, ...]:
-    """Return the kernels' scalar arguments. Differences are computed in double precision."""
+    """Return the kernels' scalar arguments. The differences, such as 1 - beta1, are computed in
+    double precision."""
     return (
         spec.decay,
         spec.step_size,

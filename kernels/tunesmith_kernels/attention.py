@@ -1,7 +1,7 @@
 """Causal attention over segments: no attention across rows, and no T x T mask.
 
-Query i attends to key j of its segment if j <= i (with a window: and i - j < window). Queries and
-keys are counted from the first token of the segment's prefix.
+Query i attends to key j of the same segment if j <= i and, with a window, i - j < window. Queries
+and keys are counted from the first token of the segment's prefix.
 
     s_ij = scale * q_i . k_j          with a soft cap: softcap * tanh(scale * q_i . k_j / softcap)
     o_i  = sum_j softmax_j(s_ij) v_j
@@ -13,8 +13,8 @@ Forward saves no probabilities; backward recomputes p = softmax(s) tile by tile
     dq = scale ds k      dk = scale ds' q
 
 On a CPU, a tile is a block of queries. The query heads that share a key/value head are stacked as
-rows, so that one GEMM computes them. On a GPU, torch's varlen kernels compute attention. Calls that
-these kernels do not support (fp32, soft caps) use tiles.
+rows, so that one GEMM computes them. On a GPU, torch's varlen kernels compute attention. For calls
+that the varlen kernels do not support (fp32, soft caps), attention is computed tile by tile.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def segment_attention(
 ) -> torch.Tensor:
     """Apply RoPE to q and k, then compute attention.
 
-    qkv: q, k and v side by side, [T, (heads + 2 kv_heads) head_dim]. RoPE **overwrites** q and k in
-    it, so the operation that produced qkv must not save it for its backward pass. cos, sin: [T, R /
-    2] fp32, at each token's position in its row; None for no RoPE. The keys of a prefix are rotated
-    once, at their positions in the prefix's row. Returns [T, heads * head_dim].
+    qkv: one tensor that contains q, k and v, [T, (heads + 2 kv_heads) head_dim]. RoPE
+    **overwrites** q and k in qkv, so the operation that produced qkv must not save it for its
+    backward pass. cos, sin: [T, R / 2] fp32, at each token's position in its row; None for no RoPE.
+    The keys of a prefix are rotated once, at their positions in the prefix's row. Returns [T, heads
+    * head_dim].
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
@@ -138,7 +139,7 @@ class _SegmentAttention(torch.autograd.Function):
         shape: AttentionShape,
     ) -> torch.Tensor:
         if cos is not None and sin is not None:
-            # Autograd raises an error if the operation that produced qkv has saved it.
+            # Autograd raises an error if the operation that produced qkv has saved it for backward.
             rope_(_rotated_heads(qkv, shape), cos, sin)
         q, k, v = _split(qkv, shape)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -198,7 +199,7 @@ class _Tile:
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
     block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
     if qkv.is_cuda:
-        block = 512  # not measured; few launches, and about 100 MB of scores
+        block = 512  # not measured; chosen for few launches and about 100 MB of scores
     for row in segments.segments():
         for start in range(row.start, row.stop, block):
             stop = min(start + block, row.stop)
@@ -262,8 +263,8 @@ def _later(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a mask: -inf for keys before the query's window, else 0. All `keys` are before the
-    window of the last query."""
+    """Return a mask: -inf for keys before the query's window, else 0. All `keys` columns are before
+    the window of the last query."""
     mask = torch.full((rows, keys), float("-inf"), dtype=dtype, device=device)
     return mask.tril_(keys - rows)
 

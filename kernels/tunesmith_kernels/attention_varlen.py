@@ -1,5 +1,5 @@
-"""Attention over rows of unequal length with torch's FlashAttention. Also gives the reason if a
-call cannot use it.
+"""Attention over rows of unequal length with torch's FlashAttention. The module also gives the
+reason if a call cannot use FlashAttention.
 
 Torch has `torch.nn.attention.varlen` since version 2.10; later versions changed its arguments. On
 compute capability 9.0, FlashAttention 3 is faster than the built-in version 2 and is used if its
@@ -28,8 +28,8 @@ _FA3 = "flash_attn_interface"
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
-    """Return the property of the call that the varlen kernels support on no device; None if they
-    support the call."""
+    """Return the reason why the varlen kernels cannot compute the call on any device; None if they
+    can."""
     if shape.softcap is not None:
         return f"a soft cap on scores ({shape.softcap:g})"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -62,7 +62,8 @@ def varlen_attention(
     cumulative, longest = segments.cumulative, segments.longest
     cumulative_k, longest_k = cumulative, longest
     if segments.prefixes is not None:
-        # The kernels align a row's last key with its last query, also if the row has more keys.
+        # The kernels align a row's last key with its last query, also if there are more
+        # keys than queries.
         k, v = (_gathered(x, segments.prefixes.keys) for x in (k, v))
         cumulative_k, longest_k = segments.prefixes.cumulative, segments.prefixes.longest
     left = -1 if shape.window is None else shape.window - 1
@@ -103,7 +104,7 @@ class _Gathered(torch.autograd.Function):
 @cache
 def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
     """Return torch's function, and True if it has the argument `enable_gqa`. For grouped heads,
-    torch 2.13 requires the argument; torch 2.11 lacks it and needs none."""
+    torch 2.13 requires `enable_gqa`; torch 2.11 lacks this argument and does not need it."""
     from torch.nn.attention.varlen import varlen_attn  # slow to import
 
     if capability[0] == 9 and find_spec(_FA3) is not None:

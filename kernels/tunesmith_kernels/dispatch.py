@@ -28,7 +28,7 @@ def interpreted() -> Iterator[None]:
     """Run Triton kernels on CPU tensors, in triton's interpreter (about 1 ms per program).
 
     For tests. Raises RuntimeError unless TRITON_INTERPRET=1 is in the environment. Triton reads
-    this variable when a kernel file is first imported.
+    TRITON_INTERPRET when a kernel file is first imported.
     """
     from triton import knobs
 
@@ -42,5 +42,6 @@ def interpreted() -> Iterator[None]:
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Make the device of `x` current, so that Triton launches there. No effect on a CPU."""
+    """Make the device of `x` current, so that Triton launches there. On a CPU, the call has no
+    effect."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

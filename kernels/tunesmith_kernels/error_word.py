@@ -6,10 +6,10 @@ The bits of an fp32 number x, as an integer, are
     bits(x) = 2^16 bits(w) + e          w bf16, e int16
 
 Here w is the bf16 nearest to x, with ties rounded away from zero. e is the lower half of x as a
-signed number; w is the upper half, plus 1 if e is negative. Every finite x has exactly one such
-pair, and the pair restores x exactly. Together w and e are an fp32 master weight; the model
-computes with w alone. torch rounds ties to even, so about one weight in 131,072 differs
-from torch's rounding; `tied_to_odd` finds these weights.
+signed number; w is the upper half, plus 1 if e is negative. Every finite fp32 number has exactly
+one pair of bf16 weight and error word, which restores the number exactly. Together w and e are an
+fp32 master weight; the model computes with w alone. torch rounds ties to even, so about one weight
+in 131,072 differs from torch's rounding; `tied_to_odd` finds these weights.
 
 Source: split SGD (https://arxiv.org/abs/2010.06192, section 5) and
 https://arxiv.org/abs/2602.23349. Memory: 2 + 2 bytes per weight, and 4 + 4 bytes for AdamW's
@@ -51,9 +51,9 @@ def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Return a bool mask of the weights that differ from torch's rounding of their fp32 master. The
-    master is exactly between two bf16 numbers: torch takes the even one, and `weight` is the odd
-    one."""
+    """Return a bool mask of the weights whose rounding differs from torch's rounding of the fp32
+    master. The master of such a weight is exactly between two bf16 numbers: torch rounds to the
+    even number, and `weight` is the odd number."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 
@@ -65,7 +65,7 @@ def adamw_error_word_reference_(
     v: torch.Tensor,
     spec: AdamW,
 ) -> None:
-    """Compute `adamw_error_word_` from the formulas."""
+    """Compute `adamw_error_word_` line by line from the formulas."""
     master = join_words(weight, error)
     adamw_reference_(master, grad.float(), m, v, spec)
     new_weight, new_error = split_words(master)
@@ -82,11 +82,11 @@ def adamw_error_word_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """Compute one step in place. Dtypes: weight bf16, error int16, grad bf16 or fp32, m and v fp32.
-    Each tensor is [n].
+    """Compute one AdamW step in place. Dtypes: weight bf16, error int16, grad bf16 or fp32, m and v
+    fp32. Each tensor has shape [n].
 
-    `found_inf`: fp32 scalar on the same device. If it is 1, all tensors stay unchanged. Raises
-    ValueError for a wrong dtype, shape or memory layout.
+    `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, all tensors stay unchanged.
+    Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, error, grad, m, v)
     if uses_triton(weight):

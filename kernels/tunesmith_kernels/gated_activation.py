@@ -10,9 +10,9 @@
 
 Here sigmoid(2 z) equals (1 + tanh z) / 2. Source: Shazeer, "GLU Variants Improve Transformer",
 https://arxiv.org/abs/2002.05202. For silu and gelu, the CPU path and stock transformers round
-act(gate) to the tensor's dtype before the multiplication. Triton and the reference round once, at
-the end. `gated` is differentiable; `gated_forward` and `gated_backward` are for autograd functions.
-T is the number of rows, I the intermediate size.
+act(gate) to the tensor's dtype before the multiplication. The Triton path and the reference round
+only the result. `gated` is differentiable; `gated_forward` and `gated_backward` are for autograd
+functions. T is the number of rows, I the intermediate size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ approximation (transformers' "gelu_pytorch_tanh")."""
 
 
 def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I]. The result is rounded once."""
+    """Compute the gated activation [T, I] of gate_up [T, 2I]. The result is rounded once."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, -1)
     if activation == "silu":
         activated = F.silu(gate)
@@ -45,8 +45,8 @@ def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tens
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I]. Differentiable once. Saves only gate_up for the backward
-    pass.
+    """Compute the gated activation [T, I] of gate_up [T, 2I]. Differentiable once. Saves only
+    gate_up for the backward pass.
 
     Raises ValueError for a wrong shape or an activation that is not in `Activation`.
     """
@@ -58,7 +58,8 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute gate_up [T, 2I] -> [T, I]; there may be gaps between rows."""
+    """Compute the gated activation [T, I] of gate_up [T, 2I]; there may be gaps between rows of
+    gate_up."""
     _check(gate_up, activation)
     gate_up = _last_contiguous(gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -78,8 +79,8 @@ def gated_backward(
     """Recompute out [T, I] and compute d_gate_up [T, 2I] in one pass. gate_up is [T, 2I], d_out [T,
     I].
 
-    `in_place` overwrites d_out with out. It raises ValueError if the last dimension of d_out is not
-    contiguous. gate_up stays unchanged, so a second backward pass is possible.
+    `in_place` overwrites d_out with out. `in_place` raises ValueError if the last dimension of
+    d_out is not contiguous. gate_up stays unchanged, so a second backward pass is possible.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
@@ -103,7 +104,7 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Write d_gate_up and, unless it is None, out. out and d_out may be the same tensor."""
+    """Write d_gate_up; also write out unless out is None. out and d_out may be the same tensor."""
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 

@@ -63,8 +63,8 @@ def _backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the backward pass. A program reads all its inputs before it writes, so out may
-    overwrite d_out."""
+    """Compute the backward pass of a gated activation. A program reads all its inputs before it
+    writes, so out may overwrite d_out."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size

@@ -1,7 +1,7 @@
 """Language-model head over chunks of rows: the logits and their gradients.
 
-Used by all operations that compute log-probs; independent of autograd. The formulas are in
-head_rows.py and log_prob.py.
+All operations that compute log-probs use this module, which is independent of autograd. The
+formulas are in head_rows.py and log_prob.py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TrainedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk of rows. `read_rows` overwrites its logits."""
+    """Chunk of rows. `read_rows` overwrites the chunk's logits."""
 
     rows: slice
     hidden: torch.Tensor  # [n, H]
@@ -93,7 +93,8 @@ class Chunk:
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """Return p_t (z_t - mu), [n, 1]. In -dH / d y, it is the factor of d log p_t / d y."""
+        """Return p_t (z_t - mu), [n, 1]. In -dH / d y, the returned value is the factor of d log
+        p_t / d y."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]
@@ -142,7 +143,7 @@ def hidden_gradients(
     pulled = torch.mm(chunk.pull, weight)
     spread = None if chunk.spread is None else torch.mm(chunk.spread, weight)
     if trained is not None:
-        # The products above used the frozen rows: add (trained rows - frozen rows).
+        # The products above used the frozen rows, so this adds (trained rows - frozen rows).
         moved = trained.values.to(factor.dtype) - weight[trained.ids].to(factor.dtype)
         at_target += _is_target(chunk, trained).to(factor.dtype) @ moved
         pulled = pulled.to(factor.dtype).addmm_(_columns(chunk.pull, trained, factor), moved)
@@ -158,7 +159,7 @@ def hidden_gradients(
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return d log p / d y and dH / d y for the columns of the trained rows, [n, k] each.
-    Multiplying them by h gives the gradients of the trained rows."""
+    Multiplying these gradients by h gives the gradients of the trained rows."""
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
     unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)
@@ -187,7 +188,8 @@ class HeadGradient:
         )
 
     def add(self, chunk: Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
-        """Add the gradients of a chunk. `log_prob`, `entropy`: upstream gradients, [n, 1] each."""
+        """Add the gradients of a chunk. `log_prob`, `entropy`: upstream gradients of both results,
+        [n, 1] each."""
         factor = chunk.other_probs()
         if entropy is not None:
             assert chunk.spread is not None

@@ -1,4 +1,5 @@
-"""Statistics of the target tokens in a chunk of logits. The gradient overwrites the logits.
+"""Statistics of the target tokens in a chunk of logits. The gradient of the logits overwrites the
+logits.
 
 This module needs only the logits, not the hidden states or the weight.
 
@@ -48,7 +49,7 @@ def read_rows(
 ) -> None:
     """Write the statistics of a chunk of raw logits [n, V] to `out`.
 
-    If `gradient` is True, f_j q_j overwrites the chunk; otherwise its content is undefined
+    If `gradient` is True, f_j q_j overwrites the chunk; otherwise the chunk's content is undefined
     afterwards. With `gradient`, f_j q_j (z_j - mu) is written to `spread` [n, V], unless it is
     None.
     """

@@ -1,8 +1,8 @@
 """Triton kernel for `read_rows` in head_rows.py. One program reads a row of logits twice.
 
-The first pass computes the statistics of logsumexp over blocks of the vocabulary. The second pass
-overwrites the logits; it reads the row from the L2 cache. The formulas and symbols are in
-head_rows.py.
+The first pass over a row computes the statistics of logsumexp over blocks of the vocabulary. The
+second pass over a row overwrites the logits; it reads the row from the L2 cache. The formulas and
+symbols are in head_rows.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def launch(
 @no_type_check
 def _tanh(x):
     """Return tanh(x) = (1 - e) / (1 + e) for large x, with `e = exp(-2 abs(x))` and the sign of x.
-    Near 0, this formula would cancel; there a series is used, accurate to 1e-8."""
+    Near x = 0, this formula would lose precision, so a series accurate to 1e-8 replaces it."""
     square = x * x
     inner = -0.05396825 + square * 0.021869488
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))
@@ -114,7 +114,7 @@ def _row_kernel(
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
     t = tl.load(targets + row * targets_stride)
-    # A target outside the vocabulary gives NaN; nothing is read for it.
+    # A target outside the vocabulary gives NaN; no logit is read for this target.
     inside = (t >= 0) & (t < vocabulary)
     y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
     z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
@@ -128,7 +128,8 @@ def _row_kernel(
         j = start + columns
         in_row = j < vocabulary
         other = in_row & (j != t)
-        # The mask is not `other`: vectorised loads need one mask value per vector.
+        # `in_row` is the mask, not `other`, because vectorised loads need one mask value
+        # per vector.
         y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
         z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
         z = tl.where(other, z, _MASKED)
@@ -143,7 +144,7 @@ def _row_kernel(
             moment = rescale * (moment + shift * total) + tl.sum(e * z, axis=0)
         total = rescale * total + tl.sum(e, axis=0)
         largest = new_largest
-    total = tl.where(total == 0.0, 1.0, total)  # if the vocabulary has one token
+    total = tl.where(total == 0.0, 1.0, total)  # the sum is 0 if the vocabulary has one token
     mean = moment / total
     tl.store(target_out + row, z_t)
     tl.store(max_out + row, largest)

@@ -17,8 +17,8 @@ __all__ = ["LogitTransform", "RowStatistics"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogitTransform:
-    """Transform from the head's output y to the logit z. TRL and transformers use the same
-    order."""
+    """Transform from the head's output y to the logit z. TRL and transformers apply scale, soft cap
+    and temperature in the same order."""
 
     temperature: float = 1.0
     softcap: float | None = None
@@ -81,7 +81,7 @@ class RowStatistics:
         )
 
     def split(self, rows: int) -> Iterator[RowStatistics]:
-        """Yield views of `rows` rows each. The last view may have fewer."""
+        """Yield views of `rows` rows each. The last view may have fewer rows."""
         if len(self.target) <= rows:
             yield self
             return
@@ -97,8 +97,8 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """Return d = lse_o - z_t, [N]. In fp64, because the absolute error of d becomes the
-        relative error of exp(-d)."""
+        """Return d = lse_o - z_t, [N]. The distance is in fp64, because the absolute error of d
+        becomes the relative error of exp(-d)."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 

@@ -1,18 +1,21 @@
 """Log-probs of target tokens from a language-model head, without a full [N, V] logits tensor.
 
 For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (see head_rows.py):
+
     log p_i = z_{t_i} - logsumexp_j z_j
     d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
+
 Rows are processed in chunks whose logits fit a byte budget. Forward already converts the logits of
 each chunk to d log p / d h, [N, H]; backward only multiplies this by the upstream gradient u_i. The
-head's gradient is a sum weighted by u_i. Forward computes the sum for u_i = 1. Backward scales this
-sum if all u_i are equal (a mean or sum over tokens); otherwise it computes the logits again.
-Sources: arXiv 2411.09009 (no full logits), Liger's kernel (gradient in forward).
+head's gradient is a sum over rows, weighted by u_i. Forward computes this sum for weights of 1. If
+all u_i are equal (a mean or sum over tokens), backward scales the head's gradient from forward;
+otherwise backward computes the logits again. Sources: arXiv 2411.09009 (no full logits), Liger's
+kernel (gradient in forward).
 
 If only k rows of the head are trained, W is frozen and the trained rows are a separate [k, H]
-tensor. Their gradient needs only d log p / d z of their columns, [N, k], and no second [V, H]
-tensor.
+tensor. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and no
+second [V, H] tensor.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _BYTES_ELSEWHERE = 2 << 30
 
 
 class TokenLogProbs(NamedTuple):
-    """Results for each row, in fp32, or in float64 for float64 input."""
+    """Results of `token_log_probs` for each row, in fp32, or in float64 for float64 input."""
 
     log_probs: torch.Tensor  # [N]
     entropy: torch.Tensor | None  # [N], in nats
@@ -103,8 +106,8 @@ def token_log_probs(
     trained: trainable rows that replace rows of a frozen weight.
 
     byte_budget: largest size in bytes of one chunk of logits; None: 128 MiB on a CPU, 2 GiB on
-    other devices. A chunk has at least one row. Raises ValueError for wrong shapes, dtypes or
-    targets.
+    other devices. A chunk has at least one row, whatever the budget. Raises ValueError for wrong
+    shapes, dtypes or targets.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     if trained is not None:
@@ -254,7 +257,7 @@ def _scaled_rows(
     unit_entropy: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Multiply the saved gradients of each row by the upstream gradients and add them."""
+    """Multiply the saved gradients of each row by the upstream gradients, and add the products."""
     parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
     terms = [
         part * upstream[:, None]

@@ -11,9 +11,10 @@ e_i and the A_i, concatenated:
 
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
-Forward saves x, the row statistics and h A'. Backward recomputes h and skips the gradients of
-frozen weights. One GEMM computes the products with all A_i. NF4 weights are dequantised in forward
-and again in backward; the result is not kept. The BLAS library computes all large products.
+Forward saves x, the row statistics and h A'. Backward recomputes h, the projections' input, and
+skips the gradients of frozen weights. One GEMM computes the products with all LoRA A matrices. NF4
+weights are dequantised in forward and again in backward; the dequantised weights are not kept. The
+BLAS library computes all large products.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Projection:
     """A linear layer with an optional adapter."""
 
     weight: torch.Tensor | NF4Weight
-    """[out, in]. The weights of a node are either all NF4 or all plain tensors."""
+    """[out, in]. The weights of one node are either all NF4 or all plain tensors."""
     bias: torch.Tensor | None = None
     adapter: Adapter | None = None
 
@@ -100,9 +101,9 @@ def lora_linear(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the projections of x [..., in]. Returns [..., sum of outs].
+    """Compute the projections of x [..., in]. Returns a tensor [..., sum of outs].
 
-    With an `activation`, x is [..., 2 in]: gate and up side by side.
+    With an `activation`, x [..., 2 in] contains gate and up.
 
     `fused_weight`: one tensor [sum of outs, in] that shares memory with the weights of all
     projections, so that one GEMM needs no copy. `residual`: [..., sum of outs].
@@ -136,7 +137,7 @@ def lora_linear_reference(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the formulas above, one projection at a time, without dropout."""
+    """Compute the formulas of this module, one projection at a time, without dropout."""
     if norm is not None:
         x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
     if activation is not None:
@@ -251,8 +252,8 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Concatenate the weights. A single weight is returned as it is, because a copy would be kept
-    until backward."""
+    """Concatenate the weights of the projections. A single weight is returned without a copy,
+    because a copy would be kept until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
 
@@ -301,8 +302,8 @@ def _prologue_backward(
 
 
 def _scale(adapter: Adapter | None) -> float:
-    """Return s / (1 - p). Dropout's factor 1 / (1 - p) is applied here, because half precision
-    would round it on the input."""
+    """Return the adapter's scale s / (1 - p). Dropout's factor 1 / (1 - p) is applied here, because
+    half precision would round it on the input."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)
@@ -317,7 +318,8 @@ def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
 
 
 def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
-    """Return h A_i' for each projection. One GEMM computes all of them, unless they use dropout."""
+    """Return h A_i' for each projection. One GEMM computes all the products, unless adapters use
+    dropout."""
     present = [one for one in a if one is not None]
     if not present or any(mask is not None for mask in masks):
         return [

@@ -1,16 +1,16 @@
 """8-bit codes for AdamW's moments, with one fp32 scale per block.
 
-A block has 256 elements; the last block may have fewer. Its scale s is its largest |m| or v:
+A block has 256 elements; the last block may have fewer. A block's scale s is its largest |m| or v:
 
     m = s_m c |c| / 127^2        c in [-127, 127]     int8,  nearest
     v = s_v (c / 255)^4          c in [0, 255]        uint8, stochastic, c >= 1 where v > 0
 
 The powers give small elements a higher resolution. A linear code would store most v of a block as
-0, and the steps of these weights would be unbounded. For the same reason, c is at least 1 where v >
-0. A step changes v by about a thousandth. Rounding to the nearest code would lose this change; c =
-floor(c' + u), with u uniform in [0, 1), keeps it on average. Source: block-wise 8-bit moments,
-https://arxiv.org/abs/2110.02861. A scale below the smallest normal fp32 number is stored as 0, and
-its block decodes to 0.
+0, and the steps of the weights with v = 0 would be unbounded. To bound the steps, c is at least 1
+where v > 0. A step changes v by about a thousandth. Rounding to the nearest code would lose such a
+small change; c = floor(c' + u), with u uniform in [0, 1), keeps the change on average. Source:
+block-wise 8-bit moments, https://arxiv.org/abs/2110.02861. A scale below the smallest normal fp32
+number is stored as 0, and its block decodes to 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Both moments of n weights. Zero codes and zero scales represent zero moments."""
+    """Both AdamW moments of n weights, as codes and scales. Zero codes and zero scales represent
+    zero moments."""
 
     m_code: torch.Tensor
     """[n] int8"""
@@ -83,8 +84,8 @@ def encode_v(
 
 
 def _inverse_of_largest(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Write each block's largest element to scale [blocks]. Return the inverses [blocks, 1]; the
-    inverse of 0 is 0."""
+    """Write each block's largest element to scale [blocks]. Return the inverses of the scales,
+    [blocks, 1]; the inverse of 0 is 0."""
     torch.amax(x.view(-1, BLOCK), dim=1, out=scale)
     scale.masked_fill_(scale < _TINY, 0.0)
     return scale.reciprocal().masked_fill_(scale == 0.0, 0.0).unsqueeze(1)

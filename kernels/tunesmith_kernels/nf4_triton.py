@@ -1,4 +1,5 @@
-"""Triton kernel for nf4.py. One launch looks up scales and code and multiplies them.
+"""Triton kernel for nf4.py. One launch looks up the scale and the code of each weight and
+multiplies them.
 
 The callers have checked the arguments. All tensors are flat and contiguous.
 """

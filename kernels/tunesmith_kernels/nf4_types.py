@@ -34,7 +34,7 @@ class NF4Weight:
     """An NF4 weight."""
 
     packed: torch.Tensor
-    """[weights / 2, rounded up] uint8"""
+    """[weights / 2, rounded up] uint8, two weights per byte"""
     absmax: torch.Tensor
     """[blocks] fp32, or uint8 with `scales`"""
     block: int

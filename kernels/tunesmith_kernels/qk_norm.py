@@ -26,7 +26,7 @@ def qk_norm(
     shape: AttentionShape,
 ) -> torch.Tensor:
     """Normalise q and k in place and return qkv. qkv: [T, (heads + 2 kv_heads) head_dim]. q and k
-    in it are **overwritten**, so the operation that produced qkv must not save it for its backward
+    in qkv are **overwritten**, so the operation that produced qkv must not save it for its backward
     pass."""
     result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, q_weight, k_weight, eps, kind, shape

@@ -65,7 +65,8 @@ def rms_norm_reference(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """Compute x [..., H], weight [H] -> y [..., H]. Differentiable once, in x and weight.
+    """Compute x [..., H], weight [H] -> y [..., H]. The result is differentiable once, in x and
+    weight.
 
     Raises ValueError if weight is not [H].
     """

@@ -1,4 +1,4 @@
-"""Triton kernels for rms_norm.py. Rows may have any stride.
+"""Triton kernels for rms_norm.py. Rows may have any stride between them.
 
 The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension.
 """
@@ -35,8 +35,8 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the forward pass, ROWS rows per program. Row i of x starts at (i // heads) x_outer +
-    (i % heads) x_inner."""
+    """Compute the forward pass of RMSNorm, ROWS rows per program. Row i of x starts at (i // heads)
+    x_outer + (i % heads) x_inner."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_mask = rows < num_rows
@@ -82,9 +82,9 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the backward pass. Each program processes blocks_per_program blocks of ROWS rows. It
-    writes its part of dweight to one row of `partial`. Atomics are not used, so the order of the
-    sum is fixed."""
+    """Compute the backward pass of RMSNorm. Each program processes blocks_per_program blocks of
+    ROWS rows. Each program writes its part of dweight to one row of `partial`. Atomics are not
+    used, so the order of the sum is fixed."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     column_mask = columns < size

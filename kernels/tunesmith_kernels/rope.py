@@ -6,9 +6,10 @@ sines:
     a' = a c - b s         b' = b c + a s         elements from R on are unchanged
 
 This is the half-split layout of `rotate_half` in transformers, computed in fp32. The gradient is
-the same map with s negated. A scale in the table (YaRN's attention factor) also scales the
-gradient. Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Symbols in shapes: T
-rows, n heads (Hq query and Hk key heads), head size D, R <= D rotated elements, P table rows.
+the same rotation with s negated. A scale in the cos and sin table (YaRN's attention factor) also
+scales the gradient. Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Symbols in
+shapes: T rows, n heads (Hq query and Hk key heads), head size D, R <= D rotated elements, P table
+rows.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["rope", "rope_", "rope_reference", "rope_table"]
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2]. Row i is
-    token i of the flattened batch. cos and sin are [T, R], [1, T, R] or [B, T, R] with two equal
-    halves."""
+    """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2]. Row i of
+    a table is token i of the flattened batch. cos and sin are [T, R], [1, T, R] or [B, T, R] with
+    two equal halves."""
     half = cos.shape[-1] // 2
     cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
     return cos, sin
@@ -58,9 +59,9 @@ def rope_(
     """Rotate x [T, n, D] in place and return it. There may be gaps between rows and heads.
 
     cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` rotates by the
-    negative angles, as the gradient needs. Autograd does not record the call. Raises ValueError for
-    wrong shapes. A position outside the table raises IndexError on a CPU; Triton does not check
-    positions.
+    negative angles, to compute the gradient. Autograd does not record this rotation. Raises
+    ValueError for wrong shapes. A position outside the table raises IndexError on a CPU; Triton
+    does not check positions.
     """
     _check(x, cos, sin, positions)
     if x.stride(-1) != 1 and x.shape[-1] != 1:
@@ -82,8 +83,8 @@ def rope(
     sin: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q [T, Hq, D] and k [T, Hk, D] rotated, as new tensors. Differentiable once, in q and
-    k.
+    """Return q [T, Hq, D] and k [T, Hk, D] rotated, as new tensors. The rotation is differentiable
+    once, in q and k.
 
     cos and sin have the shapes that `rope_` describes and get no gradient.
     """

@@ -1,6 +1,6 @@
 """Triton kernel for rope.py. One launch rotates queries and keys, optionally in place.
 
-The callers have checked the arguments. The last dimension is contiguous.
+The callers have checked the arguments. The last dimension of each tensor is contiguous.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Rotate one token per program. Its cosines and sines are read once for all heads of q and k.
+    """Rotate one token per program. The cosines and sines of the token are read once for all heads
+    of q and k.
 
-    REST > 0: also copy the elements from R on, in a block of REST elements (only out of place).
+    REST > 0: also copy the elements of each head from R on, in a block of REST elements (only out
+    of place).
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)

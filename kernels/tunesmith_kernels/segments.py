@@ -2,8 +2,8 @@
 
 Segments are built once per batch on the host; attention, RoPE and the loss use them. A token
 attends only to its own row and to the row's prefix, if there is one. A prefix is a range of tokens
-of an earlier row; completions share their prompt this way. The caller sets the positions. They
-start at 0, or at the prefix's length if the row has a prefix.
+of an earlier row; completions share their prompt this way. The caller sets the positions of the
+tokens. The positions of a row start at 0, or at the prefix's length if the row has a prefix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Prefixes of S rows, and the keys of all rows, concatenated. The keys of a row are the tokens
+    """Prefixes of S rows, and the concatenated keys of all rows. The keys of a row are the tokens
     of its prefix, then its own tokens."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -156,5 +156,5 @@ class AttentionShape:
 
     @property
     def width(self) -> int:
-        """Number of columns of q, k and v side by side."""
+        """Number of columns of a tensor that contains q, k and v."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -1,7 +1,8 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
-Page faults and cache misses limit element-wise work on a CPU. Therefore the fp32 temporaries fit
-the cache, are allocated once per call, and are reused for each tile with `out=`.
+Page faults and cache misses limit element-wise work on a CPU. Tiles are so small that the fp32
+temporaries fit the cache; temporaries are allocated once per call and reused for each tile with
+`out=`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ TILE_ELEMENTS = 1 << 18
 
 
 def row_tiles(num_rows: int, row_elements: int) -> Iterator[slice]:
-    """Yield slices that cover `num_rows` in order. Each has at most TILE_ELEMENTS elements, but at
-    least one row."""
+    """Yield slices that cover `num_rows` in order. Each slice has at most TILE_ELEMENTS elements,
+    but at least one row."""
     step = rows_per_tile(num_rows, row_elements)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
@@ -45,6 +46,6 @@ def block_shape(row_elements: int) -> tuple[int, int]:
 
 
 def num_warps(block_elements: int) -> int:
-    """Return the number of warps that gives each thread about 16 elements. This keeps enough loads
-    in flight without register spills."""
+    """Return the number of warps that gives each thread about 16 elements. This number keeps enough
+    loads in flight without register spills."""
     return min(32, max(4, block_elements // 512))
