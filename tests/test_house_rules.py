@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from .server.databases import ON_POSTGRESQL
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
+MOST_ENTRIES, MOST_FILES = 9, 20
+"""Entries at the top of the worker's package, and files in each of its folders."""
 BANNED_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 
@@ -34,6 +37,17 @@ def test_no_file_is_longer_than_400_lines() -> None:
         if (count := len(path.read_text().splitlines())) > MOST_LINES
     }
     assert long == {}
+
+
+def test_the_worker_is_a_tree_of_small_folders() -> None:
+    top = Path("worker/tunesmith_worker")
+    listed = subprocess.run(
+        ["git", "ls-files", str(top)], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    files = [Path(name) for name in listed if (ROOT / name).exists()]
+    assert len({path.relative_to(top).parts[0] for path in files}) <= MOST_ENTRIES
+    sizes = Counter(str(path.parent) for path in files)
+    assert {folder: count for folder, count in sizes.items() if count > MOST_FILES} == {}
 
 
 def test_files_are_named_for_what_they_hold() -> None:

@@ -19,6 +19,8 @@ BY_RULE = Choice(
     reason="few tokens",
     figures={"slots_per_token": 1.2, "alternatives": ["padding_free"]},
 )
+MEASURED = BY_RULE.model_copy(update={"figures": {"tokens_per_second": {"padded": 9.0}}})
+"""Choice of an earlier version."""
 
 PLANTED: dict[str, tuple[dict[str, Any], str, float]] = {
     "data_wait": ({"phases": {"data_wait": 40.0}}, "faster or more cores", 40 / 137),
@@ -111,6 +113,7 @@ def test_a_run_that_spends_its_time_well_is_told_so() -> None:
         {"padding_share": 0.19, "settings": {"layout": "padded"}},
         {"padding_share": 0.4},  # padding-free already: it cannot be padding
         {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [BY_RULE]},
+        {"padding_share": 0.4, "settings": {"layout": "padded"}, "choices": [MEASURED]},
         {"saturation": UNSATURATED, "settings": {"layout": "packed"}},
         {"saturation": UNSATURATED, "settings": {"gradient_accumulation_steps": 1}},
         {"device_waits_share": 0.4},

@@ -154,6 +154,8 @@ def test_a_layout_that_runs_out_of_memory_is_replaced_and_costs_no_step(make_run
     plan = json.loads((run / "plan.json").read_text())
     (choice,) = [c for c in plan["choices"] if c["name"] == "packing"]
     assert choice["value"] == "padding_free"
+    (choice,) = [c for c in plan["choices"] if c["name"] == "memory_plan"]
+    assert choice["reason"].startswith("out of memory: Micro-batches are padding_free")
     plain = make_run(QUESTIONS, recipe={**recipe, "packing": False}, name="plain")
     assert main(plain) == 0
     assert losses(run) == pytest.approx(losses(plain), rel=1e-5)

@@ -98,9 +98,13 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
 
 
 def _layout_is_fastest(report: RunReport) -> bool:
-    """Return True if the run chose its layout from several; advice never changes that choice."""
+    """Return True if the run chose its layout from several; advice never changes that choice.
+
+    Plans of earlier versions have measured speeds instead of `alternatives`."""
     return any(
-        choice.name == "packing" and choice.figures.get("alternatives") for choice in report.choices
+        choice.name == "packing"
+        and (choice.figures.get("alternatives") or choice.figures.get("tokens_per_second"))
+        for choice in report.choices
     )
 
 

@@ -279,7 +279,7 @@ class MemoryPlan:
             message = self._layouts.use_smaller(f"ran out of memory ({failure})")
             self._events.message(message, level="warn")
             self.planner = self._planner_of(self._layouts.chosen)
-            self._write()
+            self._rewrite_choice(failed, f"out of memory: {message}")
             return failed
         policy = self.planner.after_out_of_memory(failed)
         self._failed = failed
@@ -297,7 +297,6 @@ class MemoryPlan:
                     else "."
                 ),
             )
-        option = self.planner.option(policy)
         done = describe_change(failed, policy, rows)
         self._events.message(
             f"Out of memory ({failure}): {done}. The batch and the optimiser are unchanged; "
@@ -305,10 +304,15 @@ class MemoryPlan:
             level="warn",
             data={"from": policy_json(failed), "to": policy_json(policy), "failure": failure},
         )
-        if any(choice.name == NAME for choice in self._choices.made):
-            self._choices.replace(to_choice(self.planner, option, f"out of memory: {done}"))
-            self._write()
+        self._rewrite_choice(policy, f"out of memory: {done}")
         return policy
+
+    def _rewrite_choice(self, policy: Policy, reason: str) -> None:
+        """Replace the memory plan in plan.json, if it is already there."""
+        if any(choice.name == NAME for choice in self._choices.made):
+            option = self.planner.option(policy)
+            self._choices.replace(to_choice(self.planner, option, reason))
+        self._write()
 
     def _real_peak(self) -> tuple[int | None, str]:
         if self.planner.engine.on_gpu:
