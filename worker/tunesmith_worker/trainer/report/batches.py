@@ -1,7 +1,7 @@
 """Token counts of training batches, and the effect of more rows per micro-batch.
 
-Micro-batches differ in size, so a run can fit seconds = fixed + rate x slots. Twice the rows per
-micro-batch means half as many fixed costs.
+Micro-batches differ in size, so the report can fit seconds = fixed + rate x token positions. With
+twice the rows per micro-batch, a step pays the fixed cost half as often.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from tunesmith_schema import PhaseName, Saturation
 
 WARM_UP = 3
-"""Number of first micro-batches to ignore, because they allocate memory and choose kernels."""
+"""Number of micro-batches to ignore at the start, when memory is allocated and kernels are
+chosen."""
 
 
 @dataclass(slots=True)
 class Fit:
-    """Least-squares fit of seconds = fixed + rate x slots over micro-batches, as running sums."""
+    """Least-squares fit of micro-batch seconds = fixed + rate x token positions, as running
+    sums."""
 
     count: int = 0
     _x: float = 0.0
@@ -48,11 +50,12 @@ class Fit:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the slots, divided by their mean."""
+        """Coefficient of variation of the token positions per micro-batch."""
         return math.sqrt(self._xx / self.count) / self._x if self.count and self._x else 0.0
 
     def fixed_seconds(self) -> tuple[float, float]:
-        """Return the fixed seconds of a micro-batch, and their standard error."""
+        """Return the fixed cost of a micro-batch in seconds, and the standard error of this
+        cost."""
         rate = self._xy / self._xx
         fixed = self._y - rate * self._x
         residual = max(0.0, self._yy - rate * self._xy) / (self.count - 2)
@@ -87,10 +90,10 @@ class BatchCounts:
     def restart_step(self, *, in_forward: bool) -> None:
         """Undo the counts of a step that restarts because memory ran out.
 
-        `in_forward`: memory ran out in a forward pass.
+        `in_forward`: True if memory ran out in a forward pass.
         """
         self.slots, self.micro_batches = self._before
-        if in_forward:  # its backward pass will not run
+        if in_forward:  # the backward pass will not run
             self._sizes.pop()
 
     def micro_batch(self, slots: int) -> None:
@@ -100,7 +103,7 @@ class BatchCounts:
         self._sizes.append(slots if self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
-        """Add the time of a forward or backward pass. Call it in execution order."""
+        """Add the time of a forward or backward pass. Call this method in execution order."""
         if phase == PhaseName.FORWARD:
             self._forward = seconds
         elif phase == PhaseName.BACKWARD:
@@ -154,7 +157,7 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
 
 
 def _doubling_gain(fit: Fit, fixed: float) -> float:
-    """Return the relative gain in tokens per second with twice the slots."""
+    """Return the relative gain in tokens per second with twice the rows per micro-batch."""
     twice = max(2 * fit.mean_seconds - fixed, fit.mean_seconds)
     return 2 * fit.mean_seconds / twice - 1
 

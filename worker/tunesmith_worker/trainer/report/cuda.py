@@ -1,7 +1,7 @@
 """GPU time by phase, from CUDA events that are read once the GPU has completed them.
 
-The host runs ahead of the GPU. Host work between two GPU segments counts only while the GPU is
-idle, at the end of that work. Only `finish`, at the end of training, waits for the GPU.
+The host runs ahead of the GPU. Host work between two GPU segments counts only for the time in which
+the GPU is idle. Only `finish`, at the end of training, waits for the GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.clock import Charge
 ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
 """Phases of GPU work."""
 Spans = list[tuple[str, float]]
-"""Consecutive host phases with their seconds."""
+"""Consecutive host phases, each with its seconds."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Segment:
     start: torch.cuda.Event
     end: torch.cuda.Event
     phase: str | None = None
-    """None for a gap, in which the host worked on `spans`."""
+    """Phase of the GPU's work; None for a gap, in which the host worked on `spans`."""
     spans: Spans = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class CudaTimeline:
     def finish(self, seconds: float) -> None:
         torch.cuda.synchronize()
         self._drain()
-        # The remaining time is the host's time since the last event.
+        # The remaining seconds are the host's time since the last GPU event.
         self._book_gap(self._spans, max(0.0, seconds - self._booked))
         self._spans = []
 
@@ -82,7 +82,7 @@ class CudaTimeline:
         return event
 
     def _drain(self) -> None:
-        """Charge the segments that the GPU has finished."""
+        """Add the time of finished GPU segments to their phases."""
         while self._pending and self._pending[0].end.query():
             segment = self._pending.popleft()
             seconds = segment.start.elapsed_time(segment.end) / 1e3
@@ -93,7 +93,7 @@ class CudaTimeline:
             self._free.append(segment.start)  # the end event is the start of the next segment
 
     def _book_gap(self, spans: Spans, seconds: float) -> None:
-        """Charge `seconds` of idle GPU time to the last host phases in `spans`."""
+        """Add `seconds` of idle GPU time to the last host phases in `spans`."""
         for phase, span in reversed(spans):
             part = min(span, seconds)
             self._charge(phase, part)

@@ -49,18 +49,18 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
 """Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation, by GPU name.
 
 Sources: NVIDIA's data sheets; for GeForce cards, the architecture white papers (Ada, Ampere GA102).
-If a sheet gives only the figure with sparsity, the value here is half of that figure.
+If a data sheet gives only the figure with sparsity, the value here is half of that figure.
 
-Checked on 2026-11-20 against secondary tables, as data sheets were not available: B200, H200, H100
-(SXM), A100 and A30 agree. GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX cards
-are not verified."""
+The values of B200, H200, H100 (SXM), A100 and A30 agree with secondary tables (2026-11-20; data
+sheets were not available). The values of GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and
+all RTX cards are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
-    """Return the peak of a GPU by the driver's name for it: the longest match, or None."""
+    """Return a GPU's peak TFLOP/s by the longest match in the driver's GPU name, or None."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
-        return None  # slower than the card with the plain name
+        return None  # such variants are slower than the card with the plain name
     known = [name for name in PEAK_TFLOPS if f" {name} " in words]
     return PEAK_TFLOPS[max(known, key=len)] if known else None
 
@@ -76,12 +76,12 @@ class FlopsShape:
     full: bool
     """True if all weights train."""
     heads_x_size: int
-    """Number of attention heads times their size."""
+    """Number of attention heads times the head size."""
     windows: tuple[int | None, ...]
     """Attention window of each layer in tokens; None for full attention."""
 
     def flops(self, tokens: int, pairs: float) -> float:
-        """Return the FLOPs of a training step; `pairs`: as in `BatchCounts`."""
+        """Return the FLOPs of a training step; `pairs`: see `BatchCounts`."""
         weights = 6 * self.base if self.full else 4 * self.base + 6 * self.adapter
         return float(weights) * tokens + 6.0 * self.heads_x_size * pairs
 

@@ -49,12 +49,12 @@ def _rss() -> int | None:
 
 
 def _peak_rss() -> int:
-    """Return VmHWM, since getrusage includes the parent's peak from before exec."""
+    """Return VmHWM, because getrusage includes the parent's peak memory from before exec."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = next((line for line in lines if line.startswith("VmHWM:")), None)
-    if peak is None:  # missing in some sandboxes
+    if peak is None:  # some sandboxes lack VmHWM
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(peak.split()[1]) * 1024

@@ -33,7 +33,7 @@ class RunRecorder:
         self._path = run.report
         self._started_at = time.time()
         self._watch: TrainingWatch | None = None
-        self._written = -WRITE_SECONDS  # the first step writes at once
+        self._written = -WRITE_SECONDS  # the first step writes the report at once
         self.attempt = 1
 
     def watch(
@@ -83,7 +83,7 @@ class RunRecorder:
         self.write("stopped")
 
     def training_ended(self) -> None:
-        """End the GPU timeline. If the GPU is lost, drop its pending times."""
+        """End the GPU timeline. If the GPU fails, drop the GPU times that are still pending."""
         with contextlib.suppress(RuntimeError):
             self.clock.unfollow()
 
@@ -108,7 +108,8 @@ class RunRecorder:
 def training_settings(
     load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
 ) -> TrainingSettings:
-    """Return the settings for the report. `recomputes`: some layers recompute activations."""
+    """Return the settings for the report. `recomputes`: True if some layers recompute
+    activations."""
     return TrainingSettings(
         tuning="full" if full else "lora",
         precision=load.precision,

@@ -48,7 +48,7 @@ class RoundFigures:
 
 
 class RolloutCounts:
-    """Sums over the rounds."""
+    """Sums over all rounds of generation."""
 
     def __init__(self) -> None:
         self.rounds = self.generated_tokens = 0

@@ -26,7 +26,7 @@ PHASES = {
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Wrap this trainer's methods to time them.
 
-    On a GPU, return the timeline that the clock follows until `clock.unfollow()`.
+    On a GPU, return the GPU timeline, which gives the clock its times until `clock.unfollow()`.
     """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)

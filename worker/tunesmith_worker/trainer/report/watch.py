@@ -102,7 +102,8 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return means since the last result; empty if that was within `LIVE_SECONDS`."""
+        """Return mean figures since the last result; {} if that result is newer than
+        `LIVE_SECONDS`."""
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
         before, now = self._last, self._now()
@@ -177,7 +178,8 @@ class TrainingWatch:
 
 
 def _padding(slots: int, tokens: int) -> float | None:
-    """Return the padding share; None without tokens, or if shared prompts save slots."""
+    """Return the share of padding; None without tokens, or if shared prompts save token
+    positions."""
     return _share(slots - tokens, slots) if 0 < tokens <= slots else None
 
 
