@@ -16,7 +16,8 @@ def test_it_is_said_once_and_again_when_it_is_twice_as_many() -> None:
     said = [told.sentences(number, step(n)) for number, n in enumerate([0, 3, 3, 5, 0, 6, 9, 12])]
     assert [len(one) for one in said] == [0, 1, 0, 0, 0, 1, 0, 1]
     assert said[5] == [
-        "Step 5: 6 of 16 completions could not be scored and are ignored. The first: a: nor a text"
+        "Step 5: 6 of 16 completions could not be scored and are ignored. "
+        "First reason: a: nor a text"
     ]
 
 

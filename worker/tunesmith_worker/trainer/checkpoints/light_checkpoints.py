@@ -30,7 +30,7 @@ class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: 
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         if self._forked:
-            self.saved = {}  # these belong to the original job, which has its own limit
+            self.saved = {}  # earlier checkpoints belong to the original job
 
     def add(self, step: int, selection_loss: float | None) -> None:
         """Record a saved checkpoint, and remove checkpoints beyond the recipe's limit."""

@@ -28,10 +28,11 @@ LEAST_SECONDS = 30.0
 COST_FACTOR = 100.0
 """Minimum time between automatic resume points, as a multiple of the last save's cost.
 
-The cost is measured in wall time and, on a CPU, also in CPU-seconds of this process: on a busy
-host, wall time passes without training."""
+The cost is measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because wall
+time on a busy host passes without training."""
 _ROOM = 0.5
-"""Maximum share of free host memory for a copy. A larger state is written without a copy."""
+"""Maximum share of free host memory for a copy. A state above this share is written without a
+copy."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
@@ -58,10 +59,10 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._due = self._waits = False
         self._last = -1
         self._blocked = 0.0
-        """Seconds that training waited for the last resume point, until `_ended`."""
+        """Seconds that training waited for the last resume point; the wait ended at `_ended`."""
         self._ended = self._next = 0.0
         self._cpu_spent = 0.0
-        """CPU-seconds spent on capturing the last resume point, until `_cpu_ended`."""
+        """CPU-seconds of capturing the last resume point; the capture ended at `_cpu_ended`."""
         self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
@@ -76,7 +77,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         continues = not (last or control.should_training_stop)
         self._due = (self._waits and not last) or (continues and (named or self._is_time()))
         if self._due:
-            control.should_save = True  # after metrics and validation
+            control.should_save = True  # saves after metrics and validation
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._report(self._writer.finish(wait=True))

@@ -97,7 +97,7 @@ def _callback_states(trainer: Untyped) -> Json:
 
 
 class SavedState:
-    """Content of a resume point; each part is read when it is loaded."""
+    """Content of a resume point; each file is read only when its content is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

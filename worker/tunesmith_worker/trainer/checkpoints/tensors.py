@@ -1,8 +1,8 @@
 """Writing of safetensors files in chunks, with a hash computed during the write.
 
 `safetensors.torch.save_file` first copies all tensors to bytes, which doubles the host memory of a
-full state. The written file would also have to be read again for the hash.
-Format: https://huggingface.co/docs/safetensors (8 bytes of header length, JSON, the tensors).
+full state. A file written by `save_file` would also have to be read again for the hash. Format:
+https://huggingface.co/docs/safetensors (header length in 8 bytes, JSON header, tensors).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Evaluation of a multi grader's formula. All values are numbers, so they take little memory."""
+"""Evaluation of a multi grader's formula. All values in a formula are numbers, so a formula needs
+little memory."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from .scorers import Scorer, scorer
 from .templates import GraderInput
 
 FEW = 3
-"""Consecutive steps without any reward after which a run fails. One faulty row does not suffice."""
+"""Consecutive steps without any reward after which a run fails. A single faulty row does not end a
+run."""
 
 
 class SpecGrader:
@@ -51,7 +52,8 @@ class SpecGrader:
         return tuple(self._scorers)
 
     def grade(self, completion: GraderInput) -> Graded:
-        """Return reward and scores. Errors are part of the result and never raised."""
+        """Return the reward and the scores of a completion. Errors are part of the result and never
+        raised."""
         scores: dict[str, float | None] = {}
         errors: list[str] = []
         for name, score in self._scorers.items():
@@ -78,7 +80,7 @@ class SpecGrader:
 
 
 class Grading:
-    """The graders and reward functions of a run. Close it after use."""
+    """The graders and reward functions of a run. Close the object after use."""
 
     def __init__(
         self, grader: Grader | None, local: Sequence[LocalReward] = (), *, steps: int = FEW
@@ -111,10 +113,10 @@ class Grading:
     def begin(
         self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
     ) -> Round:
-        """Begin a step. `prompts`: one per completion.
+        """Begin a step. `prompts`: one prompt per completion.
 
         `trainer_state`: transformers' TrainerState, for local functions. `trains`: False for an
-        evaluation, which may lack rewards without ending the run.
+        evaluation; missing rewards in an evaluation do not end the run.
         """
         return Round(self, prompts, trainer_state, trains=trains)
 
@@ -138,7 +140,7 @@ class Grading:
         return self._thread.submit(self._spec.grade, completion) if self._spec else None
 
     def _call_local(self, arguments: Mapping[str, object], count: int) -> list[list[float | None]]:
-        """Return the local rewards, one list for each function."""
+        """Return the rewards by local functions, one list for each function."""
         results = {r.name: r.call(arguments) for r in self._local if not r.is_async}
         waiting = [reward for reward in self._local if reward.is_async]
 
@@ -169,7 +171,7 @@ class Round:
         self._ids: list[Sequence[int]] = [()] * len(prompts)
         self._coming: list[Future[Graded] | None] = [None] * len(prompts)
         self.extras: dict[str, list[object]] = defaultdict(list)
-        """Values that local functions pass to `log_extra`, by column: one per completion."""
+        """Columns that local functions pass to `log_extra`, with one value per completion."""
         self.metrics: dict[str, float] = {}
         """Mean of each metric that local functions pass to `log_metric`."""
 
@@ -177,7 +179,7 @@ class Round:
         """Add the completion for the prompt at index `place`, without waiting for its grade.
 
         Completions may be added in any order."""
-        assert self._samples[place] is None, f"place {place} already has a completion"
+        assert self._samples[place] is None, f"prompt {place} already has a completion"
         self._samples[place] = sample
         self._ids[place] = completion_ids
         completion = GraderInput(self._prompts[place], sample)
@@ -256,7 +258,7 @@ class GradingWarnings:
         """Largest number of unscored completions in a warning so far, by grader."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """Warn at a grader's first error, and each time its number of errors has doubled."""
+        """Warn at a grader's first error, and each time the number of errors has doubled."""
         by_grader: dict[str, list[str]] = {}
         for result in graded:
             for name, error in {text.partition(":")[0]: text for text in result.errors}.items():
@@ -268,6 +270,6 @@ class GradingWarnings:
             self._most[name] = len(errors)
             sentences.append(
                 f"{self._occasion} {step}: {len(errors)} of {len(graded)} completions could not be "
-                f"scored and are ignored. The first: {errors[0]}"
+                f"scored and are ignored. First reason: {errors[0]}"
             )
         return sentences

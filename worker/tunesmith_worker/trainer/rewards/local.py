@@ -3,8 +3,8 @@
     def f(prompts, completions, completion_ids, *, trainer_state, log_extra, log_metric, **columns)
         -> list[float | None]
 
-A function may be async. `prompts` and `completions` are lists of messages if the rows are
-conversations, else texts. Every other column of the rows is passed as a list.
+A reward function may be async. `prompts` and `completions` are lists of messages if the rows are
+conversations, else texts. Each further column of the rows is passed as a list.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LocalReward:
             raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> RunError:
-        traceback.print_exception(error)  # shows errors inside libraries
+        traceback.print_exception(error)  # the traceback shows errors inside libraries
         trace, where, file = error.__traceback__, "", self._file()
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == file:
@@ -98,7 +98,8 @@ class LocalReward:
         )
 
     def _file(self) -> str | None:
-        """Return the file that defines the function; None if it is not Python."""
+        """Return the file that defines the function; None if the function is not written in
+        Python."""
         for function in (inspect.unwrap(self.function), type(self.function).__call__):
             if (code := getattr(function, "__code__", None)) is not None:
                 return str(code.co_filename)

@@ -76,8 +76,8 @@ def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
 def equal_numbers(answer: Number, reference: Number, tolerance: float) -> bool:
     """Return True if two numbers differ by at most `tolerance`, relative to the reference.
 
-    If only one of them has a percent sign, the division by 100 is optional: 5% equals both 0.05
-    and 5.
+    If only one number has a percent sign, the division by 100 is optional: 5% equals both 0.05 and
+    5.
     """
     wanted = {reference.value}
     if answer.percent and not reference.percent:

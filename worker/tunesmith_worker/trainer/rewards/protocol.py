@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 Item = Mapping[str, JsonValue]
-"""A row of the data set, for `{{item.x}}`."""
+"""A row of the data set, which templates read as `{{item.x}}`."""
 
 
 class Prompt(Protocol):
@@ -39,7 +39,7 @@ class Graded:
     """Rewards and scores of one completion."""
 
     rewards: tuple[float | None, ...]
-    """One reward for each of `Grading.columns`. None means no reward; TRL ignores it too."""
+    """One reward for each of `Grading.columns`. None means no reward, as in TRL."""
     scores: Mapping[str, float | None]
     """Scores of all graders and local reward functions by name, before the formula is applied."""
     errors: tuple[str, ...] = ()
@@ -58,5 +58,5 @@ class GraderError(Exception):
 class NoSuchOutput(Exception):
     """The completion lacks a value that a template reads; its score is 0.
 
-    If broken JSON had no score, a model could avoid bad rewards by writing it.
+    If broken JSON had no score, a model could avoid bad rewards by writing broken JSON.
     """

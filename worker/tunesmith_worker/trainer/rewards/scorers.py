@@ -24,7 +24,7 @@ from .similarity import metric
 from .templates import GraderInput, read_json, renderer
 
 Scorer = Callable[[GraderInput], float]
-"""Raises GraderError, or NoSuchOutput for a score of 0."""
+"""A scorer raises NoSuchOutput for a score of 0, and GraderError if it cannot score."""
 PATTERN_SECONDS = 1.0
 """Time limit in seconds for one regular expression on one completion."""
 

@@ -1,5 +1,6 @@
 """Similarity of two texts, 0 to 1, by NLTK (BLEU, GLEU, METEOR) and RapidFuzz (edit distance,
-longest common subsequence). METEOR ignores synonyms, because WordNet must be downloaded.
+longest common subsequence). METEOR ignores synonyms here, because they require a download of
+WordNet.
 
 ROUGE: Lin (2004), https://aclanthology.org/W04-1013. GLEU: https://arxiv.org/abs/1609.08144.
 METEOR: https://aclanthology.org/W05-0909. BLEU: https://aclanthology.org/P02-1040.
@@ -31,13 +32,13 @@ class _NoSynonyms:
 def metric(name: str) -> Metric:
     """Return the similarity function of an `evaluation_metric`: (candidate, reference) -> 0 to 1.
 
-    If neither text has words, the similarity is 1. If only one has words, it is 0.
+    If neither text has words, the similarity is 1. If only one text has words, the similarity is 0.
     """
     if name.startswith("rouge_"):
         order = name.removeprefix("rouge_")
         return rouge_l if order == "l" else partial(rouge_n, order=int(order))
     if name in ("bleu", "gleu", "meteor"):
-        import nltk  # noqa: F401 - imported only if needed, as it takes most of a second
+        import nltk  # noqa: F401 - imported only if needed: takes most of a second
 
     return {
         "fuzzy_match": fuzzy_match,
@@ -49,7 +50,7 @@ def metric(name: str) -> Metric:
 
 
 def fuzzy_match(candidate: str, reference: str) -> float:
-    """Return 1 - (insertions and deletions) / (characters of both)."""
+    """Return 1 - (insertions + deletions) / (characters of both texts)."""
     return fuzz.ratio(candidate, reference) / 100
 
 

@@ -23,7 +23,8 @@ _DEEPEST = 500
 
 @dataclass(frozen=True)
 class GraderInput:
-    """A completion and its row, the input of a grader. JSON is parsed only once."""
+    """A completion and its row, the input of a grader. The completion's JSON is parsed only
+    once."""
 
     prompt: Prompt
     sample: CompletionText
@@ -67,7 +68,7 @@ def read_json(text: str) -> JsonValue:
     fenced = _FENCE.fullmatch(text)
     try:
         value: JsonValue = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # ValueError also means too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also reports too many digits
         raise NoSuchOutput(f"the completion is not JSON: {error}") from error
     level, depth = [value], 0
     while level := [inner for outer in level for inner in _children(outer)]:
@@ -94,7 +95,7 @@ class MissingField:
     rows: int
     """Number of rows without the field."""
     explanation: str
-    """Place in the first row where the field is missing, and the row's content there."""
+    """End of the message: the missing path in the first such row, and the row's content there."""
 
     def __str__(self) -> str:
         return f"the grader reads {{{{{self.field}}}}}, which {self.explanation}"
