@@ -157,7 +157,7 @@ def test_rows_that_only_do_it_together_are_said_to(make_run: MakeRun) -> None:
 
     found = failure(make_run(QUESTIONS, recipe={**STEPS, "self_check": False}), plant)
     assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.USER)
-    assert "No single row causes it, only all 4 rows together" in found.message
+    assert "No single row causes this, only all 4 rows together" in found.message
 
 
 def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
@@ -170,7 +170,7 @@ def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
     found = failure(make_run(QUESTIONS, recipe=STEPS), plant)
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
     assert "Step 3: " in found.message
-    assert "Each of the step's 4 rows causes it, so the data are not the reason." in found.message
+    assert "Each of the step's 4 rows causes this, so the data are not the reason." in found.message
     assert found.param == "recipe.learning_rate"
 
 

@@ -115,7 +115,7 @@ def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _side_by_side(rows: Sequence[_TokenRow], pad_token_id: int) -> Batch:
-    """Pad rows on the right to the longest, like TRL's collator."""
+    """Pad rows on the right to the longest row, like TRL's collator."""
 
     def pad(tensors: list[torch.Tensor], value: int) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

@@ -38,9 +38,9 @@ class CompletionScores(NamedTuple):
     entropy: torch.Tensor | None
     """Entropies in nats, fp32 [B, C]; None if not requested."""
     layout: GroupLayout | Literal["padded"]
-    """Layout that was used."""
+    """Layout of the forward passes."""
     tokens: int
-    """Tokens in the forward passes, padding included."""
+    """Number of tokens in the forward passes, padding included."""
 
 
 def score_completions(
@@ -60,7 +60,7 @@ def score_completions(
     `layout` is ignored.
     temperature: divides the logits after the model's own scale and soft cap, as in TRL.
     max_tokens: maximum tokens per forward pass. All activations are kept for the backward pass.
-    entropy: "grad" makes entropies differentiable, as log-probabilities always are.
+    entropy: "grad" makes entropies differentiable; log-probabilities always are.
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """
     causal = _causal(model)
@@ -129,7 +129,7 @@ def _scatter(
     size: tuple[int, int],
     device: torch.device,
 ) -> torch.Tensor:
-    """Return a zero tensor of `size` with the values at the flat indices `places`."""
+    """Return a tensor of `size` with `values` at the flat indices `places` and zeros elsewhere."""
     if not values:
         # The caller may run backward even without any value.
         return torch.zeros(size, device=device, requires_grad=torch.is_grad_enabled())

@@ -1,4 +1,4 @@
-"""Completions grouped by prompt: the order of prompts, the groups, and their micro-batches.
+"""Order of prompts, groups of completions, and micro-batches of these groups.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
 tokens instead of G (P + R). Micro-batches are built on the host, without the last token of each
@@ -21,7 +21,8 @@ from .batches import fill_bins
 ROWS = "rows"
 """Key under which a batch stores its rows."""
 GroupLayout = Literal["shared", "plain"]
-"""`shared`: a prompt once, then its completions. `plain`: a prompt before each completion."""
+"""`shared`: each prompt occurs once, before all its completions. `plain`: a copy of the prompt
+precedes each completion."""
 
 SHARING_PAYS = 1.05
 """Minimum `token_ratio` at which shared prompts are faster (docs/contributing/log)."""
@@ -130,7 +131,7 @@ class GroupOrder(torch.utils.data.Sampler[int]):
         self._iterations = num_iterations
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the order of the next iteration."""
+        """Set the epoch number, which determines the order of the prompts."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -161,9 +162,9 @@ class GroupBatch:
     bounds: tuple[int, ...] | None = None
     """Start index of each concatenated row, then T; None if padded."""
     position_ids: torch.Tensor | None = None
-    """int64 [1, T]; None if padded, because every padded row starts at position 0."""
+    """Positions, int64 [1, T]; None if padded, because every padded row starts at position 0."""
     attention_mask: torch.Tensor | None = None
-    """int64 [B, T]; only if padded."""
+    """Attention mask, int64 [B, T]; None if not padded."""
     prefixes: Prefixes | None = None
     """Prompts that rows share; None if there are none."""
 
@@ -189,9 +190,10 @@ def end_to_end(
 
 
 def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[GroupBatch]:
-    """Build padded micro-batches from rows of similar length, up to `max_tokens` slots each.
+    """Build padded micro-batches from rows of similar length, up to `max_tokens` token positions
+    each.
 
-    Padding counts toward the limit. A single row may exceed it."""
+    Padding counts toward the limit. A single row may exceed the limit."""
     width = _width(rows)
     numbers = sorted(
         chain.from_iterable(group.members for group in groups_of(rows)),
@@ -249,7 +251,8 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def _concatenate(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
-    """Concatenate groups. A prompt with several completions becomes its own row, as their prefix.
+    """Concatenate groups. A prompt with several completions becomes its own row, the prefix of
+    these completions.
 
     A prompt with a single completion stays in the completion's row."""
     scores = _Scores(_width(rows))

@@ -2,7 +2,7 @@
 log-probabilities from our kernels. TRL computes advantages and losses.
 
 A step generates a group of completions for each of its prompts, grades them, and trains on them
-once or several times. Rows keep their group from the rollout to the loss.
+once or several times. Each row keeps its group from the rollout to the loss.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
             train_dataset=datasets.Dataset.from_dict({"prompt": texts, "row": range(len(texts))}),
             **trl_arguments,
         )
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs  # TRL does not pass it on
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs  # TRL drops this argument
         self.beta = self.args.beta = plan.beta
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
@@ -215,7 +215,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """Return the reference model's log-probs, or None for the sampling policy.
 
-        TRL also requests log-probs of that policy if it trains on completions several times."""
+        TRL also requests log-probs of the sampling policy if it trains on completions several
+        times."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:
@@ -240,7 +241,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
                 for row, is_kept in zip(self._rows, kept, strict=True)
             ]
         metrics = self._metrics["train"]
-        # TRL computes this share from standard deviations, but ungraded groups have none.
+        # TRL computes this metric from standard deviations, which ungraded groups lack.
         counts = self._runner.zero_equal_groups(self._rollout, batch["advantages"])
         metrics["frac_reward_zero_std"][-1] = counts.equal_groups / max(counts.groups, 1)
         metrics["ungraded_share"].append(counts.ungraded / len(rows))

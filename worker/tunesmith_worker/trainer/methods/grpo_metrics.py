@@ -103,8 +103,8 @@ def zero_equal_groups(
 ) -> RewardCounts:
     """Set the advantages [completions] of groups with equal or no rewards to exactly 0, in place.
 
-    Otherwise, the rounding error of a group's mean would be divided by a standard deviation of
-    nearly 0."""
+    With equal rewards, the standard deviation is nearly 0, and dividing by it would turn rounding
+    errors into large advantages."""
     groups = equal = 0
     for start in range(0, len(graded), num_generations):
         places = slice(start, start + num_generations)

@@ -88,7 +88,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
 
     def describe(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
-        """Return the size of a micro-batch. `count_labels` is ignored: labels always count."""
+        """Return the size of a micro-batch. `count_labels` is ignored, because labels are always
+        counted."""
         sizes = sizes_of(batch[ROWS])
         layout = self.layout_of(batch[ROWS])
         longest = max((size.prompt + max(size.completions) for size in sizes), default=1)
@@ -121,8 +122,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def probe_batch(self, batch: Inputs) -> Inputs:
         """Return the first rows of a batch, with about PROBED tokens in total.
 
-        A few rows are enough, because rows need similar memory. A whole step of long completions
-        may have a hundred times more tokens."""
+        A few rows are enough, because rows of one batch need similar memory. A whole step of long
+        completions may have a hundred times more tokens."""
         rows: list[GroupRow] = batch[ROWS]
         count = len(rows)
         while count > 1 and self.describe({ROWS: rows[:count]}).tokens > PROBED:
@@ -191,8 +192,8 @@ def in_parts(inputs: Inputs, parts: int, loss_type: str) -> list[Inputs]:
     """Split a step into parts with about equal numbers of tokens.
 
     A part consists of consecutive rows in the order of their prompts, so that only its first and
-    its last group can be incomplete. Each part's loss is multiplied by its share; the sum over all
-    parts is the step's loss."""
+    its last group can be incomplete. The loss of each part is multiplied by the part's weight; the
+    sum over all parts is the step's loss."""
     rows: list[GroupRow] = inputs[ROWS]
     if parts <= 1 or len(rows) <= 1:
         return [inputs | {SHARE: 1.0}]

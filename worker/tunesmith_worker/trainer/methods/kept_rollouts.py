@@ -1,7 +1,7 @@
 """Storage of the current step's completions on disk, so that a killed attempt does not lose them.
 
-The next attempt reuses these completions only if it begins at the same step of the same run.
-Otherwise, its weights would differ.
+The next attempt reuses these completions only if it begins at the same step of the same run,
+because other weights would generate other completions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KeptRollouts:
             for line in lines[1:]:
                 entry = json.loads(line)
                 stored[entry["place"]] = _completion(entry)
-        except (OSError, ValueError, KeyError):  # no file, half a line, or another version
+        except (OSError, ValueError, KeyError):  # no file, an incomplete line, or another version
             return stored
         return stored
 

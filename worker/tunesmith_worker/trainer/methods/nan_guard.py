@@ -44,7 +44,7 @@ class NanGuard:
     def __init__(self, device: torch.device, explain: Callable[[StepRecord], RunError]) -> None:
         """`explain`: returns the error for a step whose gradient is not finite."""
         self.found_inf = torch.zeros((), device=device)
-        """0 at first; 1 after the first non-finite gradient."""
+        """Flag on the device: 0 at first, 1 after the first non-finite gradient."""
         self._skipped = torch.zeros((), device=device)
         """Number of updates that the flag has skipped."""
         self._explain = explain
@@ -67,7 +67,7 @@ class NanGuard:
 
     @property
     def current_step(self) -> StepRecord:
-        """The last step recorded since the flag was read."""
+        """The newest recorded step since the host last read the flag."""
         return self._kept[-1]
 
     def check_norm(self, norm: torch.Tensor) -> None:

@@ -79,7 +79,7 @@ def _rows_error(
     elif total == 1:
         source = f"The cause is the step's only row, {_name(trainer, first.rows)}."
     else:
-        source = f"Each of the step's {total} rows causes it, so the data are not the reason."
+        source = f"Each of the step's {total} rows causes this, so the data are not the reason."
     where = first.bad_forward if loss_is_bad else None
     if loss_is_bad:
         where = f"The first non-finite output comes from {where or 'the loss head'}."
@@ -138,7 +138,7 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. No single row causes it, only "
+        f"Step {step.number}: the gradient is not finite. No single row causes this, only "
         f"all {rows} rows together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
         f"{_GUARDED}",
         hint="Lower recipe.learning_rate by a factor of 10.",

@@ -46,7 +46,7 @@ class Rollout:
     prompts: list[PromptRow]
     """One prompt per completion; the completions of a group are adjacent."""
     kind: str
-    """`train` or `valid`."""
+    """Name of the prompt set: `train` or `valid`."""
     step: int
     """Number of optimiser steps completed before the rollout."""
     round: Round
@@ -113,7 +113,7 @@ class RolloutRunner:
     def start(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Rollout:
         """Return a rollout without completions, for `generate`.
 
-        `prompts`: one per completion. `state`: transformers' TrainerState."""
+        `prompts`: one prompt per completion. `state`: transformers' TrainerState."""
         return Rollout(
             prompts=list(prompts),
             kind=kind,

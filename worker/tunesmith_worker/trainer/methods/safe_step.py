@@ -47,7 +47,7 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
         """Call first in `log`. Raises RunError for a step whose gradient was not finite."""
         self.guard.check()
         if self._embedding_rate is not None and "learning_rate" in logs:
-            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both
+            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both rates
             logs["embedding_learning_rate"] = logs["learning_rate"] * share
 
     def floating_point_ops(self, inputs: Untyped) -> int:
@@ -74,7 +74,8 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     _forked = False
 
     def resume_from(self, folder: Path, *, forked: bool) -> SavedState:
-        """Make `train` start from a verified resume point. `forked`: use this run's schedule."""
+        """Make `train` start from a verified resume point. `forked`: True for a fork, which uses
+        its own schedule."""
         self._point, self._saved, self._forked = folder, SavedState(folder), forked
         return self._saved
 

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: TRL's SFTTrainer with rows that are already tokenised and labelled.
 
 The trainer splits each optimiser step's rows into micro-batches; TRL computes loss and gradients.
-Metrics are sums over tokens that stay on the device until they are logged.
+Metrics are sums over tokens; the sums stay on the device until they are logged.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class _Sums:
         self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
 
     def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
-        """Add sums in the order of _NAMES; missing ones count as zero."""
+        """Add sums in the order of _NAMES; missing sums count as zero."""
         now = torch.stack([value.detach().double() for value in (tokens, *sums)])
         self.values[: len(now)] += now
 
