@@ -39,7 +39,7 @@ class Rendered:
 class RenderedRow:
     number: int
     examples: tuple[Rendered, ...]
-    """Usually one example; several if the template rewrites earlier turns; may be empty."""
+    """The row's examples: usually one, several if the template rewrites earlier turns, or none."""
     is_chat: bool
     """True if the chat template wrote the text, special tokens included."""
     skipped_turns: int = 0
@@ -120,7 +120,7 @@ class _Template:
         """
         try:
             prompt = self.text(index, prompt=True) if index else self._opening(whole)
-            if not whole.startswith(prompt):  # for example a think block that history lacks
+            if not whole.startswith(prompt):  # the generation prompt may open a think block
                 before = self.text(index)
                 if not whole.startswith(before):
                     return None
@@ -184,9 +184,9 @@ def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
     Each pass renders the conversation up to the last turn that is not yet trained, as the model
-    sees it when it answers. Most templates only append text, so one pass covers every turn. A
-    template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for each
-    rewritten turn.
+    sees the conversation when it answers. Most templates only append text, so one pass covers every
+    turn. A template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for
+    each rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

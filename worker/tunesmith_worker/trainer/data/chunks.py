@@ -34,7 +34,7 @@ MAX_BYTES = 2**20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     first: int
-    """Number of the first record."""
+    """Number of the chunk's first record."""
     content: bytes = b""
     kind: Literal["lines", "table"] = "lines"
     """JSON lines, or an Arrow stream."""
@@ -82,7 +82,7 @@ def _records(chunk: Chunk) -> Iterator[Record]:
         return iter([Record(chunk.first, problem=chunk.problem)])
     if chunk.kind == "lines":
         return parse_lines(io.BytesIO(chunk.content), first=chunk.first)
-    import pyarrow as pa  # only Parquet files need it
+    import pyarrow as pa  # only Parquet files need pyarrow
 
     values = pa.ipc.open_stream(chunk.content).read_all().to_pylist()
     return (Record(number, value) for number, value in enumerate(values, start=chunk.first))

@@ -51,7 +51,8 @@ class Counts:
     longest: int = 0
     """Tokens of the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. They cannot teach the model to stop."""
+    """Examples whose last trained token is not special. Such examples cannot teach the model to
+    stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""
@@ -60,7 +61,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + value)
         self.longest = longest
 
-    def as_data(self) -> dict[str, Any]:  # Any: JSON; all are integers
+    def as_data(self) -> dict[str, Any]:  # Any: JSON; all values are integers
         return asdict(self)
 
     def summary(self, name: str) -> str:

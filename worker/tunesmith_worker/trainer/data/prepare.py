@@ -93,7 +93,7 @@ class Prepared:
     """Row lookup for the training file."""
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
-        """Return the training and the validation set (None: no validation), packed if the plan says
+        """Return the training set, and the validation set or None; both are packed if the plan says
         so. Any: datasets.Dataset, untyped."""
         train = self.training.dataset
         valid = self.validation.dataset if self.validation else None

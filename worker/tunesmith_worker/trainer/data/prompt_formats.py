@@ -106,7 +106,7 @@ def _item(value: dict[str, Any]) -> dict[str, JsonValue]:  # Any: JSON or Parque
     return {
         valid_text("the name of a column", name): _json(name, field)
         for name, field in value.items()
-        if not isinstance(field, bytes)  # such as images: graders do not read them
+        if not isinstance(field, bytes)  # graders do not read bytes, such as images
     }
 
 

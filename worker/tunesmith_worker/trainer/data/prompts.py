@@ -39,9 +39,9 @@ class PromptCounts:
     longest: int = 0
     """Tokens of the longest prompt."""
     without_template: int = 0
-    """Plain-text prompts for a model with a chat template."""
+    """Number of plain-text prompts for a model with a chat template."""
 
-    def as_data(self) -> dict[str, Any]:  # Any: JSON; all are integers
+    def as_data(self) -> dict[str, Any]:  # Any: JSON; all values are integers
         return asdict(self)
 
     def summary(self, name: str) -> str:

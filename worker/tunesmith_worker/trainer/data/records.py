@@ -36,7 +36,8 @@ MAX_EXPANDED = 8 * 2**30
 ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any file may expand to."""
 RATIO = 100
-"""Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds it."""
+"""Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds this
+ratio."""
 _BYTES_PER_VALUE = 64
 """Assumed bytes per Python value. Empty values count too, although the file does not store them."""
 _BATCH_BYTES = 256 * 2**20
@@ -97,7 +98,8 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 
 def parse_lines(lines: Iterable[bytes], *, first: int) -> Iterator[Record]:
-    """Yield the records of JSON lines. `first`: line number of the first. Skips blank lines."""
+    """Yield the records of JSON lines. `first`: line number of the first record. Skips blank
+    lines."""
     for number, raw in enumerate(lines, start=first):
         line = raw.removeprefix(_BOM) if number == 1 else raw
         if not line.strip():
@@ -152,7 +154,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
+    csv.field_size_limit(2**31 - 1)  # the default limit is 131,072 characters
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -198,9 +200,9 @@ def read_parquet(path: Path) -> Iterator[Any]:  # Any: values of the columns
 
 
 def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is untyped
-    """Yield record batches, each with the share of the file's rows read so far. Raises Unreadable,
-    also after some batches."""
-    # Imported here: only Parquet files need it, and it takes 0.1 s.
+    """Yield record batches, each with the share of the file's rows read so far. May raise
+    Unreadable after some batches."""
+    # pyarrow is imported here: only Parquet files need it, and the import takes 0.1 s.
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -208,8 +210,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)
-            # A dictionary may hold one huge value that every row repeats. That value is at most as
-            # large as a row group, so larger row groups allow fewer rows at a time.
+            # Every row may repeat one dictionary value that is as large as the row group.
+            # Larger row groups therefore allow fewer rows at a time.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
             expanded = read = 0
             for batch in file.iter_batches(batch_size=rows, use_threads=False):

@@ -30,7 +30,7 @@ from .examples import SCHEMA, Batch, Counts
 
 MAX_BYTES = 32 * 2**30
 MAX_DISK_SHARE = 0.1
-"""Maximum share of the file system; MAX_BYTES applies if it is smaller."""
+"""Maximum share of the file system that the cache may use; MAX_BYTES applies if it is smaller."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped
@@ -102,7 +102,7 @@ class TokenCache:
             entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
             with (folder / _TOKENS).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
-                    raise ValueError(f"the hash of {_TOKENS} is different")
+                    raise ValueError(f"the hash of {_TOKENS} is wrong")
             os.utime(folder)  # mtime is the time of the last use
             return Tokens(table=_mapped(folder), counts=Counts(**entry.counts))
         except FileNotFoundError:
@@ -122,13 +122,13 @@ class TokenCache:
         try:
             folder.rename(self._folder / key)
         except OSError as error:
-            if not (self._folder / key).is_dir():  # otherwise another worker has stored it
+            if not (self._folder / key).is_dir():  # otherwise another worker has stored the entry
                 warn(f"could not cache the tokens for the next run: {error}")
         remove_unused(self._folder, KEEP_SECONDS)
         self._make_room()
 
     def _make_room(self) -> None:
-        """Remove the least recently used entries until the rest is within the limit."""
+        """Remove the least recently used entries until the cache is within the size limit."""
         entries = []
         for folder in self._folder.iterdir():
             # Another worker may be removing the entry, or the path may not be an entry.
@@ -149,7 +149,8 @@ def _mapped(folder: Path) -> Table:
 
 _LIBRARIES = ("jinja2", "pyarrow", "tokenizers", "transformers")
 _CLOCK = "strftime_now"
-"""Template function for the date. Llama 3's template writes the date into every conversation."""
+"""Name of the template function for the date. Llama 3's template writes the date into every
+conversation."""
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -41,7 +41,7 @@ class HelperJob(BaseModel):
 
 
 class _RequestHeader(BaseModel):
-    """Line before the content of a chunk."""
+    """Header line before the content of a chunk."""
 
     first: int
     size: int
@@ -50,7 +50,7 @@ class _RequestHeader(BaseModel):
 
 
 class _ReplyHeader(BaseModel):
-    """Line before a batch. `counts` is None if the helper could not tokenise the chunk."""
+    """Header line before a batch. `counts` is None if the helper could not tokenise the chunk."""
 
     size: int = 0
     counts: dict[str, int] | None = None

@@ -29,15 +29,16 @@ from .token_cache import tokenizer_hash
 from .token_helper import HelperJob, request_tokens
 
 HELPERS_MIN_SECONDS = 5.0
-"""Minimum remaining seconds of work to start helpers. A helper takes 1.2 s of a core to start."""
+"""Minimum seconds of remaining work for which helpers are started. Starting a helper takes 1.2
+CPU-seconds."""
 MAX_PROCESSES = 16
 """Maximum number of processes. Each helper takes 150 MB of memory."""
 _MAX_PENDING = 3
-"""Maximum number of chunks queued at a helper, so that it does not wait for the trainer."""
+"""Maximum number of chunks queued at each helper, so that helpers do not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""Helpers are killed if a reply takes this many times as long as the trainer's slowest chunk and
-longer than PATIENCE_SECONDS. The time includes the helper's start."""
+"""A helper is killed if its reply takes longer than PATIENCE_SECONDS and longer than this multiple
+of the trainer's slowest chunk. The reply time includes the start of the helper."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
@@ -125,7 +126,7 @@ class TokenStream:
         done: Future[Result | None] = Future()
         try:
             done.set_result(self._tokenize(chunk))
-        except Exception as error:  # raised when the results reach this chunk
+        except Exception as error:  # the error is raised when the results reach this chunk
             done.set_exception(error)
         return done
 
