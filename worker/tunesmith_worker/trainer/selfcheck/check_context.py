@@ -1,4 +1,4 @@
-"""Contexts: the objects of a run that checks read."""
+"""Contexts: each holds the objects of a run that the checks read."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class SupervisedContext:
 
 
 PROMPTS = 4
-"""Number of prompts to run. They have different lengths, because equal lengths hide most faults."""
+"""Number of prompts that the checks run. The prompts have different lengths, because equal lengths
+hide most faults."""
 
 TokenIds = tuple[int, ...]
 PromptAndCompletion = tuple[TokenIds, TokenIds]
@@ -115,8 +116,8 @@ class Score(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return log-probabilities under softmax(logits / temperature), and entropies in nats.
 
-        Both are differentiable fp32 [B, C], where C is the length of the longest completion.
-        Values after the end of a row are undefined. Entropies may be None.
+        Both results are differentiable fp32 [B, C], where C is the length of the longest
+        completion. Results after the end of a row are undefined. Entropies may be None.
         """
 
 

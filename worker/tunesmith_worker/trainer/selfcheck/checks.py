@@ -39,7 +39,7 @@ _DIRECTORY = "checkpoint_directory"
 @dataclass(frozen=True, kw_only=True)
 class Checks(Generic[AnyContext]):
     cheap: Sequence[Callable[[AnyContext], Outcome]]
-    """Checks that do not run the model. All of them run before the job may fail."""
+    """Checks that do not run the model. All cheap checks run before the job may fail."""
     numeric: Callable[[AnyContext], list[Outcome]]
     """The checks that run the model."""
 
@@ -62,7 +62,7 @@ def supervised_checks() -> Checks[SupervisedContext]:
 
 
 def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]) -> None:
-    """Run all checks. Raise RunError if any fails."""
+    """Run all checks. Raise RunError if any check fails."""
     if not context.recipe.self_check:
         return
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def check_directory(context: CheckContext) -> Outcome:
             os.fsync(file.fileno())
         probe.unlink()
     except OSError as error:
-        with contextlib.suppress(OSError):  # the file may not exist
+        with contextlib.suppress(OSError):  # the probe file may not exist
             probe.unlink()
         return make_outcome(_DIRECTORY, [_not_writable(error)], "")
     needed, free = int(MARGIN * predicted_bytes(context)), shutil.disk_usage(folder).free

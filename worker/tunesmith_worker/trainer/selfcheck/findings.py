@@ -13,7 +13,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 
-REPORT_HINT = "No recipe setting causes this. Report it with the job's events."
+REPORT_HINT = "Report this with the job's events: no recipe setting causes it."
 """Hint for faults in our own code."""
 
 

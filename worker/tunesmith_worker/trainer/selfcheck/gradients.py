@@ -20,7 +20,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 CHECK = "gradient"
 TOKEN_ROWS = "trainable_tokens_delta"
-"""Part of the parameter names of PEFT's token rows."""
+"""Substring that marks the parameter names of PEFT's token rows."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _NUMBER = re.compile(r"\.\d+\.")
 _SHOWN = 3
@@ -30,7 +30,7 @@ _SHOWN = 3
 class Unit:
     """Parameters that are checked together: an adapter's A and B, or all experts of a layer.
 
-    In full tuning, any other unit is a single tensor.
+    In full tuning, a unit without experts is a single tensor.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Unit:
 
     @property
     def kind(self) -> str:
-        """The name without layer numbers, which is equal for the same module in every layer."""
+        """The module name without layer numbers, equal for the same module in every layer."""
         return _NUMBER.sub(".*.", self.name)
 
     @property
@@ -116,7 +116,8 @@ def check_units(
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the
     module has no gradient in any layer, rows may be too short: queries and keys get no gradient
-    from rows of two tokens. This is only a warning, and only from the second check on.
+    from rows of two tokens. A module without a gradient in all layers gives only a warning,
+    from the second check on.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]
@@ -147,10 +148,11 @@ def check_units(
 def used_row_gradients(
     model: Untyped, predicting: torch.Tensor
 ) -> dict[str, tuple[list[int], torch.Tensor]]:
-    """Return each matrix's trained rows in this step, and their largest gradient elements.
+    """Return the trained rows of each embedding matrix in this step, and each row's largest
+    gradient element.
 
-    Rows are token ids; the elements are [k] on the device. `predicting`: ids of tokens that predict
-    a labelled token. The rows of these tokens must have a gradient.
+    Rows are given as token ids; the largest elements are a tensor [k] on the device. `predicting`:
+    ids of tokens that predict a labelled token. The rows of predicting tokens must have a gradient.
     """
     used = set(predicting.tolist())
     gradients = {}

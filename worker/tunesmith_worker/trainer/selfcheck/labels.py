@@ -22,11 +22,11 @@ from .findings import Finding, Outcome, make_outcome, not_applicable
 SAMPLE = 256
 """Number of rows to check, evenly spaced over the data."""
 TEXTS = 8
-"""Number of first examples whose labels are compared as text."""
+"""Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
 """Number of rows in which to search for an example's row, not counting dropped rows."""
 MOST_ROWS = 1024
-"""Maximum number of rows to read in this search, which takes half a second."""
+"""Maximum number of rows to read in the search for an example's row, which takes half a second."""
 ENOUGH = 0.7
 """Minimum share of the assistant's text in the labels. Templates may trim and rewrite the text."""
 WRAPPING = 40
@@ -123,7 +123,7 @@ def check_answers(context: SupervisedContext) -> Outcome:
             _finding(
                 "answers",
                 f"in {len(foreign)} of the first {len(texts)} rows, the labels match less than "
-                f"{ENOUGH:.0%} of the assistant's words. The first such labels are "
+                f"{ENOUGH:.0%} of the assistant's words. The first wrong labels are "
                 f"{foreign[0][:80]!r}.",
                 _HINT,
                 param="training_file",
@@ -228,7 +228,7 @@ def _dropped_rows(context: SupervisedContext) -> int:
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Number of first rows in the file that must contain the rows of the first examples."""
+    """Number of rows to read from the start of the file to find the rows of the first examples."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 
@@ -265,10 +265,11 @@ def _plain(text: str) -> str:
 
 
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
-    """Return the share of an answer's text that the labels contain, 0 to 1, for its best part.
+    """Return the share, 0 to 1, of the assistant's text that the labels contain.
 
-    If only answers have loss, other text in the labels also lowers the result. Texts are compared
-    by groups of three characters, which works in any language.
+    The turn with the highest share counts. If only answers have loss, other text in the labels also
+    lowers the share. Texts are compared by groups of three characters, which works in any
+    language.
     """
     text = _plain(labels)
     groups = _groups(text)
@@ -280,7 +281,7 @@ def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
 
 
 def _overlap(text: str, groups: Counter[str], part: str) -> float:
-    if part in text or text in part:  # a text may be shorter than a group
+    if part in text or text in part:  # a text may have fewer than three characters
         return 1.0
     theirs = _groups(part)
     return (theirs & groups).total() / min(theirs.total(), groups.total())

@@ -23,7 +23,7 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 PERTURBATION = 0.02
-"""Standard deviation of the noise on LoRA's B, with which the adapter is a few per cent of W."""
+"""Standard deviation of the noise on LoRA's B; the adapter is then a few per cent of W."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
     for batch in batches:
         run = run_batch(trainer, batch, backward=True)
         log_probs.append(run.log_probs)
-        for name, gradient in run.gradients.items():  # a mean over the row's labels
+        for name, gradient in run.gradients.items():  # the loss is a mean over the row's labels
             whole = gradient.float() * len(run.log_probs)
             gradients[name] = gradients[name].add_(whole) if name in gradients else whole
     labels = sum(map(len, log_probs))
@@ -172,7 +172,7 @@ def stock_modules(patched: Patched | None) -> Iterator[None]:
 
 @contextmanager
 def patched_modules(patched: Patched) -> Iterator[None]:
-    """Run the block with our kernels, inside `stock_modules` and on the changed model."""
+    """Run the `with` block with our kernels on the changed model, inside `stock_modules`."""
     patched.redo()
     try:
         yield
@@ -184,7 +184,7 @@ def patched_modules(patched: Patched) -> Iterator[None]:
 def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
     """Keep the first `count` layers within the block.
 
-    Other layers cannot be chosen, because layer types and masks depend on the layer index.
+    Only the first layers can be kept, because layer types and masks depend on the layer index.
     """
     backbone = backbone_of(model)
     layers = backbone.layers

@@ -2,8 +2,8 @@
 
 The rows with the largest gradients are copied, and compared after some steps. AdamW's first update
 of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. If |g| >= eps, the update is
-at least lr / 2 (https://arxiv.org/abs/1412.6980, section 2.1). The element must change if its dtype
-can represent an update of that size.
+at least lr / 2 (https://arxiv.org/abs/1412.6980, section 2.1). An element must change if its dtype
+can represent an update of lr / 2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ Untyped = Any  # Any: transformers is not typed
 ROWS = 16
 """Number of rows to copy from each tensor."""
 COLUMNS = 4096
-"""Number of first columns to copy."""
+"""Number of columns to copy from each row, from the first on."""
 SHARE = 0.25
-"""Minimum first update, as a share of the learning rate. AdamW's first update is larger."""
+"""Minimum first update, as a share of the learning rate. AdamW's first update is larger than this
+share."""
 CHANCES = 40.0
-"""Minimum expected number of weight changes by stochastic rounding. With this many expected, the
+"""Minimum expected number of weight changes by stochastic rounding. With 40 expected changes, the
 probability of no change at all is e^-40."""
 
 
@@ -41,9 +42,9 @@ class _KeptRows:
     """Index of the parameter's optimizer group; None if no group has the parameter."""
     rows: torch.Tensor
     before: torch.Tensor
-    """[rows, columns] fp32."""
+    """Copied values, fp32 [rows, columns]."""
     above_eps: torch.Tensor
-    """[rows, columns] bool: the gradient is above AdamW's eps."""
+    """Bool [rows, columns]: True where the gradient is above AdamW's eps."""
 
 
 class Movement:
@@ -58,7 +59,8 @@ class Movement:
         self._highest = list(self._sums)
         self._steps = 0
         self._moved: set[int] = set()
-        """Ids of parameters that changed at an earlier check, as 16-bit weights may change back."""
+        """Ids of parameters that changed at an earlier check, because 16-bit weights may change
+        back."""
         self._kept = [
             self._keep(unit.name, parameter, group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))
@@ -81,7 +83,8 @@ class Movement:
 
     @torch.no_grad()
     def check(self, *, fresh: bool) -> Iterator[Finding]:
-        """Yield findings about parameters that did not change. Waits for the device once.
+        """Yield findings about parameters that did not change. This method waits for the device
+        once.
 
         `fresh`: the optimizer has taken only its first step.
         """
@@ -139,7 +142,8 @@ class Movement:
         return join_words(here, _cut(_as_rows(error.view(parameter.shape)), rows))
 
     def _figures(self, kept: _KeptRows) -> torch.Tensor:
-        """Return fp32 [3]: 1 if a change is required, 1 if any happened, the largest change."""
+        """Return fp32 [3]: 1 if a change is required, 1 if any value changed, and the largest
+        change."""
         assert kept.group is not None, "filtered by the caller"
         state = self._optimizer.state.get(kept.parameter, {})
         size = kept.before.abs()
@@ -155,7 +159,7 @@ class Movement:
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return a view [rows, columns]."""
+    """Return a view of the tensor as [rows, columns]."""
     return x.reshape(1, -1) if x.dim() < 2 else x.reshape(len(x), -1)
 
 

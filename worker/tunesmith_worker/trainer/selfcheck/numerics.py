@@ -41,8 +41,8 @@ from .parity import (
 from .sample_batch import SampleBatch, make_sample_batch
 
 SECONDS = 20.0
-"""Time limit in seconds. Checks that have not begun by then are skipped. In supervised runs, the
-adapter checks come first and always run."""
+"""Time limit of the model runs in seconds. Checks that have not begun within this limit are
+skipped. In supervised runs, the adapter checks come first and always run."""
 LAYERS = 8
 """Maximum number of layers in the comparison of kernels. Layer types repeat within six layers."""
 FP32_SHARE = 0.5
@@ -54,7 +54,7 @@ FRESH_LIMIT = {True: 1e-4, False: 0.1}
 
 
 class Numerics:
-    """All runs of one sample batch."""
+    """All model runs on one sample batch."""
 
     def __init__(self, context: SupervisedContext, sample: SampleBatch) -> None:
         self.context, self.sample = context, sample
@@ -103,8 +103,8 @@ class Numerics:
         except Exception as error:  # out-of-memory errors have several types
             if not is_out_of_memory(error):
                 raise
-        # This runs outside the except block, so that no traceback keeps tensors alive. Training
-        # needs less memory than this comparison.
+        # Outside the except block, no traceback keeps the tensors in memory.
+        # Training needs less memory than this comparison.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

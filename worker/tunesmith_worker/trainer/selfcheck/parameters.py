@@ -39,7 +39,7 @@ def check_optimizer(context: CheckContext) -> Outcome:
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     trained = {id(p) for p in context.model.parameters() if p.requires_grad}
     findings = [
-        _finding("optimizer", what, sorted(names.get(id_, "a tensor of no model") for id_ in ids))
+        _finding("optimizer", what, sorted(names.get(id_, "an unknown tensor") for id_ in ids))
         for what, ids in (
             ("tensors train but are not in the optimizer", trained - held.keys()),
             ("tensors are in the optimizer but do not train", held.keys() - trained),
@@ -125,7 +125,8 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Remove names that may train: biases if the recipe says so, token rows, whole matrices."""
+    """Remove names of tensors that may train: biases if the recipe says so, token rows, whole
+    matrices."""
     biases = config.bias != "none"
     return [
         name
@@ -175,8 +176,8 @@ def check_weights(context: CheckContext) -> Outcome:
                 "weights",
                 f"{len(broken)} of {len(named)} tensors contain NaN or infinity (tolerance: 0): "
                 f"{', '.join(broken[:_SHOWN])}.",
-                "Download the base model again. If it is your own, the run that saved it had "
-                "diverged.",
+                "Download the base model again. If the model is your own, the run that saved it "
+                "had diverged.",
                 param="model",
             )
         )
@@ -184,7 +185,7 @@ def check_weights(context: CheckContext) -> Outcome:
 
 
 def check_embeddings(context: CheckContext) -> Outcome:
-    """Check `embeddings`: rows in use are not zero, and a tied head shares their memory."""
+    """Check `embeddings`: used rows are not zero, and a tied head shares the embedding's memory."""
     causal = _causal(context.model)
     matrices = Matrices.of(causal)
     used = context.used_tokens
@@ -243,7 +244,8 @@ def _zero_rows(matrix: Matrix, used: list[int]) -> list[int]:
 
 
 def _head_has_bias(matrices: Matrices) -> bool:
-    """Return True if the head has a bias. Rows of such a head do not train (token_rows.py)."""
+    """Return True if the head has a bias. Single rows of a head with a bias cannot be trained
+    (token_rows.py)."""
     return matrices.head is not None and getattr(matrices.head.module, "bias", None) is not None
 
 

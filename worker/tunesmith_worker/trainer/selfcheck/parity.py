@@ -31,19 +31,21 @@ class Limits:
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
-"""fp32 on a CPU, with other summation orders. At most 1e-5 was measured over all families."""
+"""Limits in fp32 on a CPU, for different summation orders. The largest measured difference over all
+model families is 1e-5."""
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
-"""fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
+"""Limits in fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
-"""16 bits without an fp32 reference, for a quantized base model or if memory is too small."""
+"""Limits in 16 bits without an fp32 reference: the base model is quantized or memory is too
+small."""
 SMALL = 1e-6
 """Share of the whole gradient below which a tensor's difference is ignored. Gradients of key biases
-cancel and are about this small."""
+cancel to about this share."""
 FACTOR = 2.0
-"""Maximum ratio of our 16-bit gradient error to the stock error. 1.3 was measured on one batch
-(docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
+"""Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
+batch (docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
 FLOOR = 1e-2
-"""Minimum for the stock error in 16 bits, which may be small by chance."""
+"""Lower limit of the stock error in 16 bits, which may be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."
@@ -85,7 +87,8 @@ def check_adapter_acts(
                 "adapter.",
             )
         )
-    return make_outcome(name, findings, f"noise on it changes log-probabilities by {change:.2g}")
+    detail = f"noise on the adapter changes log-probabilities by {change:.2g}"
+    return make_outcome(name, findings, detail)
 
 
 def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcome:

@@ -1,7 +1,8 @@
 """Checks of a reinforcement run, and the order of its rollout checks.
 
 With 16-bit weights, rollouts and training are compared in fp32 (docs/explanation/self-check.md). In
-16 bits, the errors of their log-probabilities against the stock model in fp32 are compared.
+16 bits, the check compares the log-prob errors of rollouts and training against the stock model in
+fp32.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class _RolloutChecks:
                 self._compare(self._limits)
         if not self._failed:
             self.outcomes.append(check_in_16_bits(generated.policy, training, floor, truth))
-            for place, outcome in enumerate(self.outcomes):  # missing after the time limit
+            for place, outcome in enumerate(self.outcomes):  # may lack skipped checks
                 if outcome.check == "patched_equals_stock":
                     self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 

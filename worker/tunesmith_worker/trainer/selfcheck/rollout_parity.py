@@ -21,7 +21,7 @@ from .model_runs import disabled_adapter
 from .parity import FACTOR, FLOOR, Limits, change
 from .reference_scores import Generated, generate, stock_logits, stock_scores
 
-ENGINE_HINT = "This is a fault of the rollout engine. Report it with the job's events."
+ENGINE_HINT = "Report this with the job's events: the rollout engine has a fault."
 TRAINER_HINT = "Set recipe.patches='off' to train on the stock modules, and report this."
 TEMPERATURES = [round(0.1 * i, 1) for i in range(1, 31)]
 """Temperatures to try when searching for the cause of a fault."""
@@ -51,7 +51,7 @@ def check_equals_stock(
 ) -> Outcome:
     """Check `rollout_equals_stock` for log-probabilities [N].
 
-    `cause`: start of the message if they differ."""
+    `cause`: start of the message if the log-probabilities differ."""
     name = "rollout_equals_stock"
     apart = change(rollout, stock, limits)
     findings = []
@@ -74,9 +74,9 @@ def check_equals_training(
     limits: Limits,
     cause: str,
 ) -> Outcome:
-    """Check `rollout_equals_training`: trainer, engine and stock give equal log-probs.
+    """Check `rollout_equals_training`: trainer, engine and stock model give equal log-probs.
 
-    `cause`: start of the message if training and stock differ.
+    `cause`: start of the message if the trainer and the stock model differ.
     """
     name = "rollout_equals_training"
     from_rollout, from_stock = (change(training, scores, limits) for scores in (rollout, stock))
@@ -167,7 +167,7 @@ def _suspects(
             base = stock_scores(context, generated)
         yield "adapter detached (or weights copied before the adapter was changed)", base
     for temperature in TEMPERATURES:
-        # The right temperature gives the right numbers, so it cannot match the wrong numbers.
+        # The right temperature gives right log-probs, so it cannot match wrong log-probs.
         yield f"temperature {temperature:g}", generated.log_probs_at(logits, temperature)
     yield from _truncated_prompts(context, generated)
 
@@ -203,7 +203,7 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of both sides up to the first token that differs.
 
-    Rounding may change that token, by a tie between greedy tokens or at the border of a sampled
+    Rounding may change a token by a tie between greedy tokens, or at the border of a sampled
     token's interval.
     """
     ours: list[float] = []

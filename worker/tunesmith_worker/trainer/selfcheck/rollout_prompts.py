@@ -28,7 +28,7 @@ from .model_runs import backbone_of
 from .rollout_parity import fault
 
 SAMPLE = 256
-"""Number of evenly spaced prompts to tokenize again. The longest prompt is added to them."""
+"""Number of evenly spaced prompts to tokenize again. The longest prompt is also tokenized again."""
 FREQUENCY = 1e-5
 """Relative tolerance of a RoPE frequency, for fp32 rounding on different devices."""
 ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -60,8 +60,8 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
             prompt_fault(
                 "prompts",
                 f"{len(wrong)} of {len(places)} sampled prompts differ from the tokens of their "
-                f"text (tolerance: 0), and {cut} of them are truncated. The first has "
-                f"{actual_tokens} tokens, but its text has {expected_tokens}.",
+                f"text (tolerance: 0), and {cut} of them are truncated. The first wrong prompt "
+                f"has {actual_tokens} tokens, but its text has {expected_tokens}.",
             )
         )
     return make_outcome("prompts", findings, f"{len(places)} prompts match their text")
@@ -91,7 +91,7 @@ def check_requests(context: ReinforcementContext) -> Outcome:
 def check_prompts_seen(requests: Sequence[Request], seen: int | None) -> Outcome:
     """Check `prompts_seen`: the engine read every token of the prompts.
 
-    `seen`: the engine's own count; None if it does not count.
+    `seen`: number of prompt tokens that the engine read; None if the engine does not count.
     """
     name = "prompts_seen"
     if seen is None:
@@ -115,7 +115,8 @@ def prompt_fault(check: str, message: str) -> Finding:
 
 
 def _tokens(tokenizer: Untyped, text: str) -> list[list[int]]:
-    """Tokenize without and with special tokens. Templates contain them; plain text does not."""
+    """Tokenize without and with special tokens. Rendered templates contain special tokens; plain
+    text does not."""
     return [tokenizer(text, add_special_tokens=added)["input_ids"] for added in (False, True)]
 
 
@@ -261,7 +262,7 @@ def check_stop_tokens(context: ReinforcementContext) -> Outcome:
 def check_ends(engine: RolloutEngine, request: Request, greedy: Completion) -> Outcome:
     """Check `completions_end`: a completion ends with its first stop token.
 
-    `request`: a greedy request without stop tokens. `greedy`: the completion of that request, whose
+    `request`: a greedy request without stop tokens. `greedy`: the completion of `request`; its
     tokens become stop tokens in new requests.
     """
     tokens = greedy.token_ids

@@ -18,7 +18,8 @@ from tunesmith_worker.trainer.methods.batches import Batch, split
 from .check_context import SupervisedContext, Untyped
 
 LENGTHS = (64, 48, 33, 17)
-"""Maximum tokens of each row. Lengths differ, because equal rows hide attention across rows."""
+"""Maximum tokens of each row. Row lengths differ, because equal lengths hide attention across
+rows."""
 
 IdsAndLabels = tuple[list[int], list[int]]
 """Token ids and labels of a row."""
@@ -40,7 +41,7 @@ class SampleBatch:
     def trains_attention(self) -> bool:
         """True if a label follows at least two tokens.
 
-        In shorter rows, queries and keys have no gradient.
+        With fewer tokens, queries and keys have no gradient.
         """
         return any(bool((row["labels"][0, 2:] != IGNORED).any()) for row in self.single_rows)
 

@@ -1,7 +1,7 @@
 """Check that sampled tokens come from the distribution of the recipe's sampling parameters.
 
 The engine samples by the inverse cumulative distribution, with one random number per token from the
-request's seed (engine/rollout/sampling.py). Each token can therefore be computed again from the
+request's seed (engine/rollout/sampling.py). Each sampled token can be computed again from the
 probabilities of stock transformers, without statistics.
 """
 
@@ -24,7 +24,8 @@ from .rollout_parity import TEMPERATURES, fault
 
 NAME = "sampling_distribution"
 BORDER = 0.05
-"""Share of tokens that may differ if a filter is used, because rounding matters at its border."""
+"""Share of tokens that may differ with top-k, top-p or min-p, because rounding may move a token
+across the filter's border."""
 
 
 def check_sampling_distribution(
@@ -68,9 +69,10 @@ class _Fit:
 
     tokens: int
     wrong_tokens: int
-    """Number of tokens that their random number does not select."""
+    """Number of tokens that the random number does not select."""
     wrong: int
-    """Number of tokens that are not selected or have a wrong reported log-probability."""
+    """Number of tokens that the random number does not select or that have a wrong
+    log-probability."""
     token_distance: float
     """Largest distance between a token's interval and its random number."""
     log_prob_distance: float
@@ -114,7 +116,7 @@ def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
 def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return distances of tokens from random numbers, and errors of log-probs, each [C]."""
+    """Return [C] distances of random numbers from token intervals, and [C] log-prob errors."""
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]
     own = probabilities.gather(1, ids)[:, 0].cpu()

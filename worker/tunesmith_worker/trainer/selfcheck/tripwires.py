@@ -1,8 +1,8 @@
 """Checks during training.
 
 `Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
-all trained units, and that weights change. Between these steps, it reads nothing from the device.
-`RolloutTripwires` warns about the metrics of a reinforcement run.
+all trained units, and that weights change. Between these steps, `Tripwires` reads nothing from the
+device. `RolloutTripwires` warns about the metrics of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step = state.global_step
         if step in STEPS and self._movement is not None:
-            self._trainer.guard.check()  # names the row that caused a NaN
+            self._trainer.guard.check()  # the guard names the row that caused a NaN
             if not self._labelled and self._trainer.zero_gradient_is_valid:
                 return  # no gradient: by chance, each group's rewards were equal
             report_findings(self._findings(step, self._movement), self._events, step)
         if step >= STEPS[-1]:
-            self._movement = None  # frees the rows it keeps
+            self._movement = None  # frees the copied rows
 
     def _findings(self, step: int, movement: Movement) -> list[Finding]:
         findings: list[Finding] = []
@@ -228,7 +228,8 @@ class RolloutTripwires:
         self._first = [float(str(entropy)) for entropy in first]
 
     def _kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:
-        """Yield name, bad steps before a warning, True if this step is bad, and the text."""
+        """Yield each warning's name, its number of bad steps, True if this step is bad, and the
+        text."""
         gap = now.rollout_gap
         if gap is not None:
             text = (

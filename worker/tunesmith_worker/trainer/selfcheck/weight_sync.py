@@ -61,7 +61,8 @@ class WeightSyncCheck:
         ]
 
     def outcome(self) -> Outcome:
-        """Check `rollout_follows_weights`. The last call must have used a changed adapter."""
+        """Check `rollout_follows_weights`. The engine's previous call must have used a changed
+        adapter."""
         model = self._context.model
         if not isinstance(model, peft.PeftModel):
             return self._check_modules(model, generate(self._context, self._requests))

@@ -182,7 +182,10 @@ def test_a_prompt_that_is_truncated_in_the_data_is_named() -> None:
     assert not check_prompts(subject).findings
     short = [Prompt(one.prompt_ids[:12], one.text) for one in subject.prompts]
     (finding,) = check_prompts(replace(subject, prompts=short)).findings
-    assert "of them are truncated. The first has 12 tokens, but its text has " in finding.message
+    assert (
+        "of them are truncated. The first wrong prompt has 12 tokens, but its text has "
+        in finding.message
+    )
 
 
 def test_a_law_that_is_not_the_recipes_is_named() -> None:
