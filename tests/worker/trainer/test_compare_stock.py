@@ -89,7 +89,7 @@ def test_bf16_is_measured_by_stock_in_fp32_which_is_said_to_cost(
     order = (
         "stock: 4",
         "ours: 4",
-        "bf16 rounds differently on each side",
+        "the two trainers round bf16 differently",
         "stock in fp32: 4",
         "ours in fp32: 4",
     )

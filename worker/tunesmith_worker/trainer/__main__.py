@@ -17,6 +17,6 @@ from .run import command, warm
 
 if __name__ == "__main__":
     die_with_supervisor()
-    default_environment(os.environ)  # without a supervisor, no variable is set yet
+    default_environment(os.environ)  # a run without a supervisor lacks these variables
     keep_freed_memory()
     exit_fast(warm() if sys.argv[1:] == [WARM] else command())

@@ -1,6 +1,6 @@
 """Prepare a run after the model is loaded and before the first step, for all methods.
 
-`assemble_sft.py` and `assemble_grpo.py` call these functions in order.
+`assemble_sft.py` and `assemble_grpo.py` call this module's functions in order.
 """
 
 from __future__ import annotations

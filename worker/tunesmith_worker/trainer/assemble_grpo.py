@@ -57,7 +57,7 @@ from .rollout_warnings import RolloutWarnings
 from .selfcheck import self_check
 
 _WEIGHTS = "rollout_weights"
-"""Key of this choice in plan.json."""
+"""Key of the choice of rollout weights in plan.json."""
 
 
 def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedRun:

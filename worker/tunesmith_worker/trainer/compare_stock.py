@@ -6,9 +6,9 @@ run directory; RUN_DIR is not changed.
 In fp32, the losses and gradient norms of every step must agree up to rounding. Equal losses are not
 enough, because Adam ignores a constant factor on the gradient.
 
-In bf16, the two trainers round in different places, so both are compared with stock fp32. The RMS
-error of our bf16 curve may be at most 1.5 times the RMS error of the stock bf16 curve. Our fp32
-curve is also compared with stock fp32, because bf16 rounding hides smaller faults.
+In bf16, the two trainers round in different places, so both bf16 curves are compared with the stock
+fp32 curve. The RMS error of our bf16 curve may be at most 1.5 times the RMS error of the stock bf16
+curve. Our fp32 curve is also compared with stock fp32, because bf16 rounding hides smaller faults.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NOT_SUPERVISED = JobFailure(
 class Side:
     curves: Curves
     tokens_per_second: float | None
-    """Median over all steps except the first."""
+    """Median speed over all steps except the first."""
     precision: str
     patched: str
     """Summary of the patched modules."""
@@ -97,8 +97,8 @@ def compare_stock(folder: Path, steps: int) -> int:
             if stock.precision == "fp32":
                 return _report(stock, mine)
             _print(
-                "bf16 rounds differently on each side, so both also train in fp32: this takes at "
-                "least as long again, and twice the memory for weights"
+                "the two trainers round bf16 differently, so both also train in fp32: this takes "
+                "at least as long again, and twice the memory for weights"
             )
             return _report(
                 stock,
@@ -118,7 +118,7 @@ def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], 
     data.symlink_to((folder / spec.training_file).resolve())
     overrides: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
     overrides |= {"early_stopping": None, "keep": "last"}  # no validation file
-    overrides |= {"self_check": False}  # it would end a faulty run before the curves
+    overrides |= {"self_check": False}  # a failed self-check would end the run without curves
     if spec.recipe.packing == "auto":
         overrides["packing"] = False  # "auto" may choose padded rows, which would test stock layers
     recipe = spec.recipe.model_copy(update={**change, **overrides})
@@ -204,7 +204,7 @@ def _report(
     if stock_fp32 is None or ours_fp32 is None:
         checks = same_in_fp32(stock.curves, ours.curves)
     else:
-        _print("both sides in fp32:")
+        _print("both trainers in fp32:")
         checks = same_in_fp32(stock_fp32.curves, ours_fp32.curves)
         checks += as_close_as_stock(stock_fp32.curves, stock.curves, ours.curves)
     for check in checks:
@@ -230,14 +230,15 @@ NORM_LIMIT = 1e-5
 """Limit for gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Minimum for the stock error, which may be tiny by chance on few rows (docs/contributing/log)."""
+"""Lower limit of the stock error, which may be tiny by chance on few rows
+(docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     losses: list[float]
     grad_norms: list[float]
-    """Empty without gradient clipping, because only clipping computes the norms."""
+    """Gradient norms of all steps; empty without clipping, because only clipping computes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +262,7 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Check that our bf16 error is at most FACTOR times the stock error (or its minimum)."""
+    """Check that our bf16 error is at most FACTOR times the stock error (or FLOOR, if larger)."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),

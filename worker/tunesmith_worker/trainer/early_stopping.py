@@ -26,13 +26,14 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(kw_only=True)
 class Course:
-    """Summary of the evaluations so far. Steps are optimizer steps; 0 means no evaluation."""
+    """Summary of the evaluations so far. Steps are optimizer steps; step 0 means that no evaluation
+    has run."""
 
     metric: str
     best: float | None = None
     best_step: int = 0
     gained: float | None = None
-    """Metric at the last evaluation that improved by more than `min_delta`: the last gain."""
+    """Metric at the last gain: an evaluation that improved it by more than `min_delta`."""
     gained_step: int = 0
     without_gain: int = 0
     """Number of evaluations since the last gain."""
@@ -40,7 +41,7 @@ class Course:
     def take(self, step: int, value: float | None, min_delta: float) -> bool:
         """Add an evaluation and return whether it is the best so far.
 
-        If two values are equal, the earlier one stays best. None and NaN never count as best."""
+        If two values are equal, the earlier value stays best. None and NaN never count as best."""
         if value is None or not math.isfinite(value):
             self.without_gain += 1
             return False
@@ -127,7 +128,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
         """Write the best or the last weights to `folder`; `save` writes the last weights.
 
-        Return the step of these weights and the result of saving them."""
+        Return the step of the written weights, and the result of saving."""
         if self._kept is None:
             return last_step, save(folder)
         if self.course.best is None:

@@ -61,7 +61,7 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:
-    """Make the embedding rows of untrained tokens in the data trainable.
+    """Train the embedding rows of data tokens that the base model never learned.
 
     `used`: token ids of the data."""
     recipe = context.spec.recipe

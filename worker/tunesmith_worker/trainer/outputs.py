@@ -105,7 +105,7 @@ class OutputWriter:
         save_steps: int | None,
         lost_updates: bool,
     ) -> Callbacks:
-        """Add the callbacks in call order.
+        """Add the callbacks in the order in which they run.
 
         `lost_updates`: report weight updates that bf16 rounding loses."""
         run, spec, events = self._run, self._spec, self._events

@@ -82,7 +82,7 @@ def main(
         unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:  # result.json must report every failure
         if is_disk_full(error):
-            remove_unfinished(run.root)  # the unfinished file may have filled the disk
+            remove_unfinished(run.root)  # unfinished files may have filled the disk
         failure = failure_of(error, run.root)
         _print_failure(failure, with_traceback=True)
         result = RunResult(outcome="failed", error=failure)

@@ -66,16 +66,16 @@ def wait_for_run() -> AcceptedRun | None:
 
 
 def _is_quantized(run_dir: Path) -> bool:
-    """Return True if the run needs bitsandbytes; peft looks for it only when peft is imported."""
+    """Return True if the run needs bitsandbytes, which peft detects only at its own import."""
     try:
         spec = read_spec(run_dir)
-    except UnusableRunDirectory:  # the run itself reports the reason
+    except UnusableRunDirectory:  # the run itself reports its invalid spec
         return False
     return spec.recipe.quantization != "none"
 
 
 Stamp = tuple[int, int, int]
-"""ctime in ns, size and inode of a file; zeros if there is no such file.
+"""A file's ctime in ns, size and inode; zeros if the file does not exist.
 
 Installers reset mtime, but they cannot reset ctime."""
 
