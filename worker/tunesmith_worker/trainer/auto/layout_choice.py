@@ -16,7 +16,8 @@ from tunesmith_worker.rundir.plan import Device
 Kind = Literal["padded", "padding_free", "packed"]
 
 SHORT_RUN = 40
-"""Shorter runs (in steps) always use `padding_free`, because their speed matters little."""
+"""Runs of fewer steps always use `padding_free`, because the speed of a short run matters
+little."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 """Maximum tokens of a packed micro-batch. Larger micro-batches are no faster on a CPU
 (docs/contributing/log)."""
@@ -25,18 +26,19 @@ PADDED_TOKENS = 1024
 PADDED_WORK = 8e7
 """Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
 MOST_PADDING = 2.0
-"""Maximum ratio of longest row to mean row: a longer row would raise the peak memory."""
+"""Maximum ratio of the longest row's length to the mean row length; a higher ratio would raise the
+peak memory."""
 _SIMULATED_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     kind: Kind
-    """Arrangement of a micro-batch. `padded`: `rows` examples with padding, on the model's own
-    layers. `padding_free`: about `rows` examples, concatenated. `packed`: examples of at most
-    `tokens` tokens in total, concatenated."""
+    """Arrangement of a micro-batch. `padded` pads `rows` examples and uses the model's own layers.
+    `padding_free` concatenates about `rows` examples. `packed` concatenates examples of at most
+    `tokens` tokens in total."""
     rows: int | None = None
-    """Examples in a micro-batch; None if packed."""
+    """Number of examples in a micro-batch; None if packed."""
     tokens: int | None = None
     """Maximum tokens of a micro-batch; None unless packed."""
 
@@ -51,11 +53,12 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
     layouts: dict[str, Layout]
-    """Layouts by name. A run uses the first, unless plan.json names another or memory is short."""
+    """Layouts by name. A run uses the first layout, unless plan.json names another layout or memory
+    is short."""
     reason: str
     """Reason for the first layout."""
     slots_per_token: float = 1.0
-    """Positions per data token, if micro-batches are padded."""
+    """Token positions per data token, if micro-batches are padded."""
 
     @property
     def first(self) -> str:
@@ -76,9 +79,10 @@ def plan_layouts(
 ) -> LayoutPlan:
     """Choose the layout of a run.
 
-    `stock_attention`: reason why rows cannot be concatenated, or None. `patched`: True if a
-    layer is patched. `lengths`: tokens of each data row. `rows`: examples per micro-batch.
-    `passes`: micro-batches per step. `parameters`: number of parameters of the base model.
+    `stock_attention`: reason why rows cannot be concatenated, or None. `patched`: True if a layer
+    is patched. `lengths`: number of tokens in each data row. `rows`: number of examples per
+    micro-batch. `passes`: number of micro-batches per step. `parameters`: number of parameters of
+    the base model.
 
     The rule was fitted to 30 measured cases and tested on 36 others (docs/contributing/log)."""
     padded = Layout(kind="padded", rows=rows)
@@ -118,7 +122,8 @@ def plan_layouts(
 
 
 def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
-    """Estimate the positions per token of padded micro-batches, from randomly sampled steps."""
+    """Estimate the token positions per data token in padded micro-batches, from randomly sampled
+    steps."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):

@@ -12,7 +12,7 @@ from tunesmith_worker.rundir.plan import Choices
 from .layout_choice import Layout, LayoutPlan
 
 NAME = "packing"
-"""Key of this choice in plan.json."""
+"""Key of the choice of layout in plan.json."""
 SMALLER = "padding_free"
 """The layout that needs the least memory."""
 

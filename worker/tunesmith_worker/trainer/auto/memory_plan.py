@@ -1,8 +1,9 @@
-"""Memory plan of a run: choose it before the first step, and compare it with the peak at the end.
+"""Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
 A closed-form estimate chooses a policy. A probe runs the longest micro-batch once under this
-policy. Its measured memory corrects the estimate, which then chooses again. plan.json stores the
-choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses them.
+policy. The probe's measured memory corrects the estimate, which then chooses again. plan.json
+stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
+this entry.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class MemoryPlan:
                 ErrorCode.RECIPE_INVALID,
                 f"recipe.gradient_checkpointing={checkpointing!r}: {type(model).__name__} has no "
                 "layers that support recomputation.",
-                hint="Leave it at 'auto'.",
+                hint="Leave recipe.gradient_checkpointing at 'auto'.",
                 param="recipe.gradient_checkpointing",
             )
         tuning = read_tuning(model, shape, full=full, precision=precision)
@@ -153,7 +154,7 @@ class MemoryPlan:
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
         batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
-        whole = replace(self.steps.policy, parts=1)  # `seen` is already split
+        whole = replace(self.steps.policy, parts=1)  # the batch `seen` is already split
         prediction = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
         predicted = prediction.peak if planner.engine.on_gpu else self._growth(prediction.peak)
@@ -192,7 +193,7 @@ class MemoryPlan:
         """Correct the estimate with the probe's measurement, and return the option to use.
 
         A given `policy` is kept; without a policy, the corrected estimate chooses again."""
-        probe, probed = self._probe()  # out of memory, this may replace self.planner
+        probe, probed = self._probe()  # if memory runs out, this replaces self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)
         return option if policy is not None else self._choose_again(option)
@@ -223,7 +224,8 @@ class MemoryPlan:
     def _probe(self) -> tuple[Probe, MicroBatch]:
         """Run the probe on the longest micro-batch or a sufficient part, under the current policy.
 
-        If memory runs out, try again with a smaller policy. Returns the probe and its size."""
+        If memory runs out, try again with a smaller policy. Returns the probe and the probe's
+        size."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)

@@ -26,7 +26,8 @@ DEFAULT_PROMPTS = 16
 DEFAULT_COMPLETION = 512
 _SHARE_FOR_COMPLETION = 4
 """If `max_completion_length` is "auto", a quarter of the context, at most DEFAULT_COMPLETION
-tokens, is reserved for completions. Otherwise a long prompt could leave too few tokens for them."""
+tokens, is reserved for completions. Without this limit, a long prompt could leave too few tokens
+for completions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class GRPOPlan:
     prompts_per_step: int
     max_completion_length: int
     eval_samples: int
-    """Completions per validation prompt."""
+    """Number of completions per validation prompt."""
     temperature: float
     top_p: float
     top_k: int
@@ -117,7 +118,7 @@ def plan_grpo_train(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """Return steps, learning rate and batch. A batch contains the completions
+    """Return the train plan: steps, learning rate and batch size. A batch contains the completions
     of a step. Prompts that do not fill the last step of an epoch are left out of this epoch."""
     interval = _reinforcement(hyperparameters).eval_interval
     if recipe.eval_steps == "auto" and interval != "auto":

@@ -108,7 +108,7 @@ def plan_schedule(
 
     `rows`: number of data rows; it determines the default number of epochs. `batch`: rows per
     forward pass and forward passes per optimiser step. `default_rate`: default learning rate, and
-    the kind of training for its reason."""
+    the kind of training that this rate suits."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
