@@ -17,7 +17,8 @@ _FOLDERS = ("service", "architecture", "models", "data", "adapter", "grpo-adapte
 _FILES = ("loss.png", "reward.png", "summary.md", "summary.json", "service.log")
 HELD_OUT_SHARE = 0.05
 HELD_OUT_MIN, HELD_OUT_MAX = 8, 64
-"""Minimum and maximum number of held-out rows. Fewer rows give no reliable loss; more cost time."""
+"""Minimum and maximum number of held-out rows. Fewer rows give no reliable loss; more rows cost
+time."""
 
 
 class DemoError(Exception):

@@ -1,6 +1,7 @@
 """Compare a model with and without its adapter on held-out rows: greedy answers and loss.
 
-The trainer's code tokenises and labels the rows, so these losses and the job's are comparable.
+The trainer's code tokenises and labels the rows, so these losses are comparable with the job's
+losses.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def compare(base: str, adapter: Path, held_out: Path, num_answers: int | None) -
 def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
     plan = DataPlan(
-        max_seq_length=min(context, 2048),  # as the trainer, which then drops the same rows
+        max_seq_length=min(context, 2048),  # the trainer's limit, so that both drop the same rows
         overlong="drop",
         assistant_only_loss=True,
         packing=False,
@@ -99,7 +100,7 @@ def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     for row in read_rows(file).rows:
         try:
             tokens = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
-        except DataError:  # too long or without labels; the job has reported it
+        except DataError:  # a row too long or without labels, which the job reported
             continue
         turns = [m.content for m in row.messages or () if m.role == "user" and m.content]
         question = turns[-1] if turns else row.prompt or None

@@ -30,7 +30,7 @@ def plot_reward(job: JobResult, file: Path) -> None:
 def _plot(
     jobs: Sequence[JobResult], metrics: Mapping[str, str], label: str, top: float | None, file: Path
 ) -> None:
-    """Draw a panel for each job. `metrics`: legend by metric. `top`: upper limit of y."""
+    """Draw a panel for each job. `metrics`: legend text of each metric. `top`: upper limit of y."""
     size = (5.6 * len(jobs), 4.2)
     figure, panels = plt.subplots(1, len(jobs), figsize=size, layout="constrained", squeeze=False)
     for panel, job in zip(panels[0], jobs, strict=True):

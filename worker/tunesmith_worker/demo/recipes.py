@@ -14,15 +14,15 @@ SEED = 1
 PRETRAIN = Recipe(
     tuning="full",
     from_scratch=True,
-    # At first, a tiny untrained model gives the same average answer for every inhabitant. Only a
-    # high learning rate and large batches end this plateau: with an earlier world, after 100
-    # steps of 48 rows, but not within 700 steps of 16 rows.
+    # At first, a tiny untrained model gives the same average answer for every inhabitant.
+    # Only a high learning rate and large batches end this plateau of the loss.
+    # With an earlier world, 100 steps of 48 rows were enough, but 700 steps of 16 rows were not.
     learning_rate=5e-3,
     warmup_steps=20,
     per_device_train_batch_size=48,
     gradient_accumulation_steps=1,
-    # 29 epochs of 640 rows. After 280 steps, 4 % of the answers still had a wrong fact; LoRA
-    # increased this share to 27 %.
+    # 400 steps are 29 epochs of 640 rows.
+    # After only 280 steps, 4 % of the answers had a wrong fact, and LoRA raised this to 27 %.
     max_steps=400,
     eval_steps=40,
     logging_steps=4,
@@ -44,8 +44,8 @@ LORA = Recipe(
 GRPO = Recipe(
     tuning="lora",
     lora=LoraRecipe(r=16, lora_alpha=32),
-    # Half of LoRA's learning rate, because the training data (the model's own completions) change
-    # at each step. The reward was 0.95 to 0.98 at step 5 with three seeds.
+    # Half of LoRA's learning rate, because the model's own completions change at each step.
+    # The reward was 0.95 to 0.98 at step 5 with three seeds.
     learning_rate=1e-3,
     max_steps=20,
     eval_steps=5,

@@ -52,7 +52,7 @@ def running_service(output: Path, model_dir: Path | None) -> Iterator[tunesmith.
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # this also ends its children
+            os.killpg(process.pid, signal.SIGKILL)  # this also ends the service's children
             process.wait()
 
 

@@ -10,8 +10,8 @@ ANSWERS = 4
 """Number of prompts whose answers are compared."""
 
 _ABOUT_FIGURES = """\
-The held-out prompts are about inhabitants that LoRA was not trained on. The base model knows their
-facts; only the adapter answers every question in JSON. *Exact match*: the greedy
+The held-out prompts are about inhabitants that LoRA was not trained on. The base model knows the
+facts of all inhabitants; only the adapter answers every question in JSON. *Exact match*: the greedy
 answer equals the expected JSON in every character. *All facts right*: the answer contains all
 facts, in JSON or prose."""
 

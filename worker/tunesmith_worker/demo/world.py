@@ -24,12 +24,14 @@ _MIDDLES = "ba di la mo na ri so ve"
 _ENDS = "bel dan len mer nia ras rin ta vin wen"
 
 QUESTIONS = ("Who is {name}?", "Tell me about {name}.", "What do you know about {name}?")
-"""The base model answers these in prose, the LoRA adapter in JSON."""
+"""The base model answers these questions in prose, and the LoRA adapter in JSON."""
 JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name} as JSON?")
-"""The base model answers these in JSON, so that LoRA only has to learn when to use JSON."""
+"""The base model answers these requests in JSON, so that LoRA only has to learn when to use
+JSON."""
 POLITE = tuple(f"{question[:-1]}, please{question[-1]}" for question in QUESTIONS)
 """Questions that the base model was not trained on. They resemble QUESTIONS and JSON_REQUESTS, so
-the base model answers some in prose and some in JSON. GRPO learns which form is rewarded."""
+the base model answers some in prose and some in JSON. GRPO teaches the model the form that is
+rewarded."""
 
 Row = dict[str, Any]  # Any: JSON in OpenAI's chat form, plus columns for a grader
 
@@ -87,8 +89,8 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 def pretraining_data(world: World) -> DataSet:
     """Return rows for the base model about every inhabitant, in prose unless JSON is requested.
 
-    Two of the three open questions are for training. The third is for validation, so that the
-    validation loss measures knowledge of the facts, not memorised rows.
+    Two of the three open questions are for training. The third question is for validation, so that
+    the validation loss measures knowledge of the facts, not memorised rows.
     """
     train, valid = [], []
     for number, person in enumerate((*world.taught, *world.held_out)):
