@@ -23,6 +23,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},
     "deploy/test_compose.py": {ALL: ()},
+    "end_to_end/test_demo.py": {ALL: ()},
     "end_to_end/test_drain.py": {ALL: ()},
     "end_to_end/test_larger.py": {ALL: ()},
     "end_to_end/test_warm_trainer.py": {ALL: ()},

@@ -32,11 +32,10 @@ def layouts(result: Result | None) -> str:
             row["fastest"],
             f"{row['slower']:.1%}",
             f"{row['cost']:.1%}",
-            row["trial_steps"],
         )
         for row in sorted(result["cells"], key=lambda row: (-row["slower"], -row["cost"]))[:SHOWN]
     )
-    head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost", "trial steps")
+    head = ("model", "row lengths", "rows", "chosen", "fastest", "slower", "cost")
     return f"{words}\nWorst of {len(result['cells'])}: {worst}. {_setup(result)}\n\n" + table(
         head, rows
     )

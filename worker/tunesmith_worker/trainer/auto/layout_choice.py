@@ -84,7 +84,8 @@ def plan_layouts(
     micro-batch. `passes`: number of micro-batches per step. `parameters`: number of parameters of
     the base model.
 
-    The rule was fitted to 30 measured cases and tested on 36 others (docs/contributing/log)."""
+    The rule was fitted to 30 measured cases on a CPU and tested on 36 others
+    (docs/contributing/log). A GPU was not measured."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True:
