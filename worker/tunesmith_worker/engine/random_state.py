@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 RandomState = tuple[torch.Tensor, torch.Tensor | None]
-"""States of the CPU's generator and, if the host has a GPU, the GPU's."""
+"""State of the CPU's generator and, if the host has a GPU, of the GPU's generator."""
 
 
 def random_state() -> RandomState:
-    """Return the current state without waiting for the GPU."""
+    """Return the current state of the generators without waiting for the GPU."""
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return torch.get_rng_state(), on_gpu
 

@@ -1,1 +1,1 @@
-"""The run directory: interface between supervisor and trainer. Never imports torch."""
+"""The run directory: interface between supervisor and trainer. This package never imports torch."""

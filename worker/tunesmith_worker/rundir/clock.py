@@ -1,4 +1,5 @@
-"""Measure wall time by phase. Each moment belongs to one phase, so the phases sum to the total.
+"""Measure wall time by phase. Each moment belongs to one phase, so the times of all phases sum to
+the total time.
 
 For a device that runs asynchronously, a `Timeline` assigns the time to phases.
 """

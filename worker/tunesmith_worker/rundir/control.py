@@ -24,8 +24,8 @@ class StopControl:
         self.stop_requested = False
         """True if the trainer must save and exit after this step, to continue the job later."""
         self.end_requested = False
-        """True if training must end after this step, with a result. SIGTERM has priority over
-        it."""
+        """True if training must end after this step, with a result. SIGTERM has priority over this
+        request."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
@@ -34,7 +34,8 @@ class StopControl:
         self._step = 0
 
     def step_ended(self, step: int) -> None:
-        """Exit if the job is cancelled. Without a request, a check costs one `stat` call."""
+        """Exit if the job is cancelled. If nobody has requested an end, a check costs one `stat`
+        call."""
         self._step = step
         action = self._requested_action()
         if action == ControlAction.CANCEL:

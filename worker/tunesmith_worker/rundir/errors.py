@@ -20,7 +20,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _DEVICE = ("cuda error", "cuda driver error", "[cuda]", "nccl", "cublas_status", "cudnn_status")
 """Lower-case words in device errors of torch, Triton and bitsandbytes."""
-_SUPPORT = "See the traceback in the worker's log. If it happens again, report it with the job id."
+_SUPPORT = (
+    "See the traceback in the worker's log. If the error happens again, report it with the job id."
+)
 
 
 class RunError(Exception):
@@ -165,7 +167,7 @@ def _device_error(error: BaseException) -> JobFailure:
     else:
         hint = (
             "The GPU or its driver failed: run `dmesg | grep -i xid` and `nvidia-smi` on the "
-            "worker's host. If it happens again, drain the worker and reset the GPU."
+            "worker's host. If the error happens again, drain the worker and reset the GPU."
         )
     return RunError(
         ErrorCode.DEVICE_ERROR,

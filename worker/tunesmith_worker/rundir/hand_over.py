@@ -1,7 +1,7 @@
 """Protocol to hand a run over to a warm trainer, through the trainer's stdin socket.
 
-The trainer sends READY after its imports. The supervisor then sends one `HandOver` line. The
-trainer answers TAKEN, or exits without an answer.
+The trainer sends READY after its imports. After READY, the supervisor sends one `HandOver` line.
+The trainer answers TAKEN, or exits without an answer.
 """
 
 from __future__ import annotations

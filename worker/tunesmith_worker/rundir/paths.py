@@ -103,7 +103,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def move_folder(path: Path, to: Path) -> None:
     """Rename a folder within the run directory, and sync the change to disk."""
-    if to.exists():  # an earlier attempt left it
+    if to.exists():  # an earlier attempt left this folder
         shutil.rmtree(to)
     path.replace(to)
     _sync_folder(to.parent)

@@ -40,7 +40,7 @@ class Choices:
         return cast(T, choice.value)
 
     def earlier(self, name: str) -> Choice | None:
-        """Return the choice with this name in plan.json, or None."""
+        """Return the choice with this name from plan.json, or None."""
         return self._earlier.get(name)
 
     def add(self, choice: Choice) -> None:
@@ -49,8 +49,8 @@ class Choices:
         self._on_choice(choice)
 
     def reuse(self, choice: Choice) -> None:
-        """Record an earlier choice without changes. The event says that the choice is from
-        plan.json."""
+        """Record a choice of an earlier attempt without changes. The event of a reused choice says
+        that the choice is from plan.json."""
         self.made.append(choice)
         reason = f"reused from plan.json: {choice.reason}"
         self._on_choice(choice.model_copy(update={"reason": reason}))

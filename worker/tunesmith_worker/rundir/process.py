@@ -29,7 +29,7 @@ class SpawnSettings:
     """Environment variables that a supervisor sets for its child; not set when run by hand."""
 
     supervisor_pid: int | None = None
-    """Process id of the supervisor. The child ends when the supervisor ends."""
+    """Process id of the supervisor. The trainer ends when the supervisor ends."""
     spawned_at: float | None = None
     """Time when the child was spawned, in Unix seconds."""
     token_cache: str | None = None
@@ -59,7 +59,8 @@ class StartDelay:
 
     spawn: float
     imports: float = 0.0
-    """Remaining import time of a warm trainer; 0 for a fresh trainer, which imports later."""
+    """Remaining import time of a warm trainer in seconds; 0 for a fresh trainer, which imports
+    later."""
 
 
 def spawn_delay() -> StartDelay | None:
@@ -74,7 +75,7 @@ def die_with_supervisor() -> None:
     if expected is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # If the supervisor ended before the line above, the parent is another process.
+    # If the supervisor ended before the prctl call above, the parent is another process.
     if os.getppid() != expected:
         os._exit(1)
 
@@ -120,7 +121,7 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for later tensors instead of returning it to the kernel.
 
-    On a CPU, page faults on new memory take 7-18 % of a trainer's time (docs/contributing/log).
+    On a CPU, page faults on new memory take 7 to 18 % of a trainer's time (docs/contributing/log).
     Without glibc, this function has no effect.
     """
     libc = ctypes.CDLL(None)
@@ -138,8 +139,8 @@ def keep_freed_memory() -> None:
 def quick_imports(*, quantized: bool = False) -> Iterator[None]:
     """Within this block, import torch, transformers, trl and peft faster: 2.9 s instead of 4.5 s.
 
-    The garbage collector is off during imports, because they create no garbage. Afterwards the half
-    million imported objects are frozen, which saves 0.3 s in each full collection.
+    The garbage collector is off during imports, because they create no garbage. After the imports,
+    the half million imported objects are frozen, which saves 0.3 s in each full garbage collection.
 
     Unless `quantized`, peft does not import bitsandbytes, which would import torch's compiler.
     `None` in sys.modules makes the import fail as if bitsandbytes were not installed.
@@ -158,7 +159,7 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
 
 def exit_fast(status: int) -> NoReturn:
     """Exit like `sys.exit`, but without the slow cleanup of the interpreter and torch."""
-    atexit._run_exitfuncs()  # removes temporary folders and locks, flushes logs: 10 ms
+    atexit._run_exitfuncs()  # removes temporary folders and locks, flushes logs: takes 10 ms
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,8 +1,8 @@
 """Write samples/step-N.jsonl (N with six digits): the completions of a reinforcement step.
 
 Each line is a JSON object for one completion, in the order of the batch. The trainer writes the
-file uncompressed to save time. The supervisor compresses, stores and removes the file. A run
-started by hand keeps the file.
+sample file uncompressed to save time. The supervisor compresses, stores and removes each sample
+file. A run started by hand keeps its sample files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def write_samples(
 ) -> None:
     """Write the samples of optimiser step `step`, and an event, after grading.
 
-    Texts are saved in full. NaN and infinity become null. A write error only causes a warning.
+    All texts are saved in full. NaN and infinity are written as null. An error while writing the
+    samples only causes a warning.
     """
     path = run.samples / f"step-{step:06d}.jsonl"
     part = path.with_name(f".{path.name}.part")
@@ -56,7 +57,8 @@ def write_samples(
 
 
 def remove_samples(run: RunDirectory, *, after: int) -> None:
-    """Remove samples of steps after `after`. The run will repeat these steps."""
+    """Remove the samples of all steps after step `after`. The resumed run will repeat these
+    steps."""
     for path in run.samples.glob("step-*.jsonl"):
         name = _NAME.fullmatch(path.name)
         if name is not None and int(name[1]) > after:

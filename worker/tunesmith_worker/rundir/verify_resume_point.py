@@ -14,7 +14,8 @@ from .resume_point import FORMAT, MANIFEST, PREFIX, Manifest, list_resume_points
 
 
 class DamagedResumePoint(Exception):
-    """Raised if a resume point fails verification. The message names the file and the error."""
+    """Raised if a resume point fails verification. The error message names the file and the
+    reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Choose the memory policy: each layer's activation mode, and the split of micro-batches.
 
 The planner picks the cheapest policy that fits into free memory. The amount of free memory is an
-argument, and this module never imports torch.
+argument of the planner, and this module never imports torch.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Planner:
     memory: FreeMemory
     checkpointing: GradientCheckpointing = "auto"
     may_split: bool = True
-    """True to split micro-batches when splitting is cheaper than recomputation. If False,
-    micro-batches are split only when no other policy fits."""
+    """`may_split` is True to split micro-batches when splitting is cheaper than recomputation. If
+    `may_split` is False, micro-batches are split only when no other policy fits."""
     speed: Speed | None = None
     correction: Correction = field(default_factory=Correction)
     can_recompute: bool = True
@@ -98,7 +98,8 @@ class Planner:
         )
 
     def choose(self) -> Option:
-        """Return the cheapest option that fits, or the smallest if none fits."""
+        """Return the cheapest option that fits into memory; if none fits, return the option with
+        the lowest peak."""
         fitting = [option for parts in self._parts() if (option := self._best(parts)).fits]
         if not self.may_split and fitting:
             return fitting[0]
@@ -118,9 +119,9 @@ class Planner:
         """Return the next policy to try, or None if no policy is left.
 
         Each new policy needs less memory. First, the number of layers that keep their activations
-        is halved until it is 0. Then layer inputs are offloaded. Last, the micro-batch is split
-        into more parts. If the user has set recipe.gradient_checkpointing, the only change is a
-        further split.
+        is halved until it is 0. Second, layer inputs are offloaded. Third, the micro-batch is split
+        into more parts. If the user has set recipe.gradient_checkpointing, each new policy only
+        splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
@@ -156,7 +157,8 @@ class Planner:
         return self._copy_seconds(part) <= self._layer_flops(part) / self.speed.flops
 
     def _best(self, parts: int) -> Option:
-        """Return the cheapest option with `parts` parts that fits, or the smallest if none fits."""
+        """Return the cheapest option with `parts` parts that fits into memory; if none fits, return
+        the option with the lowest peak."""
         layers = self.shape.layers
         if self.checkpointing is False or not self.can_recompute:
             return self.option(Policy(keep=layers, parts=parts))
@@ -205,7 +207,8 @@ class Planner:
         return batch.tokens * (2 * self.shape.layer_parameters + 2 * self.shape.q * batch.longest)
 
     def _step_flops(self, batch: MicroBatch) -> float:
-        """FLOP of a forward and backward pass. Frozen weights have no gradient."""
+        """FLOP of a forward and backward pass over the whole model. Frozen weights have no
+        gradient."""
         head = 2 * self.shape.embedding_parameters * batch.labelled
         forward = self.shape.layers * self._layer_flops(batch) + head
         return (3 if self.tuning.full else 2) * forward
@@ -259,7 +262,7 @@ def rows_and_passes(
     """Split a step of `rows` x `passes` rows into micro-batches of at most `max_tokens` tokens.
 
     Returns the rows per micro-batch (as many as fit, at least one) and the number of micro-batches.
-    `tokens_of(n)` returns the computed tokens of the n longest rows."""
+    `tokens_of(n)` returns the number of computed tokens in the n longest rows."""
     batch = rows * passes
     fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= max_tokens]
     return max(fitting), batch // max(fitting)

@@ -12,7 +12,7 @@ from .choose import Option, Planner
 from .estimate import Policy
 
 NAME = "memory_plan"
-"""Key of this choice in plan.json. The choice's value is the policy; its figures hold the
+"""Key of this choice in plan.json. The choice's value is the policy; the choice's figures hold the
 predictions."""
 
 

@@ -1,7 +1,7 @@
 """Predict a training step's peak memory with a formula for each item.
 
-The formula below gives the bytes per token that a layer of our half blocks keeps for backward. `e`
-is the number of bytes per element, and `s` the bytes per element of the residual stream. The
+The formula below gives the bytes per token that a layer with our half blocks keeps for backward.
+`e` is the number of bytes per element, and `s` the bytes per element of the residual stream. The
 tensors are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
     `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics`.
@@ -11,7 +11,7 @@ Layers with 8-bit weights also keep the inputs of their projections, because bit
 free these on recomputation.
 
 Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
-gradient and in the optimiser step. The prediction is the maximum over these moments. This module
+gradient and in the optimiser step. The prediction is the maximum over the four moments. This module
 needs neither torch nor a device; `Correction` holds the measurements of the probe run.
 """
 
@@ -38,7 +38,7 @@ class Policy:
     """Placement of each layer's activations between forward and backward.
 
     The first `offload` layers move their input to the host. The last `keep` layers keep all
-    activations. The layers in the middle keep only their input.
+    activations. All layers in the middle keep only their input.
 
     The last layers keep all activations because backward frees them before other layers recompute.
     The first layers offload because their inputs have the most time to be copied back.

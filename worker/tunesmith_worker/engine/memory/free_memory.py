@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_free_memory(device: torch.device, held: int) -> FreeMemory:
-    """Read free memory. `held`: bytes of this process's tensors, counted as free on a CPU."""
+    """Read free memory. `held`: bytes of this process's tensors, which count as free on a CPU."""
     host = host_free()
     if device.type != "cuda":
         return FreeMemory(free=host + held, host_free=host, on_gpu=False)
@@ -33,9 +33,10 @@ def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> in
 
 
 def _limits(root: Path, own: Path) -> list[int]:
-    """Bytes left below the limit of this process's control group and of each parent.
+    """Bytes left below the memory limits of this process's control group and of all parent groups.
 
-    The limits come from cgroup version 2, or from version 1 at the paths inside a container."""
+    The memory limits come from cgroup version 2, or from version 1 at the paths inside a
+    container."""
     left = []
     group = "/"
     if own.exists():
@@ -87,7 +88,8 @@ def measure_speed(device: torch.device) -> Speed:
 
 
 class HostPeak:
-    """Measures the growth of this process's resident memory, if the kernel reports it."""
+    """Measures the growth of this process's resident memory, if the kernel reports resident
+    memory."""
 
     def __init__(self) -> None:
         """Make the allocator return free memory to the kernel, then start measuring."""
@@ -101,7 +103,7 @@ class HostPeak:
             self._before = None
 
     def growth(self) -> int | None:
-        """Maximum growth so far, in bytes; None if not available."""
+        """Maximum growth of resident memory so far, in bytes; None if not available."""
         peak = _resident("VmHWM")
         return None if self._before is None or peak is None else max(0, peak - self._before)
 

@@ -1,9 +1,9 @@
 """Offload the inputs of recomputed layers to pinned host memory between forward and backward.
 
-On CUDA, copies to and from the host run on a separate stream. Forward does not wait for a copy: the
-allocator reuses the input's memory only after the copy ends. In backward, the next input is fetched
-while the current layer recomputes, so at most two inputs are on the device. On a CPU, plain copies
-run the same logic for tests.
+On CUDA, copies to and from the host run on a separate stream. Forward does not wait for a copy to
+the host: the allocator reuses the input's memory only after the copy ends. In backward, the next
+layer input is fetched while the current layer recomputes, so at most two layer inputs are on the
+device. On a CPU, plain copies run the same logic for tests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InputOffload:
             counts.offloads += 1
             previous = self._last
             if previous is not None and previous.fetched_once:
-                previous = None  # it belongs to a finished backward pass
+                previous = None  # the previous tensor belongs to a finished backward pass
             self._last = _OnHost(x, self._stream_for(x), previous)
             return self._last
 
@@ -59,7 +59,7 @@ class _OnHost:
     def __init__(
         self, x: torch.Tensor, stream: torch.cuda.Stream | None, previous: _OnHost | None
     ) -> None:
-        """`previous`: the tensor offloaded before this one; backward needs it next."""
+        """`previous`: the tensor offloaded before this one, which backward needs next."""
         self._device, self._stream, self._previous = x.device, stream, previous
         self._back: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
@@ -76,7 +76,7 @@ class _OnHost:
         x.record_stream(stream)  # keeps x's memory until the copy ends
 
     def fetch(self) -> None:
-        """Start the copy back to the device."""
+        """Start to copy the tensor back to the device."""
         if self._back is not None:
             return
         self.fetched_once = True
@@ -84,7 +84,7 @@ class _OnHost:
             self._back = self._host.clone()
             return
         main = torch.cuda.current_stream(self._device)
-        # Allocate on the main stream: its queued work may still use this memory.
+        # Allocate on the main stream, because work queued there may still use this memory.
         self._back = torch.empty(self._host.shape, dtype=self._host.dtype, device=self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
@@ -93,7 +93,7 @@ class _OnHost:
         self._event = self._stream.record_event()
 
     def take(self) -> torch.Tensor:
-        """Return the tensor on the device, and start copying the tensor that backward needs
+        """Return the tensor on the device, and start to copy the tensor that backward needs
         next."""
         self.fetch()
         back, self._back = self._back, None

@@ -17,7 +17,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 
 def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Precision) -> Tuning:
-    """Read a model's tuning from its tensors."""
+    """Read the trained parameters and dtypes of a model from its tensors."""
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     held = storage_bytes([*model.parameters(), *model.buffers(), *scales(model)])
@@ -58,7 +58,7 @@ def optimizer_bytes(
 
 def _head_weight(model: Untyped) -> torch.Tensor | None:
     head = model.get_output_embeddings()
-    saved = getattr(head, "modules_to_save", None)  # PEFT keeps a trained copy
+    saved = getattr(head, "modules_to_save", None)  # PEFT keeps a trained copy of the module
     if saved:
         head = next(iter(saved.values()))
     return getattr(head, "weight", None)

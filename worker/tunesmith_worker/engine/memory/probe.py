@@ -46,7 +46,7 @@ class Probe:
 
 @contextmanager
 def measure_peak(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak of tensor bytes in this block."""
+    """Measure the peak of tensor bytes within this block."""
     gc.collect()  # garbage freed within the block would lower the peak
     held = Peak()
     if device.type == "cuda":
@@ -105,10 +105,11 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
 def run_probe(
     model: torch.nn.Module, layers: Sequence[torch.nn.Module], loss_of: Callable[[], torch.Tensor]
 ) -> Probe:
-    """Run forward and backward once and measure them.
+    """Run forward and backward once and measure the memory of both.
 
-    `loss_of` computes the loss of a batch on `model`. The gradients must be None before, and are
-    None afterwards. Errors such as out of memory propagate after the state is restored."""
+    `loss_of` computes the loss of a batch on `model`. All gradients must be None before the call,
+    and are None after the call. Errors such as out of memory propagate after the state is
+    restored."""
     device = next(model.parameters()).device
     tensors = (*model.parameters(), *model.buffers())
     resident = {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -27,7 +27,7 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass
 class LayerCounts:
-    """Counts of one layer since its mode was set."""
+    """Number of recomputations and offloads of one layer since its mode was set."""
 
     mode: Mode
     forwards: int = 0
@@ -66,7 +66,7 @@ class LayerModes:
         self.counts = []
 
     def deviations(self) -> list[str]:
-        """Return a text for each layer that did not follow its mode."""
+        """Return a message for each layer that did not follow its mode."""
         deviations = []
         for number, counts in enumerate(self.counts):
             layer: Untyped = self.layers[number]
@@ -107,8 +107,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    Otherwise TRL's no-gradient code would turn recomputation off for the whole model, then on for
-    every layer, and add a hook to the embedding."""
+    Otherwise TRL's no-gradient code would turn recomputation off for the whole model, later turn it
+    on for every layer, and add a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]

@@ -5,7 +5,7 @@ smaller memory plan and repeats the step with the same random numbers. Each step
 exactly once, with or without retries. The loss is normalised over the whole step, so smaller
 micro-batches do not change it.
 
-A layout that runs out of memory is first replaced by one that needs less.
+If a layout runs out of memory, a layout that needs less memory replaces it first.
 
 The optimiser state is allocated before the first step, so that no update fails midway.
 """
@@ -46,7 +46,7 @@ class StepRetry:
         self.planned: list[Mode] = []
         """Mode of each layer; the list object stays the same when the plan changes."""
         self.largest: MicroBatch | None = None
-        """Largest micro-batch so far."""
+        """Largest micro-batch of the run so far."""
         self._has_state = False
         self.apply(policy)
 
@@ -67,7 +67,7 @@ class StepRetry:
             result = _attempt(step)
             if not isinstance(result, _Failure):
                 return result
-            # The exception and the tensors in its frames are already released here.
+            # The exception and the tensors in its frames are already released at this point.
             self.recover(result.text)
             restore_random_state(state)
             self._trainer.restore_counters(counters)
@@ -81,7 +81,7 @@ class StepRetry:
     def _make_optimizer_state(self) -> None:
         """Allocate the optimiser state; on failure, release cached memory and try once more.
 
-        Raises RunError if the second attempt fails."""
+        Raises RunError if the second allocation fails."""
 
         def allocate() -> None:
             make_state(self._trainer.optimizer)
@@ -126,7 +126,7 @@ class EvaluationRetry:
             result = _attempt(lambda: evaluate(self.parts))
             if not isinstance(result, _Failure):
                 return result
-            # The exception and the tensors in its frames are already released here.
+            # The exception and the tensors in its frames are already released at this point.
             release_cached_memory()
             restore()
             if self.parts >= rows:
@@ -152,7 +152,7 @@ class _Failure:
 def _attempt(work: Callable[[], T]) -> T | _Failure:
     try:
         return work()
-    except Exception as error:  # out of memory has several types; others propagate
+    except Exception as error:  # out of memory has several types; other errors propagate
         if is_out_of_memory(error):
             return _Failure(first_line(error))
         raise
@@ -172,8 +172,8 @@ def first_line(error: Exception) -> str:
 
 
 def micro_batch_of(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
-    """Return the size of a batch. `count_labels=True` counts the labelled positions and waits for
-    the device; otherwise every position counts as labelled."""
+    """Return the size of a batch as a `MicroBatch`. `count_labels=True` counts the labelled
+    positions, which waits for the device; otherwise every position counts as labelled."""
     rows, longest = (int(size) for size in batch["input_ids"].shape)
     tokens, padded = rows * longest, True
     if "cu_seq_lens_q" in batch:

@@ -18,7 +18,7 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Names of Phi-3's fused projections by the name of a single projection."""
+"""Names of Phi-3's fused projections, by the name of each projection that they contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Number of weights in a layer's linear modules. Biases and norms (below 0.1 %) are
-        ignored."""
+        """Number of weights in a layer's linear modules. Biases and norms (below 0.1 % of the
+        weights) are ignored."""
         attention = self.hidden * (2 * self.q + 2 * self.kv)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -85,11 +85,11 @@ Untyped = Any  # Any: a configuration of transformers, which is not typed
 
 
 def shape_of(config: Untyped) -> ModelShape:
-    """Read the shape from a configuration of transformers.
+    """Read the model's shape from a configuration of transformers.
 
-    The shape is exact for Llama-like models (engine/patches/families.py). For other models it is
-    approximate, and the probe run corrects the prediction. Raises AttributeError if the
-    configuration lacks a size."""
+    The shape is exact for Llama-like models (engine/patches/families.py). For models that are not
+    Llama-like, the shape is approximate, and the probe run corrects the prediction. Raises
+    AttributeError if the configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -133,9 +133,10 @@ class Tuning:
     gradient_bytes: int = 4
     """Gradient bytes per trained parameter."""
     optimizer_bytes: float = 8.0
-    """Bytes of optimiser state per trained parameter. AdamW's two fp32 moments take 8."""
+    """Bytes of optimiser state per trained parameter. AdamW's two fp32 moments take 8 bytes."""
     tables: int = 0
-    """Number of fully trained vocabulary matrices: embedding and head. Tied matrices count once."""
+    """Number of fully trained vocabulary matrices: embedding and head. Tied matrices count as one
+    matrix."""
     whole_head: bool = False
     """True if the head's matrix is fully trained."""
     packed: bool = False
@@ -152,7 +153,8 @@ class Tuning:
 
 
 def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: bool) -> Tuning:
-    """Return the sizes for fp32 adapters on a frozen base. `targets`: names of projections."""
+    """Return the sizes for fp32 adapters on a frozen base model. `targets`: names of the adapted
+    projections."""
     fused = tuple(dict.fromkeys(targets))
     ranks = tuple((name, recipe.r) for name in fused)
     per_layer = sum(recipe.r * sum(shape.widths(name)) for name in fused)
@@ -171,7 +173,8 @@ def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: boo
 
 
 def full(shape: ModelShape, *, bf16: bool) -> Tuning:
-    """Return the sizes for training all weights in fp32; with `bf16`, under bf16 autocast."""
+    """Return the sizes for training all weights in fp32; with `bf16`, training runs under bf16
+    autocast."""
     return Tuning(
         full=True,
         compute_bytes=2 if bf16 else 4,
@@ -189,16 +192,17 @@ class MicroBatch:
 
     rows: int
     longest: int
-    """Tokens of the longest row."""
+    """Number of tokens in the longest row."""
     tokens: int
-    """Computed positions: `rows x longest` if padded, else the sum of the row lengths."""
+    """Number of computed positions: `rows x longest` if padded, else the sum of the row lengths."""
     labelled: int
-    """Positions with a label; at most `tokens`."""
+    """Number of positions with a label; at most `tokens`."""
     padded: bool
     """True for padded rows under a mask; False for rows concatenated into one sequence."""
 
     def part(self, parts: int) -> MicroBatch:
-        """Return the largest of `parts` about equal parts, split by rows."""
+        """Split the micro-batch by rows into `parts` about equal parts, and return the largest
+        part."""
         if parts == 1:
             return self
         rows = -(-self.rows // parts)

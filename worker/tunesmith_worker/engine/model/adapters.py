@@ -1,6 +1,6 @@
 """Attach LoRA adapters, predict their size, and save them for stock PEFT.
 
-With full tuning, the module saves the whole model. Files are safetensors and JSON only.
+With full tuning, the module saves the whole model. The saved files are only safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ tokens."""
 
 
 def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
-    """Attach a new adapter. LoRA's B matrices start at 0, so the model first equals the base
-    model."""
+    """Attach a new adapter to the model. LoRA's B matrices start at 0, so the model first equals
+    the base model."""
     lora = recipe.lora or LoraRecipe()
     targets = _targets(model, lora, choices)
     whole = whole_matrices(
@@ -77,7 +77,7 @@ def adapter_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
-    """Return the LoRA targets without the matrices that train fully."""
+    """Return the LoRA targets without the matrices that train as a whole."""
     if isinstance(targets, str) or whole is None:
         return targets
     left = [target for target in targets if target not in whole.targets]

@@ -31,7 +31,7 @@ class Base:
     model: Untyped
     tokenizer: Untyped
     context: int | None
-    """Maximum number of positions; None if the configuration does not set it."""
+    """Maximum number of token positions; None if the configuration does not set it."""
 
     @property
     def vocabulary(self) -> int:
@@ -101,8 +101,8 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
 def _fix_generation_config(model: Untyped) -> None:
     """Set `do_sample=True` if the generation configuration is invalid without it.
 
-    Llama 2, for example, sets a temperature but not `do_sample`. Such a configuration loads with a
-    warning, but transformers refuses to save it."""
+    Llama 2, for example, sets a temperature but not `do_sample`. A generation configuration with
+    such settings loads with a warning, but transformers refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -122,7 +122,7 @@ def _model(spec: RunSpec, config: Untyped, dtype: torch.dtype) -> Untyped:
         dtype=dtype,
         trust_remote_code=False,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # the error below lists mismatched weights
+        ignore_mismatched_sizes=True,  # mismatched weights are listed in the error below
         output_loading_info=True,
     )
     missing = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))

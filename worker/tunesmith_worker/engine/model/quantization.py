@@ -1,7 +1,7 @@
 """Load 4-bit and 8-bit base models with bitsandbytes, and pass the weights to our kernels.
 
-transformers imports bitsandbytes only if a recipe needs it. This module never imports bitsandbytes:
-it recognises the layers by class name.
+transformers imports bitsandbytes only if a recipe needs it. This module never imports bitsandbytes;
+it recognises bitsandbytes' layers by class name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Untyped = Any  # Any: transformers, PEFT and bitsandbytes are not typed
 def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Untyped:
     """Return the transformers configuration for matrix multiplications in `dtype`.
 
-    With NF4, the block scales are quantised too: 0.52 bytes per weight instead of 0.56."""
+    With NF4, the block scales are quantised too, which takes 0.52 bytes per weight instead of
+    0.56."""
     # bitsandbytes warns in each layer and step that int8 runs in fp16; hide these warnings.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if kind == "int8":
@@ -65,7 +66,8 @@ def fix_nf4_layout(model: Untyped) -> None:
 def adapter_dtype_kept(model: Untyped) -> Iterator[None]:
     """Restore the dtype of trainable weights after the block.
 
-    TRL converts the adapter of a quantised model to bf16. In bf16, rounding would lose updates."""
+    TRL converts the adapter of a quantised model to bf16. In bf16, rounding would lose updates of
+    the adapter."""
     before = {p: p.data for p in model.parameters() if p.requires_grad}
     yield
     for parameter, data in before.items():
@@ -84,7 +86,7 @@ def is_nf4(module: Untyped) -> bool:
 def scales(model: Untyped) -> list[torch.Tensor]:
     """Return the scales of quantised weights and the constants of quantised scales.
 
-    These tensors are neither parameters nor buffers."""
+    The scales and constants are neither parameters nor buffers."""
     tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)

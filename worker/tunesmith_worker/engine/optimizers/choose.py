@@ -15,7 +15,7 @@ from .split_master import SplitMasterAdamW
 Untyped = Any  # Any: transformers is not typed
 OptimizerAndArguments = tuple[type[torch.optim.Optimizer], dict[str, Any]]  # Any: its arguments
 
-_BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's defaults
+_BETAS_EPS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}  # the Trainer's default values
 BYTES: dict[Precision, tuple[int, int]] = {
     "fp32": (12, 4),
     "bf16_split_master": (12, 2),
@@ -50,10 +50,10 @@ def describe_precision(precision: Precision) -> str:
 
 
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
-    """Within this block, give the model the weights to save.
+    """Within this block, give the model the weights that must be saved.
 
-    If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. Without
-    masters, the weights do not change."""
+    If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. If the
+    optimiser has no masters, the weights do not change."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

@@ -18,7 +18,7 @@ from tunesmith_kernels.moment_codes import Moments, num_blocks
 from .split_master import SplitMasterAdamW, State
 
 SMALL = 4096
-"""Minimum number of elements for 8-bit moments. Smaller tensors have split masters."""
+"""Minimum number of elements for 8-bit moments. Tensors with fewer elements have split masters."""
 _MASK = (1 << 64) - 1
 
 

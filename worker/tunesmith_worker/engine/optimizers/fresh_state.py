@@ -1,7 +1,7 @@
 """Allocate an optimiser's state before its first update.
 
 torch allocates the state in the first `step`, one parameter group at a time. If memory runs out in
-that step, some groups are updated and others are not.
+the first step, some parameter groups are updated and all other groups are not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Untyped = Any  # Any: accelerate is not typed
 def make_state(optimizer: Untyped) -> None:
     """Allocate the state of all trained parameters that have none.
 
-    If an allocation fails, the new states are removed and the error propagates. Only our optimisers
-    and torch's AdamW are supported; other optimisers allocate their state in the first step."""
+    If an allocation fails, the newly allocated states are removed and the error propagates. Only
+    our optimisers and torch's AdamW are supported; other optimisers allocate their state in the
+    first step."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     created = []
     try:
@@ -32,7 +33,7 @@ def make_state(optimizer: Untyped) -> None:
                     optimizer.state[parameter] |= optimizer.fresh(parameter)
                 elif type(optimizer) is torch.optim.AdamW and not group["amsgrad"]:
                     optimizer.state[parameter] |= _adamw(parameter, group)
-    except Exception:  # any error: torch would treat a partial state as complete
+    except Exception:  # catch any error, because torch would treat a partial state as complete
         for parameter in created:
             optimizer.state.pop(parameter, None)
         raise

@@ -1,9 +1,9 @@
 """Measure the fraction of updates lost to rounding: the weight does not change although its update
 is nonzero.
 
-The fraction is measured at step 1 and every tenth step after it, on up to 65,536 evenly spaced
-elements per tensor. Rounding to the nearest bf16 loses updates smaller than about |w| / 512. No
-other metric shows lost updates: the moments still change, and so does the loss, slightly.
+The fraction of lost updates is measured at step 1 and every tenth step after it, on up to 65,536
+evenly spaced elements per tensor. Rounding to the nearest bf16 loses updates smaller than about |w|
+/ 512. No other metric shows lost updates: the moments still change, and so does the loss, slightly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Sample:
     weight: torch.Tensor
     """Weights before the step, [n]."""
     error: torch.Tensor | None
-    """Low 16 bits of the fp32 masters before the step, [n]; None if there are no masters yet."""
+    """Low 16 bits of the fp32 masters before the step, [n]; None if no masters exist yet."""
 
 
 class LostUpdates:
@@ -40,9 +40,10 @@ class LostUpdates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int = 0) -> None:
         """Register hooks on `optimizer`; `close` removes them. `steps`: number of completed
-        steps."""
+        training steps."""
         self.fraction: float | None = None
-        """Fraction at the last measured step; None until a measured step has a nonzero update."""
+        """Fraction of lost updates at the last measured step; None until a measured step has a
+        nonzero update."""
         self._optimizer = optimizer
         self._steps = steps
         self._samples: list[_Sample] = []
@@ -103,7 +104,7 @@ class LostUpdates:
 class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Adds the fraction of lost updates to the metrics, and warns above 20 %.
 
-    Must run before the callback that writes the metrics."""
+    This callback must run before the callback that writes the metrics."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events

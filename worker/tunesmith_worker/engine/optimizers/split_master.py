@@ -2,7 +2,7 @@
 
 With the same gradients, a bf16 weight plus its low bits equals the fp32 weight of
 torch.optim.AdamW(fused=True), bit for bit. Each parameter takes 12 bytes: 2 for the weight, 2 for
-the low bits and 8 for the moments.
+the low bits and 8 for the two moments.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         group: State,
         index: int,
     ) -> None:
-        """Update one parameter. `weight` and `grad`: [n]. `index`: position among all
-        parameters."""
+        """Update one parameter in place. `weight` and `grad`: [n]. `index`: position of the
+        parameter among all parameters."""
         m, v = state["exp_avg"], state["exp_avg_sq"]
         if "error" in state:
             adamw_error_word_(weight, state["error"], grad, m, v, spec, self.found_inf)

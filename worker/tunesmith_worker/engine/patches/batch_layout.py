@@ -1,9 +1,9 @@
 """Layout of a batch, recorded on the host before the batch goes to the device.
 
-Reading the layout back from the device would wait for all work launched before.
+Reading a batch's layout back from the device would wait for all work launched before.
 
-The caller sets the layout around a forward pass. If no layout is set, patches read it from the
-device.
+The caller sets the layout of a batch around its forward pass. If no layout is set, patches read the
+layout from the device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tunesmith_kernels.segments import Prefixes
 class ScoredTokens:
     """Pairs of a hidden state and a token to score, used instead of a batch's labels.
 
-    Several tokens may use the same hidden state. Tensors are on the batch's device."""
+    Several tokens may use the same hidden state. All tensors are on the batch's device."""
 
     sources: torch.Tensor
-    """Flat index of each pair's hidden state among the batch's tokens: int64 [N]."""
+    """Flat index of each pair's hidden state in the batch: int64 [N]."""
     targets: torch.Tensor
     """Token id of each pair: int64 [N]."""
     temperature: float
@@ -38,13 +38,14 @@ class ScoredTokens:
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     bounds: tuple[int, ...] | None
-    """Start of each packed row, then the number of tokens; None for padded rows."""
+    """Start of each packed row in the sequence, then the number of tokens; None for padded rows."""
     labelled: torch.Tensor | None = None
     """Flat indices of the labelled positions in `labels[:, 1:]`: int64 [N] on the batch's device.
     None if `scored` is set."""
     scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
-    """Rows that also attend to another row, as their prefix; None if no row does."""
+    """Prefixes: tokens of an earlier row that a row also attends to; None if no row has a
+    prefix."""
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("batch_layout", default=None)

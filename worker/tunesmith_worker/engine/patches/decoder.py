@@ -22,7 +22,8 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class DecoderLayerPatch:
-    """Patch of one layer: our forward for batches with segments, the stock forward otherwise."""
+    """Patch of one decoder layer: our forward for batches with segments, the stock forward
+    otherwise."""
 
     def __init__(self, layer: Untyped, mechanisms: frozenset[str], report: PatchReport) -> None:
         """Raises Unsupported if the layer cannot be patched."""
@@ -35,7 +36,7 @@ class DecoderLayerPatch:
         if not self.has_half:
             return
         self.stock: Untyped = layer.forward
-        """Forward for batches without segments."""
+        """Stock forward, for batches without segments."""
         layer.forward = types.MethodType(_forward(self), layer)
 
     @property

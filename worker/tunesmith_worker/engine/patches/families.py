@@ -1,8 +1,8 @@
 """Table of model families: names of the modules in a decoder layer, by architecture.
 
 In all families, a layer adds attention and a gated MLP to the residual stream, each with an RMSNorm
-before it, after it or both. A row of the table lists only the differences from Llama. To support a
-new family, add a row.
+before it, after it or both. Each row of the table of model families lists only the differences from
+Llama. To support a new model family, add a row to the table.
 """
 
 from __future__ import annotations

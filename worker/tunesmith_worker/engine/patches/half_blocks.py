@@ -4,8 +4,8 @@ The attention half is `x + after(o_proj(attention(rope(qkv_proj(before(x))))))`,
 `x + after(down_proj(act(gate_proj(before(x))) * up_proj(before(x))))`. `before` and `after` are
 optional norms.
 
-The kernels read the layer's own modules. No weights are copied, so the modules can be trained,
-saved and moved as usual.
+The kernels read the weights from the layer's own modules. No weights are copied, so the layer's
+modules can be trained, saved and moved as usual.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class MLPHalf:
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
-        )  # last: an error does not undo the fusion
+        )  # Fuse weights last, because an error does not undo the fusion.
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x + mlp(x)` for x [1, T, hidden]."""

@@ -1,8 +1,8 @@
-"""Loss head that scores labelled tokens only.
+"""Loss head that computes log-probs of labelled tokens only.
 
 The loss head replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model.
-Arguments and result fields stay the same. If the batch's layout has `scored`, labels are not needed
-and the result fields are flat.
+Our loss head keeps the arguments and result fields of the stock head. If the batch's layout has
+`scored`, the loss head needs no labels, and its result fields are flat.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _score(
     num_items_in_batch: torch.Tensor | int | None = None,
     **kwargs: Untyped,
 ) -> FusedCausalLMOutput:
-    """Score labels [B, T].
+    """Compute the log-probs of labels [B, T].
 
     All result fields except the loss have shape [B, T - 1]; positions without a label hold 0."""
     kwargs["use_cache"] = False
@@ -138,7 +138,7 @@ def _log_probs(
     temperature: float = 1.0,
     top1: bool = False,
 ) -> TokenLogProbs:
-    """Score tokens `targets` [N].
+    """Compute the log-probs of tokens `targets` [N].
 
     `sources` [N]: flat index of each token's hidden state in `hidden` [B, T, H]."""
     config = model.config.get_text_config()
@@ -162,16 +162,16 @@ def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, Tra
     if has_token_rows(head):
         base, rows = head.token_adapter.get_base_layer(), trained_rows(head.token_adapter)
         if rows is not None and not base.weight.requires_grad:
-            return base.weight, None, rows  # PEFT ignores the bias too
+            return base.weight, None, rows  # PEFT ignores the head's bias too
     return head.weight, head.bias, None
 
 
 class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one number, expanded to the full shape. Backward keeps the gradient
-    expanded. Its strides show, without a device synchronization, that all rows have the same
-    weight.
+    The gradient of a sum is one number, expanded to the full shape. Backward returns the gradient
+    of a sum in the expanded form. The strides of an expanded gradient show, without a device
+    synchronization, that all rows have the same weight.
     """
 
     @staticmethod

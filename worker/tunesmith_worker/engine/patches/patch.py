@@ -44,7 +44,7 @@ class Patched:
             self._undo.pop()()
 
     def redo(self) -> None:
-        """Patch the model again after `undo`. The report of the first patch stays."""
+        """Patch the model again after `undo`. The report of the first patch stays valid."""
         assert not self._undo, "the model is already patched"
         patched = patch(self._model, self._mechanisms)
         self._undo, self.layers[:] = patched._undo, patched.layers

@@ -1,7 +1,7 @@
 """Read linear modules of transformers and PEFT as arguments for our kernels.
 
 Supported modules are plain linear layers with an optional LoRA adapter: `y = x W' + b + s (x A')
-B'`. For other modules, Unsupported is raised with the reason.
+B'`. For all other modules, Unsupported is raised with the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_projection(module: Untyped) -> Projection:
     if module is base:
         return Projection(weight, base.bias)
     if module.disable_adapters and module.merged:
-        module.unmerge()  # PEFT's forward does the same
+        module.unmerge()  # PEFT's forward also unmerges
     if module.disable_adapters or module.merged:
         return Projection(weight, base.bias)
     (name,) = module.active_adapters
@@ -98,19 +98,19 @@ def read_projection(module: Untyped) -> Projection:
 class FusedWeight:
     """Several weights in one tensor, to compute all projections with one GEMM.
 
-    The parameters become views of this tensor. No weight is stored twice, an optimizer's in-place
-    updates change both, and saved files stay the same.
+    The parameters become views of the fused tensor. No weight is stored twice, an optimizer's
+    in-place updates change parameters and fused tensor, and saved files stay the same.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:
-        """`modules` have weights [out_i, in]."""
+        """Each module in `modules` has a weight [out_i, in]."""
         self._modules = list(modules)
         self._fuse()
 
     def get(self) -> torch.Tensor | None:
         """Return the fused weight [sum of out_i, in]; None while dtypes or devices differ.
 
-        Fuses again if a parameter's memory was replaced, for example by `.to()` or
+        The weights are fused again if a parameter's memory was replaced, for example by `.to()` or
         `load_state_dict(assign=True)`."""
         if self._addresses() != self._fused_addresses:
             self._fuse()

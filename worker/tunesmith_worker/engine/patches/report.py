@@ -10,7 +10,8 @@ _IMPLIED = "required for packed rows"
 
 class PatchReport:
     def __init__(self, requested: Iterable[str] = ()) -> None:
-        """`requested`: patches that the caller asked for. Requested patches may require others."""
+        """`requested`: patches that the caller asked for. A requested patch may require other
+        patches."""
         self._requested = frozenset(requested)
         self.counts: Counter[str] = Counter()
         """Number of patched modules by patch name."""

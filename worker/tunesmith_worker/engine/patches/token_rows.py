@@ -1,7 +1,7 @@
 """Look up PEFT's trainable token rows without copying the embedding matrix.
 
 PEFT's forward copies the whole matrix in every call, and its backward allocates a gradient of the
-same size. For the trained rows of the head, see head.py.
+same size. head.py handles the trained rows of the head.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
 
 
 def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
-    """Return the token ids [k] on the device; they are copied once, so that later steps do not
+    """Return the token ids [k] on the device; the ids are copied once, so that later steps do not
     wait."""
     indices: list[int] = layer.token_indices[name]
     cached = _DEVICE_IDS.get(layer)

@@ -44,7 +44,7 @@ def logit_scale(config: Untyped) -> float:
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """Add TRL's fused head to a model that computes log-probs, in the same way as GRPOTrainer."""
+    """Add TRL's fused head to a model that computes log-probs, as GRPOTrainer does."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 

@@ -4,8 +4,8 @@ The output is `o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]`.
 
 `Kp` and `Vp` are the keys and values of the prompt; one matrix product covers all rows with the
 same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The columns of the
-scores are the prompt's tokens, then the completion's tokens. Shapes are as in cache.py, with H
-heads, G = H / KV, P the longest prompt and T the longest completion.
+scores are the prompt's tokens, then the completion's tokens. Shape symbols are those of cache.py,
+plus H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
 
 Buffers and their views are created once per step for all layers. A layer has many small operations,
 and on a CPU, launching a small operation takes about as long as running it.
@@ -26,11 +26,11 @@ class StepAttention:
     def __init__(
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
-        """`cache` must have room for each row's new token; its lengths do not count that token yet.
+        """`cache` must have room for each row's new token; the cached lengths exclude that token.
 
         `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
-        the object stays valid until the cache's version changes, and reads the whole cache,
-        including unused entries."""
+        the attention object stays valid until the cache's version changes, and reads the whole
+        cache, including unused entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room
@@ -84,7 +84,7 @@ class StepAttention:
         return self._out.transpose(0, 1).reshape(rows, kv * group * d)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """Return a mask [B, 1, P + T], True for hidden columns; None if every row sees every
+        """Return a mask [B, 1, P + T] that is True for hidden columns; None if every row sees every
         column."""
         if window not in self._masks:
             self._masks[window] = self._build_mask(window)

@@ -1,6 +1,6 @@
 """Continuous batching: rows decode together, and queued requests replace ended rows.
 
-A rebuild of the batch copies the cache, so the batch is rebuilt only after enough rows have ended.
+Rebuilding the batch copies the cache, so the batch is rebuilt only after enough rows have ended.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Row:
     sampling_logprobs: list[float] = field(default_factory=list)
     policy_logprobs: list[float] = field(default_factory=list)
     completion: Completion | None = None
-    """Set when the row has ended."""
+    """Completion, set when the row has ended."""
 
     def add(self, token: int, sampling_logprob: float, policy_logprob: float) -> None:
-        """Append the next token and its log-probs."""
+        """Append the next token and its log-probs to the row."""
         self.tokens.append(token)
         self.sampling_logprobs.append(sampling_logprob)
         self.policy_logprobs.append(policy_logprob)
@@ -87,7 +87,7 @@ class Batch:
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
-        """Rows in the cache, including ended rows."""
+        """Number of rows in the cache, including ended rows."""
         self._cache: RowCache | None = None
 
     def run(self) -> None:
@@ -131,7 +131,7 @@ class Batch:
         return any(self._rope_changed(row) for row in self._batch if row.completion is None)
 
     def _rope_changed(self, row: Row) -> bool:
-        """Return True if a row's newest token and its cached keys have different RoPE
+        """Return True if a row's newest token and the row's cached keys have different RoPE
         frequencies."""
         assert row.prefix is not None
         length = len(row.request.prompt_ids) + len(row.tokens)

@@ -41,7 +41,7 @@ class RowCache:
         self.shared: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         """Keys [KV, D, P] and values [KV, P, D] of each prompt, indexed by layer, then span."""
         self.lengths: list[int] = []
-        """Number of cached completion tokens for each row."""
+        """Number of cached completion tokens of each row."""
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
         """Prompt length of each row: [B]."""
         self.version = 0
@@ -59,15 +59,15 @@ class RowCache:
 
     @property
     def bytes(self) -> int:
-        """Size of the cache including the prompts."""
+        """Size of the cache in bytes, including the prompts."""
         prompts = {id(p): p.keys.numel() * 2 * p.keys.element_size() for p, _, _ in self.spans}
         return self._kv.numel() * self._kv.element_size() + sum(prompts.values())
 
     def rebuild(self, kept: Sequence[int], prefixes: Sequence[Prefix]) -> None:
         """Replace the rows.
 
-        For each new row, `prefixes` has its prompt; equal prompts are adjacent. `kept` has its old
-        row number, or -1 if the row has no cached completion."""
+        `prefixes` contains the prompt of each new row; equal prompts are adjacent. `kept` contains
+        each new row's old row number, or -1 if the row has no cached completion."""
         lengths = [0 if row < 0 else self.lengths[row] for row in kept]
         room = _room(max(lengths, default=0) + 1)
         layers, two, kv_heads, _, before, head_dim = self._kv.shape

@@ -82,9 +82,9 @@ class Decoder:
         ]
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
-        """Process and cache each row's newest token.
+        """Process each row's newest token, and cache its keys and values.
 
-        `ids`: token ids [B]. Returns the next logits, [B, V] in fp32."""
+        `ids`: ids of the newest tokens, [B]. Returns the next logits, [B, V] in fp32."""
         cache.make_room()
         logits = self.device_step(ids, cache, self.row_tables(cache))
         cache.advance()
@@ -136,7 +136,7 @@ class Decoder:
         }
 
     def release(self) -> None:
-        """Free state kept between steps."""
+        """Free the state that is kept between steps."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the model family does so."""

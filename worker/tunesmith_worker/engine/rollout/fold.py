@@ -1,8 +1,8 @@
 """Fold an adapter into the weights that it adapts, and unfold it bit for bit.
 
-Folding computes `W' = round(W + s B A)` in W's dtype. Subtracting `s B A` restores almost all
-elements of W. Folding saves the bits of the elements that differ. Unfolding is exact: `W = round(W'
-- s B A)`, with the saved bits for these elements.
+Folding computes `W' = round(W + s B A)` in W's dtype. After folding, subtracting `s B A` restores
+almost all elements of W. Folding saves the bits of all elements that subtraction does not restore.
+Unfolding computes `W = round(W' - s B A)` and writes the saved bits, so W is exact.
 
 Matrices are processed one at a time, in chunks of rows, so that little extra memory is needed apart
 from the saved elements.
@@ -30,7 +30,7 @@ class UnfoldError(RolloutError):
 
 @dataclass(frozen=True)
 class _SavedBits:
-    """Saved elements of one chunk of rows."""
+    """Saved elements of W in one chunk of rows."""
 
     index: torch.Tensor
     bits: torch.Tensor

@@ -46,7 +46,7 @@ class CudaRecorder:
     """Recorder based on torch.cuda.CUDAGraph; each process has one per device."""
 
     def __init__(self, device: torch.device) -> None:
-        # All recordings use one stream, because cached memory belongs to a stream.
+        # All recordings use one stream, because torch's cached memory belongs to a stream.
         self._stream = torch.cuda.Stream(device)
         self.disabled_reason = ""
 
@@ -130,13 +130,14 @@ class RecordingDecoder(Decoder):
     def release(self) -> None:
         """Drop the recorded step, to free its memory without waiting for garbage collection.
 
-        The step and this object refer to each other, and the step holds the cache."""
+        The recorded step and this object refer to each other, and the recorded step holds the
+        cache."""
         self._step = None
 
     def _record(self, step: _Step) -> None:
         try:
             step.replay = self._recorder.record(step.run)
-        except torch.OutOfMemoryError as error:  # a later call may have more memory
+        except torch.OutOfMemoryError as error:  # a later `generate` call may have more memory
             self._figures.recording_error = str(error)
         except RuntimeError as error:
             # Do not retry in this process: torch does not free all memory of a failed recording.

@@ -1,8 +1,9 @@
 """Linear layers of the decoder, optimized for decode steps with few rows.
 
-On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, such a packed
-layer is 1.2 to 1.9 times as fast as torch.nn.functional.linear. Only this module calls torch's
-private API for packed weights. If the API is missing, the decoder uses plain linear layers.
+On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, a packed layer
+is 1.2 to 1.9 times as fast as torch.nn.functional.linear. Only this module calls torch's private
+API for packed weights. If torch lacks its private API for packed weights, the decoder uses plain
+linear layers.
 
 A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the
 matrix products' time (docs/contributing/log). Packed weights are therefore moved into huge pages.
@@ -58,7 +59,8 @@ class PackedLinear(Linear):
     """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: number of input rows to optimize for. Other numbers of rows work too."""
+        """`rows`: number of input rows to optimize for. Inputs with other numbers of rows work
+        too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)
@@ -97,8 +99,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> L
 def use_huge_pages(address: int, size: int) -> None:
     """Move `size` bytes of memory at `address` into huge pages.
 
-    Contents and address do not change. If huge pages are not supported, the call has no effect and
-    raises no error."""
+    The contents and the address of the memory do not change. If huge pages are not supported, the
+    call has no effect and raises no error."""
     if sys.platform != "linux" or size < _MIN_BYTES:
         return
     start = address // _HUGE_PAGE * _HUGE_PAGE

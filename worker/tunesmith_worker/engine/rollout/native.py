@@ -36,7 +36,7 @@ class NativeEngine:
         self._architecture = read_architecture(model)
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self.figures = RolloutFigures()
-        """Figures of the last call."""
+        """Figures of the last `generate` call."""
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""
@@ -48,7 +48,8 @@ class NativeEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """Maximum sequence length with fixed RoPE frequencies (rope_tables.py); None if unlimited.
+        """Maximum sequence length with fixed RoPE frequencies (rope_tables.py); None if the length
+        is unlimited.
 
         Up to this length, a forward pass over the whole sequence uses the same RoPE frequencies as
         sampling."""

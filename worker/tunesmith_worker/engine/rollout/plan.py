@@ -42,7 +42,7 @@ class RolloutPlan:
     free_bytes: int = 0
 
     def figures(self) -> dict[str, JsonValue]:
-        """Return the numbers behind the plan, as JSON values."""
+        """Return the numbers behind the rollout plan, as JSON values."""
         return {
             "max_rows": self.max_rows,
             "copy_bytes": self.copy_bytes,

@@ -12,8 +12,8 @@ from typing import Protocol
 class SamplingParams:
     """Sampling distribution of a request.
 
-    Options have the same meaning as in transformers. Temperature 0, presence penalty and frequency
-    penalty have the same meaning as in vLLM."""
+    Sampling options have the same meaning as in transformers. Temperature 0, presence penalty and
+    frequency penalty have the same meaning as in vLLM."""
 
     temperature: float = 1.0
     """Softmax temperature. 0: greedy decoding; ties go to the lowest token id."""
@@ -72,13 +72,13 @@ class Request:
     max_tokens: int
     seed: int
     """Random seed, 0 to 2^64 - 1. The completion depends only on the request and the weights, not
-    on other requests in the call."""
+    on other requests in the same call."""
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the completion and stay in it. List end-of-sequence tokens here too: the
-    model's are not added."""
+    """Tokens that end the completion; the token stays in the completion. List end-of-sequence
+    tokens here too, because the model's own are not added."""
     stop: tuple[str, ...] = ()
-    """Texts that end the completion; their tokens stay in it."""
+    """Texts that end the completion; the tokens of the text stay in the completion."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

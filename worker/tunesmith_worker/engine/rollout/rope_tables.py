@@ -5,9 +5,9 @@ bit.
 
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
 two sets of frequencies: one up to the original context length and one above it. The scaling
-`dynamic` has a separate set for each length above the original context. Cached keys are valid for
-only one set of frequencies. `rope_key` identifies a sequence's set of frequencies. If a sequence's
-set changes, the cached keys are recomputed.
+`dynamic` has a separate set of frequencies for each length above the original context length.
+Cached keys are valid for only one set of RoPE frequencies. `rope_key` identifies a sequence's set
+of frequencies. If a sequence's set of frequencies changes, the cached keys are recomputed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RopeTables:
         """`rotary`: transformers' RoPE module, which rounds to the hidden states' `dtype`."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
-        self._rotary = copy.deepcopy(rotary)  # use changes the module's state, so copy it
+        self._rotary = copy.deepcopy(rotary)  # Copy the module, because each use changes its state.
         self._kinds: dict[str | None, str] = by_type
         self._dtype, self._device = dtype, device
         self._tables: dict[tuple[str | None, int], RopeTable] = {}
@@ -63,8 +63,8 @@ class RopeTables:
         return length if dynamic else self.stable_length + 1
 
     def table(self, layer_type: str | None, rope_key: int, length: int) -> RopeTable:
-        """Return a table with at least `length` positions, or with all positions valid for the
-        key."""
+        """Return a table with at least `length` positions, or with all positions that are valid for
+        the key."""
         key = (layer_type if layer_type in self._kinds else None, rope_key)
         length = min(length, self._max_positions(*key))
         table = self._tables.get(key)
@@ -100,7 +100,7 @@ class RopeTables:
         return rope_key if "dynamic" in self._kinds[layer_type] else sys.maxsize
 
     def _limit(self, layer_type: str | None) -> int | None:
-        """Return the maximum length with fixed frequencies; None if they are always fixed."""
+        """Return the maximum length with fixed frequencies; None if frequencies never change."""
         kind = self._kinds[layer_type]
         if "dynamic" in kind:
             return int(self._rotary.original_max_seq_len)

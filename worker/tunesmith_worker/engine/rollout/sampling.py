@@ -1,9 +1,9 @@
 """Compute the distribution of the next token and sample from it.
 
-The distribution is the same as in transformers. The order is also the same: penalties, temperature,
-top-k, top-p, min-p. Presence and frequency penalties, which transformers lacks, follow vLLM.
-Sampling inverts the cumulative distribution with one uniform random number u per token: the sampled
-token is the first i with `p_0 + ... + p_i > u`.
+The distribution is the same as in transformers. The processing order is also the same as in
+transformers: penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties, which
+transformers lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform
+random number u per token: the sampled token is the first i with `p_0 + ... + p_i > u`.
 
 The numbers u come from numpy's Philox generator (Salmon et al.,
 https://doi.org/10.1145/2063384.2063405) and depend only on the request's seed and the token's
@@ -79,8 +79,8 @@ def sample(
 ) -> SampledTokens:
     """Sample one token per row.
 
-    `logits` [B, V] in fp32 may be overwritten. `uniforms` has one number per row. `penalty_states`
-    has one state per row if `params` has penalties."""
+    `logits` [B, V] in fp32 may be overwritten. `uniforms` has one random number per row.
+    `penalty_states` has one state per row if `params` has penalties."""
     scores = logits if not params.has_penalties else apply_penalties(logits, params, penalty_states)
     if params.temperature == 0.0:
         tokens = scores.argmax(-1)
@@ -109,8 +109,8 @@ def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
     Returns token ids [B, 1]. A token with probability 0 is never sampled.
 
-    The search first finds the block of tokens, then the token within the block. Block sums are many
-    times faster than a cumulative sum over the whole vocabulary."""
+    The search first finds the block that contains the sampled token, then the token within the
+    block. Block sums are many times faster than a cumulative sum over the whole vocabulary."""
     short = -probabilities.shape[1] % _TOKENS
     padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
     blocks = padded.view(len(padded), -1, _TOKENS)
@@ -148,7 +148,7 @@ def apply_penalties(
 
 def apply_filters(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Apply temperature, top-k, top-p and min-p; return [B, V] with -inf for removed tokens."""
-    ids: Untyped = None  # these processors do not read the previous tokens
+    ids: Untyped = None  # temperature, top-k, top-p and min-p do not read the previous tokens
     for processor in _processors(params):
         scores = processor(ids, scores)
     return scores

@@ -1,1 +1,2 @@
-"""Find a run's bottleneck and the most useful change, for its report. Never imports torch."""
+"""Find a run's bottleneck and the most useful change, for its report. This package never imports
+torch."""

@@ -25,7 +25,8 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
     (BoundBy.HOST, (PhaseName.TRAIN, PhaseName.LOGGING), "the trainer's own loop and logging"),
     (BoundBy.UNKNOWN, (PhaseName.OTHER,), "unaccounted time"),
 )
-"""Parts of a run: bottleneck code, phases and display name. The part with the most seconds wins."""
+"""Parts of a run, each with bottleneck code, phases and display name. The part with the most
+seconds is the bottleneck."""
 
 HOST_WAITS = 0.5
 """Share of steps that end with an idle GPU, above which the host is the bottleneck."""

@@ -1,6 +1,6 @@
 """Advice for reinforcement runs: figures, and suggested changes with their maximum savings.
 
-`rules.py` builds rules from these functions. For other runs, the figures are None.
+`rules.py` builds advice rules from these functions. For supervised runs, the figures are None.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
 
 
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Return the time waiting for graders divided by the generation time.
+    """Return the ratio of the time waiting for graders to the generation time.
 
     A ratio of 1 means that grading takes twice as long as generation, because graders already run
     during generation.

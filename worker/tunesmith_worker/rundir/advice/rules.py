@@ -1,6 +1,6 @@
 """Choose the advice of a run report: the change that saves the most time, from a table of rules.
 
-A rule applies if its figure is above its threshold. All savings are upper bounds.
+A rule applies if its figure is above its threshold. All savings are upper bounds of the time saved.
 """
 
 from __future__ import annotations

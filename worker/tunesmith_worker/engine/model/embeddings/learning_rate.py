@@ -1,8 +1,8 @@
 """Set the learning rate of the embedding, the head and token rows.
 
 In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
-few steps, so noise does not average out. LoRA's learning rate is ten times as high as for full
-tuning, which is too high for rare tokens.
+few steps, so noise does not average out. LoRA's learning rate is ten times the learning rate for
+full tuning, which is too high for rare tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Untyped = Any  # Any: transformers and peft are not typed
 def embedding_learning_rate(
     model: Untyped, recipe: Recipe, learning_rate: float, choices: Choices
 ) -> float | None:
-    """Return the learning rate; None if these parameters are frozen or use `learning_rate`."""
+    """Return the learning rate of embedding and head parameters; None if these are frozen or use
+    `learning_rate`."""
     requested = recipe.embedding_learning_rate
     if not embedding_parameters(model) or (recipe.tuning == "full" and requested == "auto"):
         return None
@@ -43,9 +44,10 @@ def embedding_parameters(model: Untyped) -> list[torch.nn.Parameter]:
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], rate: float
 ) -> None:
-    """Move `parameters` to new parameter groups with learning rate `rate`.
+    """Move `parameters` to new parameter groups with the learning rate `rate`.
 
-    The new groups keep all other options. Must be called before a scheduler is created."""
+    The new parameter groups keep all other options. The move must happen before a scheduler is
+    created."""
     moving = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
         moved = [p for p in group["params"] if id(p) in moving]

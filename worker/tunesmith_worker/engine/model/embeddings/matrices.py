@@ -35,7 +35,8 @@ class Matrices:
 
     @classmethod
     def of(cls, model: Untyped) -> Matrices:
-        """Find the matrices of a transformers causal language model, with or without PEFT."""
+        """Find the embedding and the head of a transformers causal language model, with or without
+        PEFT."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {id(module): name for name, module in model.named_modules()}
         return cls(

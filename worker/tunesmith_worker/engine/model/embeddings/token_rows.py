@@ -25,7 +25,7 @@ from .untrained_rows import find_untrained
 Untyped = Any  # Any: transformers, peft and datasets are not typed
 
 TRAINING_BYTES = 16
-"""Memory per trained fp32 parameter in bytes: value, gradient and Adam's two moments."""
+"""Training memory per trained fp32 parameter in bytes: value, gradient and Adam's two moments."""
 _SHOWN = 20  # maximum number of tokens listed in an event
 
 

@@ -1,17 +1,17 @@
 """Find the rows of an embedding or a head that were never trained.
 
-If a token never occurred in training, its row keeps the initial value or changes like all other
-unused rows. In a head, all unseen tokens have the same gradient. In an embedding, weight decay
-shrinks unused rows towards 0.
+If a token never occurred in training, the token's row keeps the initial value or changes like all
+other unused rows. In a head, all unseen tokens have the same gradient. In an embedding, weight
+decay shrinks unused rows towards 0.
 
 A row counts as never trained if it is not finite, is constant, or is very near to 0, to the mean
 row or to another row. Near means a distance of at most `NEAR` times the median distance between a
 row and the mean row. Untrained rows with independent random values look like trained rows, so this
 method does not find them.
 
-In stories260K, a model trained on children's stories, 169 byte tokens never occur. Their rows are
-within 4e-4 median distances of each other; any other row is at least 1.3e-2 away
-(docs/contributing/log).
+In stories260K, a model trained on children's stories, 169 byte tokens never occur. The rows of
+these byte tokens are within 4e-4 median distances of each other; any other row is at least 1.3e-2
+median distances away (docs/contributing/log).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Untrained:
 
 
 def find_untrained(weight: torch.Tensor) -> Untrained:
-    """Find the untrained rows of a weight [V, H]. With fewer than two usable rows, report none."""
+    """Find the untrained rows of a weight [V, H]. If fewer than two rows are usable, no row is
+    reported."""
     weight = weight.detach()
     usable = torch.cat([_usable(part) for part in weight.split(_BLOCK)])
     places = usable.nonzero()[:, 0]
@@ -84,8 +85,8 @@ def _near_another(
 
     `at` [n, directions]: the rows' random projections, which divide the rows into cells
     (locality-sensitive hashing, Datar et al. 2004, https://doi.org/10.1145/997817.997857).
-    Distances are computed only within a cell. A second, shifted grid finds pairs of rows across a
-    cell's border.
+    Distances are computed only between rows in the same cell. A second, shifted grid finds pairs of
+    rows across a cell's border.
     """
     at = at / at.std(0) * 2  # a cell is half a standard deviation wide
     positions = [

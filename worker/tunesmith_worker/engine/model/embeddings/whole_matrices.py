@@ -40,7 +40,7 @@ class WholeMatrices:
 
     @property
     def modules_to_save(self) -> list[str]:
-        """Module names for PEFT. PEFT adds a tied head itself."""
+        """Names of the matrices' modules for PEFT. PEFT adds a tied head itself."""
         return [matrix.name for matrix in self.matrices]
 
     def price(self, adapter_itemsize: int) -> str:
@@ -66,8 +66,8 @@ def whole_matrices(
 ) -> WholeMatrices | None:
     """Return the embedding or head named in `targets`, or None.
 
-    Only shapes are used, so `model` may be on the meta device. If not `allowed`, raises a RunError
-    that states the size.
+    The function uses only shapes, so `model` may be on the meta device. If `allowed` is False,
+    raises a RunError that states the size.
     """
     if isinstance(targets, str):
         return None  # "all-linear" excludes the head
@@ -102,7 +102,7 @@ def whole_matrices(
 def keep_in_fp32(model: Untyped) -> None:
     """Train the weights of PEFT's `modules_to_save` in fp32, but compute in the base model's dtype.
 
-    Stock PEFT computes in the same dtype after loading the adapter."""
+    After loading the adapter, stock PEFT computes in the base model's dtype too."""
     matrices = Matrices.of(model.get_base_model())
     for matrix in matrices.named:
         copies = getattr(matrix.module, "modules_to_save", None)
