@@ -1,3 +1,3 @@
 """`tunesmith demo`: train a small model and compare it before and after.
 
-No other package of the worker uses the SDK."""
+The demo is the only package of the worker that uses the SDK."""

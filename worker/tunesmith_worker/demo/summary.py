@@ -18,8 +18,8 @@ facts, in JSON or prose."""
 _ABOUT_REWARD = """\
 The base model has not seen polite questions ("Who is ..., please?"), so it answers some in JSON and
 some in prose. GRPO uses no example answers. A grader scored the model's own completions, eight for
-each question: 1/3 for each right fact in a JSON answer, 0 for prose. GRPO makes completions with a
-reward above the mean of their question more likely."""
+each question: 1/3 for each right fact in a JSON answer, 0 for prose. GRPO makes a
+completion more likely if its reward is above the mean reward for the question."""
 
 _SERVICE = """\
 ## The service again

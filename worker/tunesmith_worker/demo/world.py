@@ -1,7 +1,7 @@
 """Invented world as training data: its inhabitants, and questions about them.
 
-The base model learns to answer in prose, and in JSON only on request. LoRA learns to answer
-every question in JSON; its questions are about some of the inhabitants. GRPO gets questions without
+The base model learns to answer in prose, and in JSON only on request. LoRA learns to answer every
+question in JSON; the training questions cover only some inhabitants. GRPO gets questions without
 answers. A seed determines all data.
 """
 
@@ -29,9 +29,9 @@ JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name}
 """The base model answers these requests in JSON, so that LoRA only has to learn when to use
 JSON."""
 POLITE = tuple(f"{question[:-1]}, please{question[-1]}" for question in QUESTIONS)
-"""Questions that the base model was not trained on. They resemble QUESTIONS and JSON_REQUESTS, so
-the base model answers some in prose and some in JSON. GRPO teaches the model the form that is
-rewarded."""
+"""Questions that the base model was not trained on. Polite questions resemble QUESTIONS and
+JSON_REQUESTS, so the base model answers some in prose and some in JSON. GRPO teaches the model the
+form that is rewarded."""
 
 Row = dict[str, Any]  # Any: JSON in OpenAI's chat form, plus columns for a grader
 
