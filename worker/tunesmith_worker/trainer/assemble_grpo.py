@@ -192,7 +192,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
 def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
     """Return a data set for evaluation, because transformers' Trainer requires one.
 
-    The rollout runner does not use it."""
+    The rollout runner does not use this data set."""
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 

@@ -97,8 +97,8 @@ def compare_stock(folder: Path, steps: int) -> int:
             if stock.precision == "fp32":
                 return _report(stock, mine)
             _print(
-                "the two trainers round bf16 differently, so both also train in fp32: this takes "
-                "at least as long again, and twice the memory for weights"
+                "the two trainers round bf16 differently, so both also train in fp32: this at "
+                "least doubles the time, and doubles the memory for weights"
             )
             return _report(
                 stock,

@@ -33,7 +33,7 @@ class Course:
     best: float | None = None
     best_step: int = 0
     gained: float | None = None
-    """Metric at the last gain: an evaluation that improved it by more than `min_delta`."""
+    """Metric at the last gain; a gain is an improvement by more than `min_delta`."""
     gained_step: int = 0
     without_gain: int = 0
     """Number of evaluations since the last gain."""
@@ -164,7 +164,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             f"the last step, {last_step}, has {'no value' if last is None else f'{last:.4f}'}"
         )
         if course.best_step == last_step:
-            last_text = "it is also the last step"
+            last_text = f"step {last_step} is also the last step"
         self._events.message(
             f"kept the weights of step {course.best_step}, whose {course.metric}={course.best:.4f} "
             f"is the best; {last_text}",

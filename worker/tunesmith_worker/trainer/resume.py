@@ -112,7 +112,7 @@ def _warn_of_versions(point: ValidResumePoint, events: EventLog) -> None:
 
 
 def _remove_damaged(run: RunDirectory, point: ValidResumePoint | None) -> None:
-    """Remove damaged resume points, which would block new ones at the same step."""
+    """Remove damaged resume points, which would block new resume points at the same step."""
     for folder in list_resume_points(run.checkpoints):
         if point is not None and folder == point.folder:
             return

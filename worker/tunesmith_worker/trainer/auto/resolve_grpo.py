@@ -204,7 +204,7 @@ def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
             f"per_device_train_batch_size x gradient_accumulation_steps ({rows} x {passes}) is "
             f"not the {total} completions of a step ({plan.prompts_per_step} prompts x "
             f"{plan.num_generations}).",
-            hint="Leave both at 'auto': recipe.grpo defines the size of a step.",
+            hint="Leave both fields at 'auto': recipe.grpo defines the size of a step.",
             param="recipe.per_device_train_batch_size",
         )
     per_device = choices.resolve(

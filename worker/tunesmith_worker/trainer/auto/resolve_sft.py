@@ -229,5 +229,5 @@ def _save_steps(recipe: Recipe, steps_per_epoch: int, total: int, choices: Choic
         "save_steps",
         recipe.save_steps,
         max(steps_per_epoch, tenth),
-        "one per epoch, at most 10 per run",
+        "one checkpoint per epoch, at most 10 per run",
     )

@@ -65,13 +65,13 @@ def restore_optimizer(
     saved_kind = _RENAMED_KINDS.get(plain["kind"], plain["kind"])
     if kind_of(optimizer) != saved_kind:
         raise _misfit(
-            f"it was trained with {saved_kind}, but recipe.precision now selects "
+            f"the saved optimizer is {saved_kind}, but recipe.precision now selects "
             f"{kind_of(optimizer)}",
             "recipe.precision",
         )
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
-        raise _misfit("its optimizer has other parameters or groups", "recipe.weight_decay")
+        raise _misfit("the saved optimizer has other parameters or groups", "recipe.weight_decay")
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():
         what, _, name = key.partition("/")

@@ -121,7 +121,7 @@ def _examples(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
 ) -> Iterator[Example]:
     rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
-    # One file may mix plain text and messages (prompt/completion rows); each has its own encoding.
+    # Plain text and messages are encoded differently; a file may mix them.
     encoded = {
         is_chat: _encode(
             [example for row in rendered if row.is_chat == is_chat for example in row.examples],

@@ -55,7 +55,7 @@ class PromptCounts:
         if self.dropped_too_long:
             yield (
                 f"{name}: {self.dropped_too_long} of {self.rows} prompts dropped, longer than the "
-                f"{limit} tokens that a completion leaves for the prompt"
+                f"prompt limit of {limit} tokens (context minus completion)"
             )
         if self.without_template:
             yield (
@@ -191,8 +191,8 @@ def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[
 
 def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
     return DataError(
-        f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the {limit} that a "
-        "completion leaves for the prompt.",
+        f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the prompt "
+        f"limit of {limit} tokens (context minus completion).",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {remedy}, or set "
         "recipe.overlong to 'drop'.",
@@ -201,8 +201,8 @@ def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
 
 def _nothing_left(name: str, counts: PromptCounts, limit: int | None, remedy: str) -> DataError:
     return DataError(
-        f"{name}: all {counts.rows} prompts are longer than the {limit} tokens that a completion "
-        "leaves for the prompt, and were dropped.",
+        f"{name}: all {counts.rows} prompts were dropped, longer than the prompt limit of "
+        f"{limit} tokens (context minus completion).",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {remedy}.",
     )

@@ -226,7 +226,7 @@ class _Helper:
             self.usable = False
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
-            self._process.kill()  # it may still be running after an invalid reply
+            self._process.kill()  # the helper may still be running after an invalid reply
             return None
         finally:
             self.pending -= 1

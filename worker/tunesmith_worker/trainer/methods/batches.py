@@ -155,7 +155,8 @@ def predicting_tokens(rows: Batch) -> torch.Tensor:
 
 
 LAYOUT = "layout"
-"""Key under which a batch stores its BatchLayout. The trainer removes it before forward."""
+"""Key under which a batch stores its BatchLayout. The trainer removes this key before the forward
+pass."""
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> Batch:

@@ -352,7 +352,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self._gaps, (self._trained_tokens, self._input_tokens) = plain["gaps"], plain["tokens"]
         if self._forked:  # the buffer may come from another recipe or grader
             return
-        # Resume points of earlier versions lack these two entries.
+        # Resume points of earlier versions lack `ungraded_steps` and `spreads`.
         self._runner.grading.ungraded_steps = plain.get("ungraded_steps", 0)
         self._runner.spreads = plain.get("spreads", 1)
         if "rows" not in plain:

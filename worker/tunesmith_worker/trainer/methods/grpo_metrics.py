@@ -36,7 +36,8 @@ _SCORES, _LOGGED = "scores/", "logged/"
 
 
 def rename_metrics(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return the metrics since the last log under our names; drop metrics without such a name.
+    """Return the metrics since the last log under the names in NAMES; drop metrics that NAMES
+    lacks.
 
     With several graders, each grader's scores are added as `score_NAME`. Values that reward
     functions log are added as `logged_NAME`."""
@@ -65,8 +66,8 @@ class StepScores:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
 
-        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows, so that they
-        change neither the loss nor a mean."""
+        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows, so that skipped
+        rows change neither the loss nor the mean entropy."""
         mask = inputs["completion_mask"].to(log_probs.dtype)
         skipped = torch.tensor([row.skip for row in rows], device=log_probs.device)[:, None]
         computed = mask * ~skipped

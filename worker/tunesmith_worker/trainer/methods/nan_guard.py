@@ -1,9 +1,9 @@
 """Guard that keeps NaN and infinity out of the weights without a device sync in every step.
 
 On the device, the guard checks the gradient norm, which clipping computes anyway. A non-finite norm
-sets the flag `found_inf`, and fused optimisers then skip this update and all later ones. The host
-reads the flag when it logs the loss. The weights have not changed since the bad step, so its rows
-can be rerun to find the cause.
+sets the flag `found_inf`, and fused optimisers then skip this update and all later updates. The
+host reads the flag when it logs the loss. The weights have not changed since the bad step, so the
+step's rows can be rerun to find the cause.
 """
 
 from __future__ import annotations

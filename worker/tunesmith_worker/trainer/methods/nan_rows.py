@@ -111,7 +111,7 @@ def _advice(
     if some_are_fine:
         return (
             ErrorCategory.DATA,
-            "Check the named row, and fix or remove it. If it looks normal, lower "
+            "Check the named row, and fix or remove it. If the row looks normal, lower "
             "recipe.learning_rate.",
             None,
         )

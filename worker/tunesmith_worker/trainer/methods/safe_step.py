@@ -102,7 +102,8 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
             self._saved.load_optimizer(self, forked=self._forked)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore random state and log sums. The Trainer calls this just before the first step."""
+        """Restore random state and log sums. The Trainer calls this method just before the first
+        step."""
         assert self._saved is not None, "call resume_from first"
         self._saved.load_random_numbers()
         since_logged, loss = self._loss_so_far

@@ -15,7 +15,7 @@ class RewardCounts:
     groups: int
     """Number of groups with a reward."""
     equal_groups: int
-    """Number of groups whose rewards are all equal; they give no gradient."""
+    """Number of groups whose rewards are all equal; such groups give no gradient."""
     ungraded: int
     """Number of completions without a reward."""
 

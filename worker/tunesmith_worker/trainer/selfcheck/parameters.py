@@ -33,7 +33,7 @@ def check_trained_parameters(context: CheckContext) -> Outcome:
 
 
 def check_optimizer(context: CheckContext) -> Outcome:
-    """Check `optimizer`: it has each trained tensor once, with a learning rate above 0."""
+    """Check `optimizer`: each trained tensor occurs once, with a learning rate above 0."""
     optimizer, scheduler = _optimizer_and_scheduler(context)
     names = {id(p): name for name, p in context.model.named_parameters()}
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])

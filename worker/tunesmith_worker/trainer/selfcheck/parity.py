@@ -1,8 +1,8 @@
 """Comparisons of model runs: with and without adapter, in a batch and alone, patched and stock.
 
 docs/explanation/self-check.md has the tolerances. Models with 16-bit weights are compared in fp32,
-where rounding hides no fault. In 16 bits, the gradient errors of both sides against fp32 are
-compared.
+where rounding hides no fault. In 16 bits, our gradient error against fp32 is compared with the
+stock model's gradient error.
 """
 
 from __future__ import annotations

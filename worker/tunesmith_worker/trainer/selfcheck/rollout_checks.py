@@ -267,7 +267,8 @@ class _RolloutChecks:
         return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Number of first layers to compare in fp32, including a merged copy of them.
+        """Number of first layers to compare in fp32; memory must hold these layers and a merged
+        copy.
 
         0 means that fp32 does not fit in memory."""
         model, recipe = self.context.model, self.context.recipe

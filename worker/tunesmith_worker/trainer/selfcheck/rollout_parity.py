@@ -1,7 +1,7 @@
 """Checks that engine, trainer and stock transformers give generated tokens equal log-probabilities.
 
-If they differ, `find_cause` imitates suspected faults with stock transformers, and names the fault
-that gives the same wrong numbers.
+If log-probs differ, `find_cause` imitates suspected faults with stock transformers, and names the
+fault that gives the same wrong log-probs.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of both sides up to the first token that differs.
+    """Return the log-probabilities of both generations up to the first token that differs.
 
     Rounding may change a token by a tie between greedy tokens, or at the border of a sampled
     token's interval.

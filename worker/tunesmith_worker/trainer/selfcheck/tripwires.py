@@ -1,7 +1,7 @@
 """Checks during training.
 
 `Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
-all trained units, and that weights change. Between these steps, `Tripwires` reads nothing from the
+all trained units, and that weights change. At all other steps, `Tripwires` reads nothing from the
 device. `RolloutTripwires` warns about the metrics of a reinforcement run.
 """
 
