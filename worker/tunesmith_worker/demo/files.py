@@ -35,7 +35,9 @@ def prepare_output(folder: Path) -> Path:
             f"{folder} contains files that no demo made: name another directory with --output"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKER).write_text("made by `tunesmith demo`, which may replace it\n")
+    (folder / MARKER).write_text(
+        "This folder was made by `tunesmith demo`, which may replace it.\n"
+    )
     for path in (folder / name for name in (*_FOLDERS, *_FILES)):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

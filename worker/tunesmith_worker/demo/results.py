@@ -49,7 +49,7 @@ class Comparison:
     base: Scores
     tuned: Scores
     num_rows: int
-    """Number of held-out rows in the losses."""
+    """Number of held-out rows that the losses cover."""
     parameters: int
     """Number of parameters of the base model."""
 

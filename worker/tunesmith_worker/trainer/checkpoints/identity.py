@@ -1,4 +1,5 @@
-"""Inputs of a resume point, and comparison with a run's inputs. Imports no torch."""
+"""Inputs that a resume point depends on, and their comparison with a run's inputs. Imports no
+torch."""
 
 from __future__ import annotations
 

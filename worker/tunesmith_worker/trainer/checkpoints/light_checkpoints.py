@@ -16,7 +16,7 @@ Untyped = Any  # Any: transformers is not typed
 
 
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """Removes light checkpoints beyond the limit.
+    """Removes light checkpoints beyond the recipe's limit.
 
     The class is a callback so that resume points contain its state."""
 

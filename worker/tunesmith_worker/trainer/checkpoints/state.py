@@ -43,7 +43,7 @@ class ResumeState:
         return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
 
     def copied(self) -> ResumeState:
-        """Return a copy in CPU memory."""
+        """Return a copy of the state in CPU memory."""
         return ResumeState(
             tensors={
                 file: {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}

@@ -1,6 +1,6 @@
 """Validate one uploaded file: `python -m tunesmith_worker.trainer.data.check PATH FILENAME`.
 
-Prints a FileValidation as JSON. The supervisor runs this program as a child process
+The program prints a `FileValidation` as JSON. The supervisor runs this program as a child process
 (`supervisor/child/check_upload.py`), with a limit on memory.
 """
 

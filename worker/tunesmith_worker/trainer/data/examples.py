@@ -1,6 +1,6 @@
 """Rows as token ids and labels, with counts of dropped and cut rows.
 
-Imports neither torch nor datasets, because the tokenising helper processes use this module.
+This module imports neither torch nor datasets, because the tokenising helper processes use it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
-    """Tokens of the longest example."""
+    """Number of tokens in the longest example."""
     without_end_token: int = 0
     """Examples whose last trained token is not special. Such examples cannot teach the model to
     stop."""

@@ -1,4 +1,4 @@
-"""Prompt rows of a data file and their checks. Imports no torch and no tokenizer."""
+"""Prompt rows of a data file and their checks. This module imports no torch and no tokenizer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PromptCounts:
     dropped_too_long: int = 0
     tokens: int = 0
     longest: int = 0
-    """Tokens of the longest prompt."""
+    """Number of tokens in the longest prompt."""
     without_template: int = 0
     """Number of plain-text prompts for a model with a chat template."""
 
@@ -73,7 +73,7 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt in both files."""
+        """Number of tokens in the longest prompt of both files."""
         return max(len(row.prompt_ids) for row in (*self.rows, *(self.validation or ())))
 
 

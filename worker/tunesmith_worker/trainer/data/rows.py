@@ -1,6 +1,6 @@
 """Training rows of a data file: format detection, checks, and conversion to `Row`.
 
-Imports no torch and no tokenizer, because light workers validate uploads (validate.py).
+This module imports no torch and no tokenizer, because light workers validate uploads (validate.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data sets as the trainer reads them: token ids and labels, memory-mapped from disk.
 
-`tokenize_file` is the main path; `tokenize_rows` does the same in memory. TRL does the packing.
+`tokenize_file` is the main path; `tokenize_rows` tokenises rows in memory. TRL does the packing.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class GroupSizes:
     prompt: int
-    """Tokens of the prompt."""
+    """Number of tokens in the prompt."""
     completions: tuple[int, ...]
-    """Tokens of each completion, at least 1."""
+    """Number of tokens in each completion, at least 1."""
 
     def tokens(self, layout: GroupLayout) -> int:
         """Return the number of tokens in the forward pass, without each completion's last token."""

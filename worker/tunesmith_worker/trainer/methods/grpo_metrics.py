@@ -54,7 +54,8 @@ class StepScores:
     """Log-probabilities of one optimiser step, collected part by part."""
 
     _gap: list[torch.Tensor] = field(default_factory=list)
-    """Per part: sum of |sampling log-prob - training log-prob| and number of tokens."""
+    """For each part: the sum of |sampling log-prob - training log-prob|, and the number of
+    tokens."""
     _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def add(

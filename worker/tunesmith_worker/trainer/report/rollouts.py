@@ -30,7 +30,7 @@ class RoundFigures:
     generated_tokens: int
     """Number of generated tokens, including end tokens."""
     longest: int
-    """Tokens of the longest completion."""
+    """Number of tokens in the longest completion."""
     truncated: int
     """Number of completions that reached the length limit."""
     rewards: RewardCounts
@@ -42,9 +42,9 @@ class RoundFigures:
     layout: Literal["shared", "plain"]
     """Layout in training: the prompt once per group (shared) or once per completion (plain)."""
     trained_slots: int
-    """Tokens in one training forward pass over the round."""
+    """Number of tokens in one training forward pass over all completions of the round."""
     plain_slots: int
-    """Tokens that the plain layout would need in the same forward pass."""
+    """Number of tokens that the plain layout would need in the same forward pass."""
 
 
 class RolloutCounts:

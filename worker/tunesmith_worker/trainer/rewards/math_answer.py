@@ -90,7 +90,7 @@ def equal_numbers(answer: Number, reference: Number, tolerance: float) -> bool:
 
 def _last(text: str) -> Number | None:
     number = None
-    for number in _numbers(text):  # noqa: B007 - the last one is wanted
+    for number in _numbers(text):  # noqa: B007 - only the last number is needed
         pass
     return number
 

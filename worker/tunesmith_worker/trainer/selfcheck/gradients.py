@@ -83,7 +83,7 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
 def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
     """Return each parameter's largest gradient element by name, as a scalar on the device.
 
-    A parameter without a gradient has None.
+    The value is None for a parameter without a gradient.
     """
     largest: dict[str, torch.Tensor | None] = {}
     for unit in units:
@@ -94,7 +94,7 @@ def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
 
 
 def copy_to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, float | None]:
-    """Return the tensors as numbers. Waits for the device only once."""
+    """Return the tensors as numbers. The function waits for the device only once."""
     present = [tensor.float() for tensor in tensors.values() if tensor is not None]
     numbers = iter(torch.stack(present).tolist() if present else [])
     return {name: None if tensor is None else next(numbers) for name, tensor in tensors.items()}
@@ -111,7 +111,7 @@ def check_units(
 ) -> Iterator[Finding]:
     """Yield the units that have had no gradient in this check and in all earlier checks.
 
-    `largest`: from `copy_to_host`. `seen`: names of units that had a gradient at an earlier
+    `largest`: result of `copy_to_host`. `seen`: names of units that had a gradient at an earlier
     check; this check adds its names. `first`: True at the first check.
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the

@@ -199,7 +199,7 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 def in_fp32(model: Untyped) -> Iterator[None]:
     """Convert all 16-bit tensors to fp32 within the block.
 
-    Do not use it on a patched model, whose fused weights would then be in memory twice.
+    Do not convert a patched model, whose fused weights would then be in memory twice.
     """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]

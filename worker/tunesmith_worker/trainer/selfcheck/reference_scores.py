@@ -20,7 +20,7 @@ from .check_context import PromptAndCompletion, ReinforcementContext, TokenIds, 
 from .model_runs import ModelRun, pop_gradients, stock_modules
 
 NEW_TOKENS = 16
-"""Tokens of each completion."""
+"""Number of tokens to generate in each completion."""
 SEEDS = 4
 """Number of completions of the shortest prompt, which form a group."""
 GREEDY = SamplingParams(temperature=0.0)

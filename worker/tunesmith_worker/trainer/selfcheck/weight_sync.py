@@ -33,7 +33,7 @@ from .rollout_parity import TRAINER_HINT, fault
 
 NAME = "rollout_follows_weights"
 TOKENS = 3
-"""Tokens per completion, enough to run both the prompt pass and the decoding pass."""
+"""Number of tokens per completion; three tokens run both the prompt pass and the decoding pass."""
 SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
 """Standard deviation of the noise on an adapter. Key: True in fp32."""
 HOT = SamplingParams(temperature=4.0)
