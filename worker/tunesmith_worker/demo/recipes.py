@@ -22,7 +22,7 @@ PRETRAIN = Recipe(
     per_device_train_batch_size=48,
     gradient_accumulation_steps=1,
     # 400 steps are 29 epochs of 640 rows.
-    # After only 280 steps, 4 % of the answers had a wrong fact, and LoRA raised this to 27 %.
+    # After only 280 steps, 4 % of the answers had a wrong fact, and LoRA raised the share to 27 %.
     max_steps=400,
     eval_steps=40,
     logging_steps=4,

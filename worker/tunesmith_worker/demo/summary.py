@@ -22,7 +22,7 @@ each question: 1/3 for each right fact in a JSON answer, 0 for prose. GRPO makes
 completion more likely if its reward is above the mean reward for the question."""
 
 _SERVICE = """\
-## The service again
+## Start the service again
 
 The service keeps these jobs and models. To start it again:
 

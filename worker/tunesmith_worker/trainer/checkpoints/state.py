@@ -38,7 +38,7 @@ class ResumeState:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors."""
+        """Size of the tensors in bytes."""
         all_files = (tensor for file in self.tensors.values() for tensor in file.values())
         return sum(tensor.numel() * tensor.element_size() for tensor in all_files)
 

@@ -51,7 +51,7 @@ class CheckContext(Protocol):
 
     @property
     def optimizer_bytes(self) -> int:
-        """Size of the optimizer's state for all trained weights."""
+        """Size in bytes of the optimizer's state for all trained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class ReinforcementContext:
     free: int
     """Free bytes on the model's device, which limit the conversion of weights to fp32."""
     optimizer_bytes: int
-    """Size of the optimizer's state for all trained weights."""
+    """Size in bytes of the optimizer's state for all trained weights."""
     folder: Path
     """The run directory."""
 
