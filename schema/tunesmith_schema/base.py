@@ -57,7 +57,7 @@ class Request(BaseModel):
         for key in value:
             if key in cls.model_fields:
                 continue
-            close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
+            close = difflib.get_close_matches(str(key)[:80], cls.model_fields, n=1, cutoff=0.6)
             near = [_ALIASES.get(str(key), ""), *close]
             near = [name for name in near if name in cls.model_fields]
             advice = (

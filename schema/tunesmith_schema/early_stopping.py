@@ -23,7 +23,7 @@ class EarlyStoppingRecipe(Request):
     patience: int = Field(default=3, ge=1, le=1000)
     """Stop the training after this many consecutive evaluations without an improvement.
     `eval_steps` sets the interval between evaluations."""
-    min_delta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    min_delta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Minimum improvement: an evaluation is an improvement if it beats the last improvement by more
     than this value. The first evaluation always counts as an improvement; a NaN metric never
     does."""

@@ -33,6 +33,9 @@ class EventKind(StrEnum):
     RESUMED = "resumed"
     """The run continues from step `data.step`; metrics and checkpoints of later steps are obsolete.
     """
+    QUARANTINED = "quarantined"
+    """An event of the trainer could not be stored; `data` has its `kind`, its number `source_seq`
+    and the `reason`."""
 
 
 class Event(Response):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import Request, Response
 from .early_stopping import MethodName
+
+MAX_PROBLEM = 1000
+"""Maximum length of the message about a row."""
 
 
 class FilePurpose(StrEnum):
@@ -58,7 +61,8 @@ class RowProblem(Response):
 
     row: int
     """Row number, counted from 1: the line in JSONL, the record in other formats."""
-    message: str
+    message: Annotated[str, AfterValidator(lambda text: text[:MAX_PROBLEM])]
+    """Reason; longer text is cut."""
 
 
 class BadRows(Response):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from .base import Request, Text, with_example
-from .graders import Grader
+from .bounds import MAX_RECIPE_BYTES, MAX_STEP, JsonBound, Metadata, ObjectId
+from .graders import BoundedGrader
 from .methods import Hyperparameters, ReinforcementHyperparameters
 from .recipe import LoraRecipe, Recipe
 
@@ -19,12 +20,14 @@ class JobFork(Request):
         {"step": 400, "recipe": {"learning_rate": 5e-5}, "suffix": "slower"}
     )
 
-    checkpoint: Text | None = None
+    checkpoint: ObjectId | None = None
     """Id of a checkpoint of the job (`ftckpt-...`), as an alternative to `step`."""
-    step: int | None = Field(default=None, ge=1)
+    step: int | None = Field(default=None, ge=1, le=MAX_STEP)
     """Start from the newest resume point at or before this optimiser step. Without `step` and
     `checkpoint`, the fork starts from the newest resume point."""
-    recipe: dict[str, JsonValue] = Field(default_factory=dict)
+    recipe: Annotated[dict[str, JsonValue], JsonBound(MAX_RECIPE_BYTES)] = Field(
+        default_factory=dict
+    )
     """Recipe fields to change, as in a create request; all other fields are copied from the job.
     Fields that determine the trained state cannot change: `tuning`, `from_scratch`, `lora` except
     `lora_dropout`, `quantization`, `precision`, `add_tokens`."""
@@ -32,14 +35,14 @@ class JobFork(Request):
         default=None, union_mode="left_to_right"
     )
     """Hyperparameters to change; all other hyperparameters are copied from the job."""
-    grader: Grader | None = None
+    grader: BoundedGrader | None = None
     """New grader of a reinforcement job. The best evaluation so far is discarded, because rewards
     from different graders are not comparable."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Part of the tuned model's name; the default is the original job's suffix."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Random seed; the default is the original job's seed."""
-    metadata: dict[Text, Text] | None = None
+    metadata: Metadata | None = None
     """Metadata, limited as in a create request; the default is the original job's metadata."""
 
     @model_validator(mode="after")

@@ -27,9 +27,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
+from .bounds import JsonBound
 from .formulas import FUNCTIONS, parse_formula
 from .templates import parse_template, references
 
+MAX_GRADER_BYTES, MAX_SCHEMA_BYTES = 256 * 1024, 64 * 1024
+"""Maximum size of a grader, and of its JSON Schema, as JSON."""
+MAX_LENGTH = 100_000_000
+"""Largest length in a length grader."""
 OUTPUT = "{{sample.output_text}}"
 """Template of the whole completion."""
 Overlap = Literal["cosine", "fuzzy_match", "bleu", "gleu", "meteor"]
@@ -118,7 +123,7 @@ class MathAnswerGrader(Request):
     """Text to score."""
     reference: Template
     """A number, or a text that ends in a number."""
-    tolerance: float = Field(default=1e-6, ge=0.0, allow_inf_nan=False)
+    tolerance: float = Field(default=1e-6, ge=0.0, le=1e6, allow_inf_nan=False)
     """Largest relative difference between numbers that count as equal."""
     format: Literal["any", "hashes", "boxed"] = "any"
     """Required place of the answer: anywhere (`any`), after `####` (`hashes`) or in `\\boxed{}`
@@ -149,7 +154,7 @@ class JsonSchemaGrader(Request):
     """Name of the score."""
     input: Template = OUTPUT
     """Text to validate; a Markdown fence around it is ignored."""
-    json_schema: dict[str, JsonValue]
+    json_schema: Annotated[dict[str, JsonValue], JsonBound(MAX_SCHEMA_BYTES)]
     """JSON Schema, draft 2020-12. `$ref` may only refer to the schema itself."""
 
     @field_validator("json_schema")
@@ -173,9 +178,9 @@ class LengthGrader(Request):
     """Name of the score."""
     unit: Literal["tokens", "characters", "words"] = "tokens"
     """Unit of the completion's length."""
-    target: Annotated[int, Field(ge=0)]
+    target: Annotated[int, Field(ge=0, le=MAX_LENGTH)]
     """Largest length with score 1."""
-    limit: Annotated[int, Field(ge=1)]
+    limit: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
     """Smallest length with score 0."""
 
     @model_validator(mode="after")
@@ -298,6 +303,7 @@ Grader = Annotated[
     Discriminator(_tag),
     BeforeValidator(_is_offered),
 ]
+BoundedGrader = Annotated[Grader, JsonBound(MAX_GRADER_BYTES)]
 MultiGrader.model_rebuild()
 
 

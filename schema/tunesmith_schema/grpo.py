@@ -30,7 +30,7 @@ class GRPORecipe(Request):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
     this; 1 allows all tokens."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=10_000_000)
     """Sample only from this many of the most likely tokens; 0 allows all tokens."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Sample only from tokens whose probability is at least this share of the highest token
@@ -38,16 +38,16 @@ class GRPORecipe(Request):
     loss_type: LossType = "dapo"
     """Loss variant; it determines how token losses are aggregated. `cispo`, `sapo`, `luspo` and
     `vespo` also change the loss of each token."""
-    beta: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    beta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Weight of the KL divergence from the reference model, which is the model before training.
     `beta=0` skips the KL term and the reference model's forward pass."""
-    epsilon: float = Field(default=0.2, ge=0.0, allow_inf_nan=False)
+    epsilon: float = Field(default=0.2, ge=0.0, le=1e6, allow_inf_nan=False)
     """Lower clipping bound: the probability ratio between the current policy and the sampling
     policy is clipped to at least 1 - `epsilon`."""
-    epsilon_high: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    epsilon_high: Annotated[float, Field(ge=0.0, le=1e6, allow_inf_nan=False)] | None = None
     """Upper clipping bound: the probability ratio is clipped to at most 1 + `epsilon_high`, or to
     at most `epsilon_high` with `cispo`. `epsilon_high=None` means the value of `epsilon`."""
-    delta: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=1.0, le=1e6, allow_inf_nan=False)] | None = None
     """Upper bound of the unclipped probability ratio (two-sided clipping); None sets no bound."""
     num_iterations: int = Field(default=1, ge=1, le=64)
     """Number of optimiser steps on the same completions."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from .base import Request, Response, Text, with_example
+from .bounds import JsonBound, Metadata, ObjectId
 from .errors import ErrorCategory
 from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, Method, ReinforcementHyperparameters
@@ -79,9 +80,9 @@ class JobCreate(Request):
     model: Text = Field(min_length=1, max_length=512)
     """Base model: a Hugging Face id, a folder name or path in an allowed directory, or a fully
     tuned `ft:` model."""
-    training_file: Text
+    training_file: ObjectId
     """Id of the uploaded training file."""
-    validation_file: Text | None = None
+    validation_file: ObjectId | None = None
     """Id of the uploaded validation file, for `valid_loss` or, with reinforcement, `valid_reward`.
     """
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
@@ -89,9 +90,9 @@ class JobCreate(Request):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Random seed of weights, shuffling and dropout; by default a random number, shown in the
     job."""
-    metadata: dict[Text, Text] | None = None
+    metadata: Metadata | None = None
     """Metadata: at most 16 pairs, with keys of at most 64 and values of at most 512 characters."""
-    integrations: list[JsonValue] | None = None
+    integrations: Annotated[list[JsonValue], JsonBound(64 * 1024)] | None = None
     """Not available; only null or an empty list is accepted."""
     hyperparameters: Hyperparameters | None = None
     """Deprecated by OpenAI in favour of `method`."""
@@ -101,12 +102,7 @@ class JobCreate(Request):
     """Training settings, named as in PEFT and TRL; every field has a default."""
 
     @model_validator(mode="after")
-    def _within_bounds(self) -> Self:
-        for key, value in (self.metadata or {}).items():
-            if len(key) > 64 or len(value) > 512:
-                raise ValueError("metadata keys have at most 64 characters and values at most 512")
-        if len(self.metadata or {}) > 16:
-            raise ValueError(f"metadata has at most 16 pairs, got {len(self.metadata or {})}")
+    def _no_integrations(self) -> Self:
         if self.integrations:
             raise ValueError("integrations are not available: remove the field")
         return self

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from .base import Request
+from .bounds import MAX_STEP
 from .early_stopping import MethodName
-from .graders import Grader, reads_completion
+from .graders import BoundedGrader, Grader, reads_completion
 from .recipe import Auto
 
 
@@ -36,7 +37,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
     """Factor applied to the automatic number of completions per prompt.
     `recipe.grpo.num_generations` sets this number directly."""
-    eval_interval: Annotated[int, Field(ge=1)] | Auto = "auto"
+    eval_interval: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two evaluations; the same as `recipe.eval_steps`."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
     """Number of completions per prompt of the validation file; `"auto"` is 1."""
@@ -47,7 +48,7 @@ class ReinforcementHyperparameters(Hyperparameters):
 class ReinforcementMethod(Request):
     """Settings of reinforcement tuning."""
 
-    grader: Grader
+    grader: BoundedGrader
     """Grader that scores the completions."""
     hyperparameters: ReinforcementHyperparameters | None = None
     """OpenAI's hyperparameters; all are `"auto"` by default."""

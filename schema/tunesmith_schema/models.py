@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from .base import Request, Response
+from .bounds import MAX_FILE_BYTES
 
 
 class Model(Response):
@@ -37,7 +38,7 @@ class StoredFile(Request):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")
     """Plain file name without folders."""
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=MAX_FILE_BYTES)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
+from .bounds import MAX_STEP, JsonBound
 from .early_stopping import EarlyStoppingRecipe
 from .grpo import GRPORecipe, RolloutRecipe
 from .renames import check_current
@@ -18,7 +19,15 @@ from .renames import check_current
 Auto = Literal["auto"]
 PatchName = Literal["attention_block", "mlp_block", "attention", "loss"]
 Precision = Literal["fp32", "bf16", "bf16_split_master", "bf16_sr8"]
+PatchNames = Annotated[list[PatchName], Field(min_length=1, max_length=4)]
 NewToken = Annotated[Text, Field(min_length=1, max_length=256)]
+MAX_LIST_BYTES = 64 * 1024
+"""Maximum size of a list of names or tokens as JSON."""
+ModuleNames = Annotated[
+    list[Annotated[Text, Field(max_length=256)]],
+    Field(max_length=1024),
+    JsonBound(MAX_LIST_BYTES),
+]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers that LoRA adapts by default."""
@@ -34,7 +43,7 @@ class LoraRecipe(Request):
     """LoRA updates are scaled by lora_alpha / r, or by lora_alpha / sqrt(r) with `use_rslora`."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability for the adapter's input during training."""
-    target_modules: Auto | Literal["all-linear"] | list[Text] = "auto"
+    target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
     """Names of the layers to adapt. `"auto"` means the seven projections of a Llama-like block,
     `"all-linear"` all linear layers. If the list names the embedding or the head, the whole matrix
     is trained: see `allow_full_embeddings`."""
@@ -67,15 +76,15 @@ class Recipe(Request):
         "auto"
     )
     """Learning rate schedule; `"auto"` is linear decay to zero."""
-    warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
+    warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEP)] | Auto = "auto"
     """Number of linear warm-up steps; `"auto"` is 3 % of the run's steps."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
     """Decoupled weight decay (AdamW)."""
-    max_grad_norm: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    max_grad_norm: float = Field(default=1.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Clip gradients to this L2 norm; 0 disables clipping."""
     num_train_epochs: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
     """Number of passes over the data; `"auto"` is 3 for up to 10,000 rows and 1 for more rows."""
-    max_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
+    max_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of optimiser steps; overrides `num_train_epochs`."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of rows per forward pass. With `packing`, a row is a packed sequence; with
@@ -96,7 +105,9 @@ class Recipe(Request):
     rows still need no padding if our attention kernel supports the model. In runs of at least 40
     steps, `"auto"` follows a rule for the fastest layout, based on row lengths, batch size and
     model size."""
-    patches: Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1)] = "auto"
+    patches: (
+        Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1, max_length=4)]
+    ) = "auto"
     """Tunesmith kernels that replace modules of the model. `"auto"` uses every kernel that supports
     the model, and lists the unsupported modules. A list uses only the named kernels
     (`"attention_block"` and `"mlp_block"` include `"attention"`). `"off"` uses the stock trainer.
@@ -118,7 +129,9 @@ class Recipe(Request):
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
     quantisation, or 8-bit. Quantisation needs less memory, is slower, and changes the model
     slightly. `"int8"` is not available with reinforcement."""
-    add_tokens: list[NewToken] = Field(default=[], max_length=1024)
+    add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
+        default=[], max_length=1024
+    )
     """Tokens to add to the tokenizer, which is saved with the result. The tokenizer then encodes
     each added text as a single token. A new token's embedding starts as the mean over the tokens
     that encoded its text before."""
@@ -132,19 +145,19 @@ class Recipe(Request):
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""
-    logging_steps: int = Field(default=1, ge=1)
+    logging_steps: int = Field(default=1, ge=1, le=MAX_STEP)
     """Number of steps between two metric events."""
-    eval_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
+    eval_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two evaluations of the validation file; `"auto"` gives ten
     evaluations per run."""
-    save_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
+    save_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two checkpoints. For LoRA, `"auto"` saves one checkpoint per epoch,
     at most ten per run; for full tuning, it saves none. A number in `save_steps` also sets the
     interval of the resume points."""
-    save_total_limit: Annotated[int, Field(ge=1)] | None = None
+    save_total_limit: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     """Number of newest checkpoints to keep; None keeps all. The checkpoint with the lowest
     `valid_loss` (reinforcement: the highest `valid_reward`) is always kept as well."""
-    keep_every: Annotated[int, Field(ge=1)] | None = None
+    keep_every: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     """Keep the checkpoint and resume point of each step divisible by this number, even after the
     job has succeeded. `save_total_limit` does not remove these checkpoints, and a fork can start
     from these resume points. Of all other resume points, only the newest two are kept, until the
@@ -193,7 +206,7 @@ class Recipe(Request):
         for name in value if isinstance(value, list) else [value]:
             if not isinstance(name, str) or name in (*known, "auto", "off"):
                 continue
-            near = get_close_matches(name, (*known, "auto", "off"), n=1)
+            near = get_close_matches(name[:80], (*known, "auto", "off"), n=1)
             advice = (
                 f"did you mean '{near[0]}'?"
                 if near

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from pydantic_core import to_json
 
 from .base import Request
+from .bounds import MAX_COUNT, MAX_FILES, MAX_SECONDS, JsonBound
 from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
@@ -26,6 +27,8 @@ from .models import StoredFile
 from .recipe import Recipe
 from .renames import former_names
 
+MAX_EVENT_BYTES = 64 * 1024
+"""Maximum size of an event's `data` as JSON."""
 EXIT_STOPPED = 75
 """Exit status (EX_TEMPFAIL) of a trainer that saved its state after a stop request."""
 
@@ -115,21 +118,21 @@ class Plan(Request):
 class RunEvent(Request):
     """One line of events.jsonl."""
 
-    source_seq: int = Field(ge=1)
+    source_seq: int = Field(ge=1, le=MAX_COUNT)
     """Number of the event within its attempt, counted from 1. The server uses this number to skip
     repeated events."""
-    created_at: float = Field(ge=0, allow_inf_nan=False)
+    created_at: float = Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)
     """Unix seconds."""
     kind: EventKind = EventKind.MESSAGE
     """Kind of the event; determines the content of `data`."""
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
-    data: dict[str, JsonValue] = Field(default_factory=dict)
+    data: Annotated[dict[str, JsonValue], JsonBound(MAX_EVENT_BYTES)] = Field(default_factory=dict)
     """Keys for each kind: METRICS has `step`, `total_steps` and the values; CHECKPOINT has `step`,
     `directory` (relative to the run directory) and `metrics`; RESUME_POINT has `step` and
     `directory`; SAMPLES has `step`, `file` (relative to the run directory) and `count`; RESUMED has
     `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and `reason`."""
-    files: list[StoredFile] | None = None
+    files: Annotated[list[StoredFile], Field(max_length=MAX_FILES)] | None = None
     """Stored files of a CHECKPOINT, RESUME_POINT or SAMPLES event; the supervisor adds them after
     the upload."""
 
@@ -144,7 +147,7 @@ class JobFailure(Request):
     message: str = Field(max_length=4000)
     hint: str | None = Field(default=None, max_length=1000)
     """Next thing to try."""
-    param: str | None = None
+    param: str | None = Field(default=None, max_length=200)
     """Request field that caused the failure."""
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Request, Response
+from .base import Request, Response, Text
+from .bounds import MAX_COUNT, MAX_FILES, MAX_STEP, Count, Step
 from .early_stopping import MethodName
 from .graders import Grader
 from .methods import Hyperparameters, ReinforcementHyperparameters
@@ -22,20 +23,20 @@ MAX_EVENTS_PER_REPORT = 500
 class WorkerHello(Request):
     """Heartbeat that every worker process sends every 10 s."""
 
-    worker_id: str = Field(min_length=1, max_length=128)
+    worker_id: Text = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
     """Queue that the worker serves."""
-    host: str = Field(max_length=255)
+    host: Text = Field(max_length=255)
     """Host name, for display."""
-    device: str = Field(max_length=255)
+    device: Text = Field(max_length=255)
     """`cpu`, or the GPU's name."""
-    version: str = Field(max_length=32)
+    version: Text = Field(max_length=32)
     """Version of the worker's code."""
-    models: list[Annotated[str, Field(max_length=255)]] = Field(
+    models: list[Annotated[Text, Field(max_length=255)]] = Field(
         default_factory=list, max_length=1000
     )
     """Folder names of the base models on the worker's host."""
-    not_ready: str | None = Field(default=None, max_length=500)
+    not_ready: Text | None = Field(default=None, max_length=500)
     """Reason why the worker takes no jobs, for display: it is shutting down, or its device is
     unusable."""
 
@@ -50,7 +51,7 @@ class WorkerWelcome(Response):
 class ClaimRequest(Request):
     """A worker's request for the best eligible job."""
 
-    worker_id: str = Field(min_length=1, max_length=128)
+    worker_id: Text = Field(min_length=1, max_length=128)
 
 
 class ClaimedFile(Response):
@@ -119,10 +120,10 @@ class Outcome(Request):
     """Reason for the failure, if the attempt failed."""
     kind: Literal["lora", "full"] | None = None
     """Kind of weights in `files`, if the attempt succeeded."""
-    step: int = Field(default=0, ge=0)
-    trained_tokens: int = Field(default=0, ge=0)
+    step: Step = 0
+    trained_tokens: Count = 0
     """Number of tokens that contributed to the loss."""
-    files: list[StoredFile] = Field(default_factory=list)
+    files: list[StoredFile] = Field(default_factory=list, max_length=MAX_FILES)
     """Files of the adapter or weights, already stored."""
 
     @model_validator(mode="after")
@@ -135,10 +136,10 @@ class Outcome(Request):
 class Report(Request):
     """Heartbeat of a job: events since the last report and, at the end, the outcome."""
 
-    worker_id: str = Field(min_length=1, max_length=128)
-    attempt: int = Field(ge=1)
-    fence: int = Field(ge=1)
-    phase: str | None = Field(default=None, max_length=64)
+    worker_id: Text = Field(min_length=1, max_length=128)
+    attempt: int = Field(ge=1, le=MAX_STEP)
+    fence: int = Field(ge=1, le=MAX_COUNT)
+    phase: Text | None = Field(default=None, max_length=64)
     """Current phase, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
     """New events in order; the server skips events that it already has."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunesmith_server.middleware import JSON_BYTES
+from tunesmith_server.body_limits import JSON_BYTES
 
 from .actors import Server
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import Adapter
 from tunesmith_server.services import adapters
 
+from .bounds import FileNamePath, IdPath, RangeHeader
 from .deps import CallerDep, KeyRoute, ReaderDep, StateDep
 from .files import BINARY, send_or_redirect
 
@@ -17,7 +16,7 @@ router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_cla
 
 
 @router.get("")
-def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
+def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: IdPath) -> Adapter:
     return adapters.to_wire(adapters.retrieve(session, adapter_id))
 
 
@@ -26,7 +25,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: str) -> Adapter:
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-tar": {}}}},
 )
-def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: str) -> Response:
+def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath) -> Response:
     """Return all files as an uncompressed tar; `curl ... | tar x` unpacks it into a PEFT folder."""
     row = adapters.retrieve(session, adapter_id)
     return StreamingResponse(
@@ -44,9 +43,9 @@ def one_file(
     caller: CallerDep,
     state: StateDep,
     session: ReaderDep,
-    adapter_id: str,
-    name: str,
-    range: Annotated[str | None, Header()] = None,
+    adapter_id: IdPath,
+    name: FileNamePath,
+    range: RangeHeader = None,
 ) -> Response:
     file = adapters.find_file(adapters.retrieve(session, adapter_id), name)
     return send_or_redirect(state, file.sha256, file.bytes, file.name, range)

@@ -24,6 +24,7 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
 from tunesmith_server.services.paging import Order
 
+from .bounds import AfterQuery, BoundedRequest
 from .stream import EventHub
 
 
@@ -121,7 +122,7 @@ def _guarded_by(check: Callable[[Request], None]) -> type[TransactionRoute]:
 
             async def check_first(request: Request) -> Response:
                 await run_in_threadpool(check, request)
-                return await handle(request)
+                return await handle(BoundedRequest(request.scope, request.receive))
 
             return check_first
 
@@ -153,7 +154,7 @@ class Cursor:
 
 
 async def get_cursor(
-    after: str | None = None,
+    after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
     order: Order = "desc",
 ) -> Cursor:

@@ -12,6 +12,7 @@ from tunesmith_server.services import events, jobs
 from tunesmith_server.services import samples as sample_files
 from tunesmith_server.services.paging import Order
 
+from .bounds import AfterQuery, IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
 from .stream import parse_last_event_id
 
@@ -30,9 +31,9 @@ def list_events(
     state: StateDep,
     session: ReaderDep,
     cursor: CursorDep,
-    job_id: str,
+    job_id: IdPath,
     stream: bool = False,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
     """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
     as SSE, oldest first; the last event is named `done`."""
@@ -54,8 +55,8 @@ def list_events(
 def metrics(
     caller: CallerDep,
     session: ReaderDep,
-    job_id: str,
-    after: str | None = None,
+    job_id: IdPath,
+    after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
 ) -> Page[MetricPoint]:
@@ -66,7 +67,7 @@ def metrics(
 
 @router.get("/checkpoints")
 def checkpoints(
-    caller: CallerDep, session: ReaderDep, cursor: CursorDep, job_id: str
+    caller: CallerDep, session: ReaderDep, cursor: CursorDep, job_id: IdPath
 ) -> Page[Checkpoint]:
     job = jobs.retrieve(session, job_id)
     return events.list_checkpoints(
@@ -78,9 +79,9 @@ def checkpoints(
 def samples(
     caller: CallerDep,
     state: StateDep,
-    job_id: str,
+    job_id: IdPath,
     step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    after: str | None = None,
+    after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
     order: Order = "desc",
 ) -> Page[Sample]:

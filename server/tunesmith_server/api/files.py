@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, File, Form, Header, Query, UploadFile
+from fastapi import APIRouter, File, Form, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
@@ -14,6 +14,7 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import files
 from tunesmith_server.services.paging import Order
 
+from .bounds import AfterQuery, IdPath, RangeHeader
 from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
 
 router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
@@ -62,10 +63,10 @@ def create(
 def list_files(
     caller: CallerDep,
     session: ReaderDep,
-    after: str | None = None,
+    after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Order = "desc",
-    purpose: str | None = None,
+    purpose: Annotated[str | None, Query(max_length=32)] = None,
     sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
 ) -> Page[FileObject]:
     """List files, newest first, optionally filtered by `purpose` and by the content's `sha256`."""
@@ -75,7 +76,7 @@ def list_files(
 
 
 @router.get("/{file_id}")
-def retrieve(caller: CallerDep, session: ReaderDep, file_id: str) -> FileObject:
+def retrieve(caller: CallerDep, session: ReaderDep, file_id: IdPath) -> FileObject:
     return files.to_wire(files.retrieve(session, file_id))
 
 
@@ -84,15 +85,15 @@ def content(
     caller: CallerDep,
     state: StateDep,
     session: ReaderDep,
-    file_id: str,
-    range: Annotated[str | None, Header()] = None,
+    file_id: IdPath,
+    range: RangeHeader = None,
 ) -> Response:
     row = files.retrieve(session, file_id)
     return send_or_redirect(state, row.sha256, row.bytes, row.filename, range)
 
 
 @router.delete("/{file_id}")
-def delete(caller: CallerDep, session: SessionDep, file_id: str) -> FileDeleted:
+def delete(caller: CallerDep, session: SessionDep, file_id: IdPath) -> FileDeleted:
     files.delete(session, file_id)
     return FileDeleted(id=file_id)
 

@@ -3,10 +3,11 @@ keys."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import (
@@ -15,21 +16,33 @@ from tunesmith_schema import (
     ErrorCode,
     FileObject,
     FileValidation,
-    Report,
     ReportReply,
     StoredFile,
     WorkerHello,
     WorkerWelcome,
 )
+from tunesmith_schema.bounds import JsonBound
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.storage import BLOB_GRACE, hash_of
-from tunesmith_server.services import adapters, files, jobs, leases, resume_points, workers
+from tunesmith_server.services import (
+    adapters,
+    files,
+    jobs,
+    leases,
+    received,
+    resume_points,
+    workers,
+)  # fmt: skip
+from tunesmith_server.services.received import ReceivedReport
 
+from .bounds import FenceQuery, FileNamePath, IdPath, RangeHeader, WorkerPath
 from .deps import ReaderDep, SessionDep, StateDep, WorkerRoute
 from .files import send_blob
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)
 
+BoundedValidation = Annotated[FileValidation, JsonBound(512 * 1024)]
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -39,7 +52,7 @@ def hello(session: SessionDep, body: WorkerHello) -> WorkerWelcome:
 
 
 @router.delete("/workers/{worker_id}")
-def goodbye(session: SessionDep, worker_id: str) -> dict[str, bool]:
+def goodbye(session: SessionDep, worker_id: WorkerPath) -> dict[str, bool]:
     workers.goodbye(session, worker_id)
     return {"deleted": True}
 
@@ -51,18 +64,30 @@ def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | R
 
 
 @router.post("/jobs/{job_id}/report")
-def report(state: StateDep, session: SessionDep, job_id: str, body: Report) -> ReportReply:
-    leases.check_stored(state.storage, body)
-    return leases.report(session, state.settings, state.wake_ups, job_id, body)
+def report(state: StateDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
+    """Renew the lease, store the events and answer with a command. If the database or the storage
+    fails, answer with the command alone; the worker repeats the events."""
+
+    def store(report: ReceivedReport) -> ReportReply:
+        with state.database.write.begin() as session:
+            return leases.report(session, state.settings, state.wake_ups, job_id, report)
+
+    try:
+        return store(received.check_files(state.storage, body))
+    except Exception as error:
+        if body.outcome is not None or not received.is_outage(error):
+            raise
+        log.warning("events of %s not stored: %s", job_id, error)
+        return store(body.model_copy(update={"events": [], "run_report": None}))
 
 
 @router.put("/jobs/{job_id}/blobs/{sha256}")
 async def put_blob(
     state: StateDep,
     request: Request,
-    job_id: str,
+    job_id: IdPath,
     sha256: Sha256,
-    fence: Annotated[int, Query(ge=1)],
+    fence: FenceQuery,
 ) -> StoredFile:
     """Store one file of a checkpoint or adapter, if `fence` is the job's current fence."""
 
@@ -88,9 +113,9 @@ async def put_blob(
 def is_stored(
     state: StateDep,
     session: ReaderDep,
-    job_id: str,
+    job_id: IdPath,
     sha256: Sha256,
-    fence: Annotated[int, Query(ge=1)],
+    fence: FenceQuery,
 ) -> dict[str, bool]:
     """Return true if the worker need not send the content: it is stored and will not be deleted
     soon."""
@@ -102,9 +127,9 @@ def is_stored(
 def resume_file(
     state: StateDep,
     session: ReaderDep,
-    job_id: str,
+    job_id: IdPath,
     sha256: Sha256,
-    fence: Annotated[int, Query(ge=1)],
+    fence: FenceQuery,
 ) -> Response:
     """Return one file of a resume point that the claim listed."""
     job = leases.check_fence(session, job_id, fence)
@@ -116,9 +141,9 @@ def resume_file(
 def base_file(
     state: StateDep,
     session: ReaderDep,
-    job_id: str,
-    name: str,
-    fence: Annotated[int, Query(ge=1)],
+    job_id: IdPath,
+    name: FileNamePath,
+    fence: FenceQuery,
 ) -> Response:
     """Return one file of the tuned model that the job starts from."""
     job = leases.check_fence(session, job_id, fence)
@@ -127,7 +152,7 @@ def base_file(
 
 
 @router.get("/files/{file_id}")
-def retrieve_file(session: ReaderDep, file_id: str) -> FileObject:
+def retrieve_file(session: ReaderDep, file_id: IdPath) -> FileObject:
     return files.to_wire(files.retrieve(session, file_id))
 
 
@@ -135,15 +160,15 @@ def retrieve_file(session: ReaderDep, file_id: str) -> FileObject:
 def file_content(
     state: StateDep,
     session: ReaderDep,
-    file_id: str,
-    range: Annotated[str | None, Header()] = None,
+    file_id: IdPath,
+    range: RangeHeader = None,
 ) -> Response:
     row = files.retrieve(session, file_id)
     return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
 
 
 @router.post("/files/{file_id}/validation/begin")
-def start_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObject:
+def start_reading(state: StateDep, session: SessionDep, file_id: IdPath) -> FileObject:
     """Record that a light worker starts to read the file. The worker skips the file unless
     `status` is `uploaded`."""
     row = files.start_reading(session, file_id)
@@ -154,7 +179,10 @@ def start_reading(state: StateDep, session: SessionDep, file_id: str) -> FileObj
 
 @router.post("/files/{file_id}/validation")
 def validation(
-    state: StateDep, session: SessionDep, file_id: str, body: FileValidation
+    state: StateDep,
+    session: SessionDep,
+    file_id: IdPath,
+    body: BoundedValidation,
 ) -> FileObject:
     """Store a light worker's validation result; queue or fail the jobs that waited for it."""
     row = files.record_validation(session, file_id, body)

@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from tunesmith_schema import Job, JobCreate, JobFork, JobReport, Page
+from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_server.services import job_control, job_create, job_fork, jobs, reports
 
+from .bounds import IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
@@ -18,7 +20,7 @@ router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class
 async def get_requester(
     caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
-    x_stainless_retry_count: Annotated[int, Header()] = 0,
+    x_stainless_retry_count: Annotated[int, Header(ge=0, le=1_000_000)] = 0,
 ) -> job_create.Requester:
     """Return the caller of a create request, with the headers that identify a repeated request."""
     return job_create.Requester(
@@ -71,7 +73,7 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def retrieve(caller: CallerDep, session: ReaderDep, job_id: str) -> Job:
+def retrieve(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Job:
     return jobs.to_wire(jobs.retrieve(session, job_id))
 
 
@@ -79,8 +81,8 @@ def retrieve(caller: CallerDep, session: ReaderDep, job_id: str) -> Job:
 def report(
     caller: CallerDep,
     session: ReaderDep,
-    job_id: str,
-    attempt: Annotated[int | None, Query(ge=1)] = None,
+    job_id: IdPath,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_STEP)] = None,
 ) -> JobReport:
     """Return the run report of `attempt` (default: the newest): times, results, the bottleneck and
     advice. During training, the report is at most a few seconds old."""
@@ -88,26 +90,26 @@ def report(
 
 
 @router.post("/{job_id}/cancel")
-def cancel(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
+def cancel(caller: CallerDep, session: SessionDep, job_id: IdPath) -> Job:
     """Cancel a job. A training job stops within 5 s; until then, its `status` is `running`."""
     return job_control.cancel(session, job_id)
 
 
 @router.post("/{job_id}/pause")
-def pause(caller: CallerDep, session: SessionDep, job_id: str) -> Job:
+def pause(caller: CallerDep, session: SessionDep, job_id: IdPath) -> Job:
     """Pause a job. A training job saves a resume point and frees its GPU; until then, `state` is
     `pausing` and `status` is `running`. A paused job has the `status` `queued`."""
     return job_control.pause(session, job_id)
 
 
 @router.post("/{job_id}/resume")
-def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str) -> Job:
+def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath) -> Job:
     """Resume a paused job where it left off, or withdraw a pause in progress."""
     return job_control.resume(session, state.wake_ups, job_id)
 
 
 @router.post("/{job_id}/stop")
-def stop(caller: CallerDep, state: StateDep, session: SessionDep, job_id: str) -> Job:
+def stop(caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath) -> Job:
     """End the training at its next step and keep the result: the job succeeds early."""
     return job_control.stop(session, state.wake_ups, job_id)
 
@@ -117,7 +119,7 @@ def fork(
     requester: RequesterDep,
     state: StateDep,
     session: SessionDep,
-    job_id: str,
+    job_id: IdPath,
     response: Response,
     body: JobFork | None = None,
 ) -> Job:
@@ -130,7 +132,7 @@ def fork(
 
 @router.post("/{job_id}/retry")
 def retry(
-    caller: CallerDep, state: StateDep, session: SessionDep, job_id: str, response: Response
+    caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath, response: Response
 ) -> Job:
     """Retry a failed or cancelled job: create a job with the same body that continues from the
     newest resume point. A job has at most one retry; repeating the request returns the same

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from tunesmith_schema import Model, ModelDeleted, Page
 from tunesmith_server.services import adapters, base_models
 
+from .bounds import ModelPath
 from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
@@ -18,12 +19,12 @@ def list_models(caller: CallerDep, state: StateDep, session: ReaderDep) -> Page[
 
 
 @router.get("/{model:path}")
-def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: str) -> Model:
+def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath) -> Model:
     return base_models.retrieve(session, state.settings, model)
 
 
 @router.delete("/{model:path}")
-def delete(caller: CallerDep, session: SessionDep, model: str) -> ModelDeleted:
+def delete(caller: CallerDep, session: SessionDep, model: ModelPath) -> ModelDeleted:
     """Delete a tuned model. Base models cannot be deleted."""
     adapters.delete_model(session, model)
     return ModelDeleted(id=model)

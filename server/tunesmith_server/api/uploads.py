@@ -10,6 +10,7 @@ from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
 from tunesmith_server.core.storage import hash_of
 from tunesmith_server.services import upload_completion, uploads
 
+from .bounds import IdPath
 from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
 router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=KeyRoute)
@@ -21,7 +22,7 @@ def create(caller: CallerDep, session: SessionDep, body: UploadCreate) -> Upload
 
 
 @router.get("/{upload_id}")
-def retrieve(caller: CallerDep, session: ReaderDep, upload_id: str) -> Upload:
+def retrieve(caller: CallerDep, session: ReaderDep, upload_id: IdPath) -> Upload:
     return uploads.show(session, upload_id)
 
 
@@ -30,7 +31,7 @@ def create_part(
     caller: CallerDep,
     state: StateDep,
     session: SessionDep,
-    upload_id: str,
+    upload_id: IdPath,
     data: Annotated[UploadFile, File()],
 ) -> UploadPart:
     """Add a part. The transaction starts after the part is stored."""
@@ -44,7 +45,7 @@ def create_part(
 
 @router.post("/{upload_id}/complete")
 def complete(
-    caller: CallerDep, state: StateDep, session: SessionDep, upload_id: str, body: UploadComplete
+    caller: CallerDep, state: StateDep, session: SessionDep, upload_id: IdPath, body: UploadComplete
 ) -> Upload:
     """Assemble the parts into a file, which takes seconds per GB. The transaction starts after the
     content is stored."""
@@ -57,5 +58,5 @@ def complete(
 
 
 @router.post("/{upload_id}/cancel")
-def cancel(caller: CallerDep, session: SessionDep, upload_id: str) -> Upload:
+def cancel(caller: CallerDep, session: SessionDep, upload_id: IdPath) -> Upload:
     return uploads.cancel(session, upload_id)

@@ -202,7 +202,7 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     fields = field_errors(errors)
     first = fields[0].first
     code = ErrorCode.INVALID_REQUEST
-    loc = [str(part) for part in fields[0].path]
+    loc = [_short(part) for part in fields[0].path]
     if loc[:1] in (["body"], ["query"], ["path"], ["header"]):
         loc.pop(0)
     if first["type"] == "unknown_field":
@@ -224,6 +224,11 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
         code=code,
         hint=_hint(first, loc, len(fields)),
     )
+
+
+def _short(part: str | int) -> str:
+    """Return an element of a path, which may be a key that the caller chose."""
+    return str(part)[:80].encode(errors="replace").decode()
 
 
 def _hint(first: Mapping[str, Any], loc: list[str], count: int) -> str:

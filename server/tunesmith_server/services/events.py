@@ -23,6 +23,8 @@ from tunesmith_server.models import CheckpointRow, EventRow, JobRow, MetricRow
 
 from .paging import Order, fetch_page, number_in, unknown_cursor
 
+MAX_METRICS = 500
+"""Maximum number of metrics in an event."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
 
 
@@ -63,6 +65,10 @@ def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
         for name, value in event.data.items()
         if name not in _NOT_METRICS and (value is None or isinstance(value, int | float))
     ]
+    if len(rows) > MAX_METRICS:
+        raise ValueError(f"a step has at most {MAX_METRICS} metrics, got {len(rows)}")
+    if any("\0" in name for name in event.data):
+        raise ValueError("the name of a metric contains NUL")
     if rows:
         insert: Any = sqlite.insert  # Any: no common base class has on_conflict_do_update
         if session.get_bind().dialect.name == "postgresql":

@@ -7,6 +7,7 @@ has lost the lease cannot write. Lease expiry uses only the database clock.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -25,17 +26,16 @@ from tunesmith_schema import (
     Outcome,
     Recipe,
     ReinforcementHyperparameters,
-    Report,
     ReportReply,
     RunEvent,
+    RunReport,
     StoredFile,
 )
 from tunesmith_schema.renames import current_names
 from tunesmith_server.core.database import epoch_now
-from tunesmith_server.core.errors import BadRequest, Conflict
+from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import AdapterRow, FileRow, JobRow
 
 from . import (
@@ -53,6 +53,9 @@ from . import (
     workers,
 )
 from .jobs import HELD
+from .received import ReceivedReport, Unreadable, is_outage, store_events
+
+log = logging.getLogger(__name__)
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
@@ -133,24 +136,10 @@ def _fenced_out(job: JobRow, fence: int) -> Conflict:
     )
 
 
-def check_stored(storage: Storage, report: Report) -> None:
-    """Refuse a report that lists files missing in storage. Call this function before the
-    transaction, because storage may be slow."""
-    listed = [file for event in report.events for file in event.files or []]
-    listed += report.outcome.files if report.outcome else []
-    for file in listed:
-        if storage.size(file.sha256) != file.bytes:
-            raise BadRequest(
-                ErrorCode.INVALID_REQUEST,
-                f"no stored content for {file.name!r}: sha256 {file.sha256}, {file.bytes} bytes",
-                hint="PUT its content to /internal/jobs/{id}/blobs/{sha256} first",
-            )
-
-
 def report(
-    session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: Report
+    session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: ReceivedReport
 ) -> ReportReply:
-    """Store new events, renew the lease, and return a command for the worker."""
+    """Renew the lease, store new events, and return a command for the worker."""
     job = session.scalar(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.fence == report.fence, JobRow.state.in_(HELD))
@@ -164,16 +153,28 @@ def report(
             raise _fenced_out(job, report.fence)
         # The worker repeats its final report, because the reply was lost.
         return _reply(settings, job)
-    for event in report.events:
-        if event.source_seq > job.source_seq:
-            _store(session, settings, job, event)
-            job.source_seq = event.source_seq
-    if report.run_report is not None:
-        reports.store(session, job, report.run_report)
-    session.flush()
+    store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
+    _store_run_report(session, job, report.run_report)
     if report.outcome is not None:
         _finish(session, settings, wake_ups, job, report.outcome)
     return _reply(settings, job)
+
+
+def _store_run_report(
+    session: Session, job: JobRow, run_report: RunReport | Unreadable | None
+) -> None:
+    """Replace the run report; keep the previous one if the new one cannot be stored."""
+    reason: object = run_report.reason if isinstance(run_report, Unreadable) else None
+    if isinstance(run_report, RunReport):
+        try:
+            with session.begin_nested():
+                reports.store(session, job, run_report)
+        except Exception as error:
+            if is_outage(error):
+                raise
+            reason = repr(error)
+    if reason is not None:
+        log.warning("run report of %s not stored: %s", job.id, reason)
 
 
 def _reply(settings: Settings, job: JobRow) -> ReportReply:
@@ -190,7 +191,8 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
         events.store_metrics(session, job, event)
     if event.kind is EventKind.CHECKPOINT and event.files:
         step = data.get("step")
-        assert isinstance(step, int), "the trainer numbers its checkpoints"
+        if not isinstance(step, int):
+            raise ValueError(f"data.step: a checkpoint needs its step, got {step!r}"[:200])
         metrics = data.get("metrics")
         adapter = adapters.record_checkpoint(
             session,

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from tunesmith_schema import EventKind, PhaseName, RunEvent
+from tunesmith_schema.run import MAX_EVENT_BYTES
 
 from .clock import WallClock
 
@@ -49,7 +51,7 @@ class EventLog:
             kind=kind,
             level=level,
             message=text[:4000],
-            data=dict(data),
+            data=_storable(data),
         )
         line = event.model_dump_json(exclude_defaults=False) + "\n"
         with self._path.open("a", encoding="utf-8") as file:
@@ -81,6 +83,19 @@ class EventLog:
         return int(json.loads(lines[-1])["source_seq"]) if lines else 0
 
 
+def _storable(data: JsonData) -> dict[str, JsonValue]:
+    """Return the data of an event. If it is too large, its largest values are left out and listed
+    in `left_out`; an event must never end a run."""
+    kept, left_out = dict(data), list[str]()
+    while len(to_json(kept)) > MAX_EVENT_BYTES - _ROOM:
+        name = max(kept, key=lambda name: len(to_json(kept[name])))
+        del kept[name]
+        left_out.append(name[:64])
+    return {**kept, "left_out": left_out[:20]} if left_out else kept
+
+
+_ROOM = 4096
+"""Bytes that `left_out` may need."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
 """The trainer switches the clock during training. Time before the trainer's first phase counts as
 set-up."""

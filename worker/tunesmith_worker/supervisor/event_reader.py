@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
+from pydantic_core import to_json
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT, EventKind, RunEvent
+from tunesmith_schema.field_errors import field_errors
+
+log = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 1024 * 1024
+"""Maximum size of a report's events; the server refuses a body of more than 4 MiB."""
 
 
 class EventReader:
@@ -40,7 +49,7 @@ class EventReader:
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.splitlines():
-            event = RunEvent.model_validate_json(line)
+            event = _parse(line, self._last_line + 1)
             self._last_line = event.source_seq
             if event.kind is EventKind.RESUME_POINT:
                 self.resume_points.append(event)
@@ -72,8 +81,11 @@ class EventReader:
         already in storage.
         """
         ready: list[RunEvent] = []
+        size = 0
         for event in self._pending:
-            if len(ready) == MAX_EVENTS_PER_REPORT or needs_upload(event):
+            size += len(event.message) + len(to_json(event.data))
+            full = len(ready) == MAX_EVENTS_PER_REPORT or (ready and size > MAX_REPORT_BYTES)
+            if full or needs_upload(event):
                 break
             ready.append(event)
         return ready
@@ -107,6 +119,26 @@ class EventReader:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+
+def _parse(line: bytes, number: int) -> RunEvent:
+    """Return the event of a line. A warning takes the place of a line that is no event, or that is
+    too large for a report."""
+    try:
+        return RunEvent.model_validate_json(line)
+    except ValidationError as error:
+        first = field_errors(error.errors(include_url=False, include_input=False))[0]
+        log.warning("line %d of events.jsonl is no event: %s", number, error)
+        return RunEvent(
+            source_seq=number,
+            created_at=time.time(),
+            kind=EventKind.QUARANTINED,
+            level="warn",
+            message=f"event {number} of the trainer was not sent: {first.name}: {first.message}"[
+                :1000
+            ],
+            data={"kind": "?", "source_seq": number, "reason": first.message[:300]},
+        )
 
 
 _NEXT_PHASE = {
