@@ -15,9 +15,10 @@ samples. Prints one JSON line:
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
     (optimizer, logs).
 
-The first step is printed but not counted. In bf16, stock TRL runs with bf16 weights and with
-autocast, and the faster run of each round counts. `--ragged` forces completions of 16 to 128 tokens
-(log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL as well.
+The first step's figures are printed but not counted. In bf16, stock TRL runs with bf16 weights and
+with autocast, and the faster run of each round counts. `--ragged` forces completions of 16 to 128
+tokens (log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL as
+well.
 """
 
 from __future__ import annotations

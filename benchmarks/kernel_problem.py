@@ -29,8 +29,8 @@ class Shape:
     """Rank of the adapters."""
 
     def lengths(self) -> list[int]:
-        """Return the lengths of packed texts; they sum to `rows`. With 2,048 rows, the texts have
-        32 to 768 tokens; with other numbers of rows, lengths change proportionally."""
+        """Return the lengths of packed texts; the lengths sum to `rows`. With 2,048 rows, the texts
+        have 32 to 768 tokens; with other numbers of rows, lengths change proportionally."""
         draw, remaining, texts = random.Random(0), self.rows, []
         while remaining:
             least, most = max(1, self.rows // 64), max(2, self.rows * 3 // 8)

@@ -35,7 +35,7 @@ ALLOCATOR = ("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the CPU-seconds of one call, or its seconds on the GPU."""
+    """Return the CPU-seconds of one call on a CPU, or the seconds of one call on a GPU."""
     if device.type == "cpu":
         start = time.process_time()
         run()

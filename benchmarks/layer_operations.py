@@ -62,9 +62,9 @@ def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> P
 def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """Attention over packed texts, without RoPE. The eager side runs SDPA (torch's
     scaled_dot_product_attention) on each text. `sdpa_block_mask` is one SDPA call with a dense [T,
-    T] mask. Each key head is repeated for the query heads of its group; transformers also does this
-    with a mask. The time excludes building the mask, although stock transformers builds a mask for
-    each batch."""
+    T] mask. Each key head is repeated for the query heads of its group; transformers also repeats
+    keys if it uses a mask. The time excludes building the mask, although stock transformers builds
+    a mask for each batch."""
     attention = _attention_shape(shape)
     qkv = leaf(shape.rows, attention.width, device=device, dtype=dtype)
     segments = Segments.from_lengths(shape.lengths(), device)

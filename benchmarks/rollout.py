@@ -2,9 +2,9 @@
 
 Both sides run alternately; each run has its own process and one thread (rollout_side.py). The task
 is the 12.4 M Llama of sft.py with a nonzero LoRA adapter of rank 32, and 2 prompts x 8 completions
-x 128 tokens at temperature 1. A rollout includes the weight sync. A run's result is its fastest
-rollout after the first, because other load on the machine can only slow a rollout. Prints one JSON
-line:
+x 128 tokens at temperature 1. A rollout includes the weight sync. A run's result is the fastest
+rollout after the first rollout, because other load on the machine can only slow a rollout. Prints
+one JSON line:
 
 `speed_ratio`: CPU-seconds of a rollout, transformers / ours; median over the rounds.
 `memory_ratio`: Peak resident memory minus resident memory before the first rollout, ours /

@@ -1,9 +1,9 @@
 """cuDNN's attention compared with ours, on rows of unequal length with grouped key heads.
 
-Torch includes cuDNN's attention, but torch's varlen function does not use it. On compute capability
-9.0, cuDNN's attention may be faster than FlashAttention 2. This case calls the cuDNN operator and
-compares values, gradients and time. The comparison is a separate case because the cuDNN call may
-crash the process.
+Torch includes cuDNN's attention, but torch's varlen function does not use cuDNN. On compute
+capability 9.0, cuDNN's attention may be faster than FlashAttention 2. This case calls the cuDNN
+operator and compares values, gradients and time. The comparison is a separate case because the
+cuDNN call may crash the process.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def parameter_width(model: Untyped) -> int:
 
 def operations_per_token(model: Untyped, length: int) -> float:
     """Return the floating-point operations per token of a LoRA step without recomputation, for rows
-    of `length` tokens. Each weight of a frozen matrix costs 4 operations, because it gets no
+    of `length` tokens. Each frozen weight costs 4 operations per token, because it gets no
     gradient. Attention has length / 2 keys on average; in each layer, each key and head element
     costs 4 operations forward and 10 backward. The operations of adapters do not count."""
     config = model.config

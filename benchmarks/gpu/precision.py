@@ -42,7 +42,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
     "fp32": "fp32",
 }
-"""Precisions by their keys in the results."""
+"""Precision for each key in the results."""
 BYTES = ("bf16_error_word", "bf16_sr8", "bf16", "fp32")
 LOSSES = ("fp32", "bf16_error_word", "bf16")
 RATE = 1e-4
@@ -121,8 +121,8 @@ def final_loss(name: str, device: torch.device) -> Result:
 def _chain(
     seed: int, trained: Trained, lengths: tuple[int, ...], device: torch.device
 ) -> dict[str, Untyped]:
-    """Sample rows from a Markov chain over 256 tokens. Each token has four successors; the first is
-    the most likely."""
+    """Sample rows from a Markov chain over 256 tokens. Each token has four successors; the first
+    successor is the most likely."""
     batch = packed_batch(lengths, 256, device)
     draw = torch.Generator().manual_seed(seed + 1000)
     successors = torch.randint(256, (256, 4), generator=torch.Generator().manual_seed(7))

@@ -73,7 +73,7 @@ class Task:
         return 1 if self.whole else 12
 
     def dataset(self, vocabulary: int) -> Untyped:
-        """Make random rows. Mixed lengths are log-uniform."""
+        """Make random rows. Mixed row lengths are log-uniform."""
         draw = random.Random(0)
         low, high = (4, 64) if self.tiny else (64, 1024)
 

@@ -1,4 +1,4 @@
-"""Ordered cases of part `speed`. Imports nothing, to keep the parent process small."""
+"""Ordered cases of part `speed`. This module imports nothing, to keep the parent process small."""
 
 from __future__ import annotations
 

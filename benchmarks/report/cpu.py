@@ -41,8 +41,8 @@ def training(results: list[Result]) -> str:
         "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
         "Speed is tokens per CPU-second of one thread. Peak memory is the peak during "
         "training minus the memory in use before training. Loss is the largest relative "
-        "difference of a step's loss; padded batches have different rows, so "
-        "their loss is not comparable.\n",
+        "difference between both sides' losses of a step; padded batches contain different rows, "
+        "so losses of padded batches are not comparable.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
@@ -73,9 +73,9 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    """Write the section on the service. The time to the first step is from its newest run. All
-    other figures are from the first entry that has all figures; that entry was measured without
-    other load."""
+    """Write the section on the service. The time to the first step is from the newest run that
+    measured it. All other figures are from the first entry that has all figures; that entry was
+    measured without other load."""
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))

@@ -33,7 +33,7 @@ def measure_on(
     seconds: int,
     join_seconds: float,
 ) -> dict[str, Any]:
-    """Count events and measure the latency from the sending of a report to its delivery.
+    """Count events and measure the delay from sending a report to delivering its events.
 
     Watchers have `join_seconds` to connect; they receive earlier events as backlog.
     """

@@ -1,4 +1,4 @@
-"""Time from the POST of a job until our watcher receives its first step, with a tiny model.
+"""Time from the POST of a job until our watcher receives the job's first step, with a tiny model.
 
 `cold`: the first job after the workers started. `warm`: a warm trainer is ready. `at_once`: the
 previous job has just ended, and the next warm trainer is starting. `without`: the worker has
@@ -28,7 +28,7 @@ QUIET_SECONDS = 2.0
 """A warm trainer counts as ready if it has used no CPU for this number of seconds."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
-"""Phases before the first step. The job's events use the same names."""
+"""Phases of a job before its first step. The job's events use the same names."""
 
 Seconds = dict[str, float]
 """Seconds of each phase, and of the whole time `first_step`."""

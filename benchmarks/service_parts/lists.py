@@ -1,7 +1,7 @@
 """Latency of every page of a list, compared with page 1.
 
 The lists are jobs, jobs with a metadata filter, and the events of a job. Page 1 is requested before
-each page, so that other load on the machine affects both.
+each page, so that other load on the machine affects both pages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {
         "jobs": (JOBS_PATH, {}),
-        # One job in ten matches.
+        # One job in ten matches the filter.
         "jobs_of_one_team": (JOBS_PATH, {"metadata[team]": "team-3"}),
         "jobs_oldest_first": (JOBS_PATH, {"order": "asc"}),
         "events": (f"{JOBS_PATH}/{job_id}/events", {}),

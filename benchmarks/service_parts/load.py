@@ -1,7 +1,7 @@
 """Requests at a fixed rate (open loop), sent from a separate process.
 
-Latency starts at the planned time of a request. If the server stalls, every request that was due
-meanwhile counts its delay (no coordinated omission).
+Latency starts at the planned time of a request. If the server stalls, the latency of every request
+that was due meanwhile includes the delay (no coordinated omission).
 """
 
 from __future__ import annotations

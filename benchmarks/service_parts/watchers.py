@@ -35,7 +35,8 @@ class Seen:
     latencies: list[float] = field(default_factory=list)
 
     def take(self, number: int) -> None:
-        """Count event `number`. Numbers that are not 1, 2, 3, ... count as lost or repeated."""
+        """Count the event with this number. Numbers that are not 1, 2, 3, ... count as lost or
+        repeated."""
         if number <= self.last:
             self.repeated += 1
             return

@@ -1,7 +1,8 @@
 """AdamW step on bf16 weights with 8-bit moments and stochastic rounding.
 
 The step converts weights and moments to fp32, updates them by the formulas of adamw.py, and
-converts them back. It rounds an fp32 weight x to bf16 w at random; x is the expected value of w:
+converts them back. Stochastic rounding turns an fp32 weight x into a bf16 weight w at random; x is
+the expected value of w:
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 

@@ -19,7 +19,7 @@ __all__ = ["launch_8bit", "launch_error_word"]
 
 ELEMENTS = 1024  # per program
 BLOCK = tl.constexpr(256)
-"""Same as moment_codes.BLOCK."""
+"""Elements per block, the same as moment_codes.BLOCK."""
 TINY = tl.constexpr(1.1754943508222875e-38)
 
 

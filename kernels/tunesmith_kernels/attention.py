@@ -160,7 +160,7 @@ class _SegmentAttention(torch.autograd.Function):
         d_out = d_out.unflatten(-1, (-1, shape.head_dim))
         d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
         d_q, d_k, d_v = _split(d_qkv, shape)
-        # Sum over tiles in at least fp32. The layout [KV, T, D] is the one the GEMMs need.
+        # Sum over tiles in at least fp32. The GEMMs need the layout [KV, T, D].
         size = (shape.kv_heads, qkv.shape[0], shape.head_dim)
         k_sum = qkv.new_zeros(size, dtype=wide(qkv.dtype))
         v_sum = torch.zeros_like(k_sum)

@@ -159,7 +159,7 @@ def hidden_gradients(
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return d log p / d y and dH / d y for the columns of the trained rows, [n, k] each.
-    Multiplying these gradients by h gives the gradients of the trained rows."""
+    Multiplying the returned gradients by h gives the gradients of the trained rows."""
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
     unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)

@@ -50,8 +50,8 @@ def read_rows(
     """Write the statistics of a chunk of raw logits [n, V] to `out`.
 
     If `gradient` is True, f_j q_j overwrites the chunk; otherwise the chunk's content is undefined
-    afterwards. With `gradient`, f_j q_j (z_j - mu) is written to `spread` [n, V], unless it is
-    None.
+    afterwards. With `gradient`, f_j q_j (z_j - mu) is written to `spread` [n, V], unless `spread`
+    is None.
     """
     if uses_triton(logits):
         from .head_rows_triton import launch

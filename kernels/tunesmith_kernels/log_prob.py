@@ -8,10 +8,10 @@ For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (s
 
 Rows are processed in chunks whose logits fit a byte budget. Forward already converts the logits of
 each chunk to d log p / d h, [N, H]; backward only multiplies this by the upstream gradient u_i. The
-head's gradient is a sum over rows, weighted by u_i. Forward computes this sum for weights of 1. If
-all u_i are equal (a mean or sum over tokens), backward scales the head's gradient from forward;
-otherwise backward computes the logits again. Sources: arXiv 2411.09009 (no full logits), Liger's
-kernel (gradient in forward).
+head's gradient is a sum over rows, weighted by u_i. Forward computes the head's gradient with all
+weights u_i set to 1. If all u_i are equal (a mean or sum over tokens), backward scales the head's
+gradient from forward; otherwise backward computes the logits again. Sources: arXiv 2411.09009 (no
+full logits), Liger's kernel (gradient in forward).
 
 If only k rows of the head are trained, W is frozen and the trained rows are a separate [k, H]
 tensor. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and no
@@ -171,7 +171,7 @@ def _check_trained(weight: torch.Tensor, bias: torch.Tensor | None, trained: Tra
         )
     if weight.requires_grad or (bias is not None and bias.requires_grad):
         raise ValueError(
-            "trained rows require a frozen head, but its weight or bias has a gradient"
+            "trained rows require a frozen head, but the head's weight or bias has a gradient"
         )
 
 

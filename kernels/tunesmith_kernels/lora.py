@@ -258,8 +258,9 @@ def _whole(weights: Tensors) -> torch.Tensor:
 
 
 def _accumulates(spec: _Spec, b: Tensors) -> bool:
-    """Return True if the products can be added to the residual one by one. In half precision, a
-    small adapter output would be lost in the residual, so it is added to its projection first."""
+    """Return True if the adapters' products can be added to the residual one by one. In half
+    precision, a small adapter output would be lost in the residual, so the adapter output is added
+    to the projection first."""
     exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
     return exact and spec.residual_scale == 1.0
 
@@ -302,8 +303,8 @@ def _prologue_backward(
 
 
 def _scale(adapter: Adapter | None) -> float:
-    """Return the adapter's scale s / (1 - p). Dropout's factor 1 / (1 - p) is applied here, because
-    half precision would round it on the input."""
+    """Return the adapter's scale s / (1 - p). Dropout's factor 1 / (1 - p) is part of this scale,
+    because scaling a half-precision input would round it."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)

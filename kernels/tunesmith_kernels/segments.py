@@ -2,8 +2,9 @@
 
 Segments are built once per batch on the host; attention, RoPE and the loss use them. A token
 attends only to its own row and to the row's prefix, if there is one. A prefix is a range of tokens
-of an earlier row; completions share their prompt this way. The caller sets the positions of the
-tokens. The positions of a row start at 0, or at the prefix's length if the row has a prefix.
+of an earlier row; completions share a prompt by using it as their prefix. The caller sets the
+positions of the tokens. The positions of a row start at 0, or at the prefix's length if the row has
+a prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Segment:
 
     start: int
     stop: int
-    """Index after the last token."""
+    """Index after the row's last token."""
     prefix_start: int = 0
     prefix_stop: int = 0
 
@@ -87,7 +88,7 @@ class Segments:
     """Rows of a batch in one sequence of T tokens."""
 
     bounds: tuple[int, ...]
-    """Start of each row, then T."""
+    """Start of each row in the sequence, then T."""
     cumulative: torch.Tensor
     """`bounds` as int32 [S + 1] on the device, for the varlen attention kernels."""
     prefixes: Prefixes | None = None
@@ -95,8 +96,8 @@ class Segments:
 
     @classmethod
     def from_cumulative(cls, cumulative: torch.Tensor) -> Segments:
-        """Build segments from cumulative lengths, int [S + 1]. This synchronises with the device:
-        call it once per batch."""
+        """Build segments from cumulative lengths, int [S + 1]. The call synchronises with the
+        device, so call it once per batch."""
         bounds = tuple(cumulative.tolist())
         return cls(bounds, cumulative.to(torch.int32))
 

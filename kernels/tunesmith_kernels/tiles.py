@@ -46,6 +46,6 @@ def block_shape(row_elements: int) -> tuple[int, int]:
 
 
 def num_warps(block_elements: int) -> int:
-    """Return the number of warps that gives each thread about 16 elements. This number keeps enough
-    loads in flight without register spills."""
+    """Return the number of warps that gives each thread about 16 elements. With 16 elements per
+    thread, enough loads are in flight without register spills."""
     return min(32, max(4, block_elements // 512))

@@ -84,7 +84,7 @@ class WallClock:
 
     @property
     def wall(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the clock's start."""
         return self._now() - self._began
 
     def read(self) -> dict[str, float]:

@@ -157,7 +157,7 @@ def _device_error(error: BaseException) -> JobFailure:
     if "device-side assert" in lower:
         hint = (
             "An index is out of range, usually a token id or label that the model does not have. "
-            "Set CUDA_LAUNCH_BLOCKING=1 in the worker's environment to locate it."
+            "Set CUDA_LAUNCH_BLOCKING=1 in the worker's environment to locate the error."
         )
     elif "ecc" in lower:
         hint = (

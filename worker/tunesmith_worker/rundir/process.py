@@ -26,7 +26,8 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SpawnSettings:
-    """Environment variables that a supervisor sets for its child; not set when run by hand."""
+    """Environment variables that a supervisor sets for its child; not set for a run started by
+    hand."""
 
     supervisor_pid: int | None = None
     """Process id of the supervisor. The trainer ends when the supervisor ends."""

@@ -11,8 +11,8 @@ Layers with 8-bit weights also keep the inputs of their projections, because bit
 free these on recomputation.
 
 Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
-gradient and in the optimiser step. The prediction is the maximum over the four moments. This module
-needs neither torch nor a device; `Correction` holds the measurements of the probe run.
+gradient and in the optimiser step. The predicted peak is the maximum over the four moments. This
+module needs neither torch nor a device; `Correction` holds the measurements of the probe run.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ class LayerCounts:
 
     mode: Mode
     forwards: int = 0
-    """Forward passes with gradients; stays 0 for layers that keep their activations."""
+    """Number of forward passes with gradients; 0 for layers that keep their activations."""
     recomputes: int = 0
     offloads: int = 0
-    """Inputs copied to the host; short inputs stay on the device."""
+    """Number of inputs copied to the host; short inputs stay on the device."""
 
 
 class LayerModes:
@@ -58,7 +58,7 @@ class LayerModes:
             )
 
     def undo(self) -> None:
-        """Remove the flag and the function from every layer."""
+        """Remove the checkpointing flag and the checkpoint function from every layer."""
         layer: Untyped
         for layer in self.layers:
             layer.__dict__.pop("gradient_checkpointing", None)
@@ -107,8 +107,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    Otherwise TRL's no-gradient code would turn recomputation off for the whole model, later turn it
-    on for every layer, and add a hook to the embedding."""
+    Without this block, TRL's no-gradient code would turn recomputation off for the whole model,
+    later turn it on for every layer, and add a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]

@@ -140,7 +140,7 @@ class EvaluationRetry:
             self.parts = min(rows, 2 * self.parts)
             self._warn(
                 f"Out of memory in an evaluation ({result.text}): each batch is split into "
-                f"{self.parts} parts. The loss is still over the whole file."
+                f"{self.parts} parts. The loss still covers the whole validation file."
             )
 
 

@@ -39,7 +39,7 @@ class ModelShape:
     after_norms: bool
     qk_norm: bool
     softcap: bool
-    """True for soft-capped attention scores. torch's varlen kernels do not support them."""
+    """True for soft-capped attention scores. torch's varlen kernels do not support soft caps."""
 
     @property
     def q(self) -> int:

@@ -97,7 +97,7 @@ def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[s
     requested = lora.target_modules
     if isinstance(requested, list):
         absent = [target for target in requested if not _has(model, target)]
-        if absent:  # PEFT accepts the list if one target exists
+        if absent:  # PEFT accepts a list of targets if one target exists
             raise RunError(
                 ErrorCode.RECIPE_INVALID,
                 f"recipe.lora.target_modules: the model has no layer {absent[0]!r}.",

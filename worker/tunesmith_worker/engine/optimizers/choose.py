@@ -1,4 +1,4 @@
-"""Choose the optimiser for a precision, and the weights that it saves."""
+"""Choose the optimiser for a precision, and the weights that are saved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Measure the fraction of updates lost to rounding: the weight does not change although its update
-is nonzero.
+"""Measure the fraction of updates lost to rounding: a lost update is nonzero, but does not change
+its weight.
 
 The fraction of lost updates is measured at step 1 and every tenth step after it, on up to 65,536
 evenly spaced elements per tensor. Rounding to the nearest bf16 loses updates smaller than about |w|

@@ -130,7 +130,7 @@ class BackbonePatch:
         ) -> Untyped:
             if this is not backbone:
                 raise RuntimeError(
-                    "this is a copy of a patched model: undo its patches before copying it"
+                    "this is a copy of a patched model: undo the patches before copying a model"
                 )
             if cu_seq_lens_q is None or kwargs.get("attention_mask") is not None:
                 return stock(*args, cu_seq_lens_q=cu_seq_lens_q, **kwargs)

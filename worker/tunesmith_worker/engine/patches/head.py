@@ -27,7 +27,7 @@ _patched: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def is_head_patched(model: torch.nn.Module) -> bool:
-    """Return True if this causal language model supports a layout's `scored`."""
+    """Return True if this causal language model supports `scored` in a batch layout."""
     return model in _patched
 
 

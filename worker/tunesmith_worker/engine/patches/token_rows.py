@@ -40,7 +40,7 @@ class TokenRowsPatch:
         def forward(this: Untyped, x: torch.Tensor, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if this is not layer:
                 raise RuntimeError(
-                    "this is a copy of a patched model: undo its patches before copying it"
+                    "this is a copy of a patched model: undo the patches before copying a model"
                 )
             rows = trained_rows(layer)
             return stock(x, *args, **kwargs) if rows is None else look_up(layer, base, x, rows)

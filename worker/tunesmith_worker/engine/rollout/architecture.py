@@ -105,7 +105,7 @@ def _read(causal: Untyped) -> Architecture:
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
     specs = [_layer(layer, name) for layer, name in zip(layers, types, strict=True)]
     if len({(s.shape.heads, s.shape.kv_heads, s.shape.head_dim) for s in specs}) > 1:
-        raise Unsupported("its layers differ in the number or size of attention heads")
+        raise Unsupported("the model's layers differ in the number or size of attention heads")
     head = causal.get_output_embeddings()
     norm = NormSpec(module=backbone.norm, eps=norm_eps(backbone.norm), kind=kind)
     check_unmodified(layers[0], backbone.norm)

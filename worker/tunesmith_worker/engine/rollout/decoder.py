@@ -25,7 +25,7 @@ from .weights import DecoderWeights, LayerWeights
 RowRangeTable = tuple[int, int, torch.Tensor]
 """A range of rows and its RoPE table: (first row, end row, `RopeTable.doubled` [P, 2, R])."""
 RowTables = dict[str | None, list[RowRangeTable]]
-"""Tables by `LayerSpec.layer_type`."""
+"""RoPE tables by `LayerSpec.layer_type`."""
 
 
 def cache_dtype(model: Architecture) -> torch.dtype:
@@ -100,7 +100,8 @@ class Decoder:
         """Run the device work of a step; the cache must have room for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
-        `lengths`, the step reads no host state that changes before the cache's version does."""
+        `lengths`, the step reads only host state that stays the same until the cache's version
+        changes."""
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
         positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)

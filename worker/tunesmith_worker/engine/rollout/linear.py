@@ -6,7 +6,7 @@ API for packed weights. If torch lacks its private API for packed weights, the d
 linear layers.
 
 A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the
-matrix products' time (docs/contributing/log). Packed weights are therefore moved into huge pages.
+matrix products' time (docs/contributing/log). Packed weights are moved into huge pages.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ class SamplingParams:
     """Sample from the k most likely tokens, including ties with the k-th; 0: from all tokens."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
-    this."""
+    `top_p`."""
     min_p: float = 0.0
-    """Sample only from tokens whose probability is at least this fraction of the highest one."""
+    """Sample only from tokens whose probability is at least `min_p` times the highest
+    probability."""
     repetition_penalty: float = 1.0
     """For tokens in the prompt or completion, positive logits are divided by this number and
     negative logits are multiplied by it."""
@@ -108,7 +109,8 @@ class Completion:
     0 for greedy tokens."""
     policy_logprobs: list[float]
     """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. A
-    trainer's forward computes the same log-probs. At temperature 0, `softmax(logits)` is used."""
+    trainer's forward computes the same log-probs. At temperature 0, the log-prob is that of
+    `softmax(logits)`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     """Stop token id or stop text; None if `max_tokens` ended the completion."""

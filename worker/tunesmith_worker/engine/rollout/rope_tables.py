@@ -1,7 +1,7 @@
 """RoPE cosines and sines.
 
-The model's own module computes them, so every RoPE scaling matches the training forward bit for
-bit.
+The model's own RoPE module computes the cosines and sines, so every RoPE scaling matches the
+training forward bit for bit.
 
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
 two sets of frequencies: one up to the original context length and one above it. The scaling

@@ -56,7 +56,8 @@ def ungraded(report: RunReport, settings: TrainingSettings) -> tuple[str, float]
 def zero_std_share(report: RunReport, settings: TrainingSettings) -> float | None:
     """Return the share of groups with equal rewards; None if most completions were truncated.
 
-    Truncated completions often have equal rewards, so other advice applies to them."""
+    Truncated completions often have equal rewards, so separate advice covers truncated
+    completions."""
     rollouts = report.rollouts
     cut = rollouts is not None and (rollouts.truncated_share or 0.0) > MOSTLY
     return None if rollouts is None or cut else rollouts.zero_std_share

@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
-"""All rules, with name, figure, threshold and suggestion. Most figures are shares of the wall time.
-Some figures are shares of training time (data_wait), batch slots (padding), steps (host), predicted
-step time (recompute), groups (zero_std), completions (ungraded, truncated) or generation time
-(grading)."""
+"""All advice rules, with name, figure, threshold and suggestion. Most figures are shares of the
+wall time. Some figures are shares of training time (data_wait), batch slots (padding), steps
+(host), predicted step time (recompute), groups (zero_std), completions (ungraded, truncated) or
+generation time (grading)."""

@@ -1,7 +1,7 @@
 """Train single rows: new tokens, and tokens in the data that the base model never learned.
 
 A LoRA run uses PEFT's `trainable_token_indices`: each matrix trains and saves only k rows of H
-parameters. Stock PEFT can load these rows. With full tuning, all rows train.
+parameters. Stock PEFT can load the trained rows. With full tuning, all rows train.
 """
 
 from __future__ import annotations
