@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunesmith_schema.log_lines import LOG_FORMAT, secure_handlers
 from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.unsafe import first_error
 from tunesmith_server.core.database import Database
@@ -30,9 +31,8 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    secure_handlers(logging.getLogger())
     logging.getLogger("alembic").setLevel(logging.WARNING)
     overrides = {
         name: value

@@ -91,7 +91,9 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
         name = max(kept, key=lambda name: len(to_json(kept[name])))
         del kept[name]
         left_out.append(name[:64])
-    return {**kept, "left_out": left_out[:20]} if left_out else kept
+    if left_out:
+        kept["left_out"] = list[JsonValue](left_out[:20])
+    return kept
 
 
 _ROOM = 4096

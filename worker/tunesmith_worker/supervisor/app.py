@@ -13,6 +13,7 @@ import socket
 
 from celery import Celery, signals
 
+from tunesmith_schema.log_lines import secure_handlers
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, broker_transport
 from tunesmith_worker.rundir.paths import KEEP_SECONDS, remove_unused
 
@@ -48,6 +49,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     heartbeat = HeartbeatThread(app, settings, queue, worker_id, why_not_ready)
     orphans = OrphanReporter(settings)
 
+    secure_logs()
     # weak=False keeps the receivers alive: Celery's signals hold weak references by default.
     signals.worker_ready.connect(lambda **_: heartbeat.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: shutdown.request(), weak=False)
@@ -73,6 +75,12 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     finally:
         shutdown.close()
         shutil.rmtree(tmp, ignore_errors=True)
+
+
+def secure_logs() -> None:
+    """Let the handlers that Celery creates write one line per message."""
+    for created in (signals.after_setup_logger, signals.after_setup_task_logger):
+        created.connect(lambda logger, **_: secure_handlers(logger), weak=False)
 
 
 def make_app(broker_url: str) -> Celery:
