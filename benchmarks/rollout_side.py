@@ -42,7 +42,7 @@ def with_lora(dtype: torch.dtype) -> Untyped:
     torch.manual_seed(1)
     model = peft.get_peft_model(make_model(dtype), config)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # B would be zero, and the adapter would have no effect
+        if "lora_B" in name:  # otherwise LoRA's B is zero, and the adapter has no effect
             torch.nn.init.normal_(parameter, std=0.02)
     return model.eval()
 

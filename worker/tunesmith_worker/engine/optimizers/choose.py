@@ -54,7 +54,7 @@ def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
 
     If the optimiser has fp32 masters, they are rounded to bf16 with torch's rounding. If the
     optimiser has no masters, the weights do not change."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()
     return nullcontext()

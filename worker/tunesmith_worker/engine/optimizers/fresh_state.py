@@ -21,7 +21,7 @@ def make_state(optimizer: Untyped) -> None:
     If an allocation fails, the newly allocated states are removed and the error propagates. Only
     our optimisers and torch's AdamW are supported; other optimisers allocate their state in the
     first step."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     created = []
     try:
         for group in optimizer.param_groups:

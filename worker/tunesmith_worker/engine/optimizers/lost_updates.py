@@ -124,7 +124,7 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
         optimizer: Untyped = None,
         **_: Untyped,
     ) -> None:
-        inner: Untyped = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+        inner: Untyped = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
         self._lost = LostUpdates(inner, steps=state.global_step)
         self._lost.fraction = self._fraction
 
