@@ -245,5 +245,5 @@ def _check_announced(metadata: Any, limit: int) -> int:  # Any: pyarrow is untyp
 def _bomb(expanded: int, limit: int) -> Unreadable:
     return Unreadable(
         f"the file expands to at least {expanded:,} bytes; the limit for its size is "
-        f"{limit:,}. Split the file, or send JSONL"
+        f"{limit:,}. Split the file, or send it as JSONL"
     )
