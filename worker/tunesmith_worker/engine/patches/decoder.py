@@ -75,7 +75,7 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
             )
         run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
         if layer.gradient_checkpointing and layer.training:
-            # the replaced stock forward does this too
+            # the replaced stock forward also recomputes
             checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
             return checkpointed
         return run(hidden_states)
