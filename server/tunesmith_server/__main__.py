@@ -1,4 +1,4 @@
-"""Command line of the server: `python -m tunesmith_server serve|api|migrate|keys`."""
+"""Command line of the server: `python -m tunesmith_server serve|api|migrate|gc|keys`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from tunesmith_schema.unsafe import first_error
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import ServiceError
 from tunesmith_server.core.settings import Settings, variable_warnings
+from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
 
-from . import migrate
+from . import garbage, installation, migrate
 from .embedded import StartError, check_backends, check_tls, serve
 
 log = logging.getLogger(__name__)
+
+MAX_NAMES = 20
+"""Number of names that `gc` prints."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,7 +87,17 @@ def _parser() -> argparse.ArgumentParser:
     revoke.set_defaults(run=_revoke_key)
     for verb in (create, listing, revoke):
         _data_dir(verb)
-    for verb in (everything, alone, schema, create, listing, revoke):
+    collection = verbs.add_parser("gc", help="delete stored content that nothing refers to")
+    _data_dir(collection)
+    choice = collection.add_mutually_exclusive_group()
+    choice.add_argument("--dry-run", action="store_true", help="only show what would be deleted")
+    choice.add_argument(
+        "--adopt",
+        action="store_true",
+        help="declare that the store belongs to this database; deletes nothing",
+    )
+    collection.set_defaults(run=_gc)
+    for verb in (everything, alone, schema, create, listing, revoke, collection):
         verb.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -132,6 +146,39 @@ def _migrate(settings: Settings, arguments: argparse.Namespace) -> None:
     settings.prepare()
     migrate.upgrade(settings.database_url)
     _print(arguments, {"schema": "current"}, "the database schema is current")
+
+
+def _gc(settings: Settings, arguments: argparse.Namespace) -> None:
+    settings.prepare()
+    check_backends(settings)
+    if not migrate.is_current(settings.database_url):
+        raise StartError("the database schema is not current: run `tunesmith migrate` first")
+    database, storage = Database(settings.database_url), Storage(settings.storage_url)
+    try:
+        if arguments.adopt:
+            owner = installation.adopt(database, storage)
+            text = f"the store {storage.url} belongs to installation {owner} from now on"
+            _print(arguments, {"installation": owner, "storage_url": storage.url}, text)
+            return
+        found = (garbage.find if arguments.dry_run else garbage.collect)(database, storage)
+    finally:
+        database.dispose()
+    verb = "would delete" if arguments.dry_run else "deleted"
+    names = sorted(found.sizes)[:MAX_NAMES]
+    lines = [f"{verb} {len(found.sizes)} unused blobs, {found.bytes:,} bytes"]
+    lines += [f"  {name}  {found.sizes[name]:,} bytes" for name in names]
+    if len(names) < len(found.sizes):
+        lines.append(f"  and {len(found.sizes) - len(names)} more")
+    _print(
+        arguments,
+        {
+            "dry_run": arguments.dry_run,
+            "count": len(found.sizes),
+            "bytes": found.bytes,
+            "names": names,
+        },
+        "\n".join(lines),
+    )
 
 
 def _database(settings: Settings) -> Database:

@@ -18,15 +18,18 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 
+from . import installation
 from .janitor import Janitor
 from .middleware import RequestEnvelope
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Build the API from `settings`. The database must already have the current schema."""
+    """Build the API from `settings`. The database must already have the current schema. Raises
+    WrongStore if the store belongs to another installation."""
     settings.prepare()
     database = Database(settings.database_url)
     storage = Storage(settings.storage_url)
+    installation.ensure(database, storage)
     wake_ups = WakeUps(settings.broker_url)
     hub = EventHub(database)
 

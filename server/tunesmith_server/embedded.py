@@ -34,7 +34,7 @@ from tunesmith_server.core.settings import Settings, read_or_write_secret
 from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.services import keys
 
-from . import migrate
+from . import installation, migrate
 from .broker import embedded_broker, find_server
 from .certificate import check_certificate
 from .children import Child, stop_all
@@ -66,6 +66,7 @@ def _serve(settings: Settings, output: _Output) -> None:
     check_tls(settings, urlsplit(settings.url).hostname or "")
     check_backends(settings)
     migrate.upgrade(settings.database_url)
+    check_installation(settings)
     key_file = settings.data_dir / "api-key"
     _register_admin_key(settings, key_file)
 
@@ -136,6 +137,15 @@ def check_backends(settings: Settings) -> None:
         Storage(settings.storage_url).check()
     except (StorageUnavailable, BaseError, ValueError) as error:
         raise StartError(f"TUNESMITH_STORAGE_URL: {str(error).splitlines()[0]}") from error
+
+
+def check_installation(settings: Settings) -> None:
+    """Raise WrongStore if the database and the store belong to different installations."""
+    database = Database(settings.database_url)
+    try:
+        installation.ensure(database, Storage(settings.storage_url))
+    finally:
+        database.dispose()
 
 
 def _children(settings: Settings) -> list[Child]:

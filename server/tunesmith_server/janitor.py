@@ -20,17 +20,10 @@ from tunesmith_server.core.database import Database, epoch_now
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
-from tunesmith_server.models import (
-    AdapterRow,
-    FileRow,
-    IdempotencyRow,
-    JobRow,
-    ResumePointRow,
-    SamplesRow,
-    UploadPartRow,
-    WorkerRow,
-)
+from tunesmith_server.models import FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.services import leases, resume_points, upload_completion, waiting, workers
+
+from . import garbage
 
 log = logging.getLogger(__name__)
 
@@ -104,15 +97,11 @@ class Janitor(threading.Thread):
                 upload_completion.delete_part_rows(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete content that no row refers to; return the number of deleted blobs."""
-        with self._database.read() as session:
-            in_use = set(session.scalars(select(FileRow.sha256)))
-            in_use.update(session.scalars(select(SamplesRow.sha256)))
-            in_use.update(session.scalars(select(UploadPartRow.id)))
-            for files in (AdapterRow.files, ResumePointRow.files):
-                for stored in session.scalars(select(files)):
-                    in_use.update(file["sha256"] for file in stored)
-        return self._storage.sweep(in_use, older_than)
+        """Delete our content that no row refers to; return the number of deleted blobs."""
+        found = garbage.collect(self._database, self._storage, older_than)
+        if found.sizes:
+            log.info("deleted %d unused blobs, %d bytes", len(found.sizes), found.bytes)
+        return len(found.sizes)
 
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()

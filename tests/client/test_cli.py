@@ -170,6 +170,7 @@ def test_models_are_listed(tunesmith: Tunesmith, server: LocalServer) -> None:
         ("serve", ["tunesmith_server", "serve"]),
         ("api", ["tunesmith_server", "api"]),
         ("migrate", ["tunesmith_server", "migrate"]),
+        ("gc", ["tunesmith_server", "gc"]),
         ("keys", ["tunesmith_server", "keys"]),
         ("worker", ["tunesmith_worker", "worker"]),
         ("demo", ["tunesmith_worker", "demo"]),

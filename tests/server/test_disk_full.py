@@ -67,7 +67,7 @@ def assert_unharmed(server: Server) -> None:
     server.worker.succeed(server.worker.claim())
     janitor = server.janitor()
     janitor.sweep()
-    blobs = [path for path in (server.settings.data_dir / "blobs").rglob("*") if path.is_file()]
+    blobs = [path for path in (server.settings.data_dir / "blobs").glob("*/*") if path.is_file()]
     assert [path.name for path in blobs if len(path.name) != 64] == []
 
 

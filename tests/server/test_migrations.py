@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    Integer,
+    MetaData,
+    create_engine,
+    inspect,
+    select,
+    text,
+)
 
-from tunesmith_server import migrate
+from tunesmith_server import installation, migrate
 from tunesmith_server.core.database import Base, Database
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import ApiKeyRow
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import ApiKeyRow, BlobRow
+from tunesmith_server.services import blobs
 
 from .actors import FakeWakeUps, serving
 from .test_uploads import filled
@@ -63,6 +78,9 @@ def test_down_and_up_again_with_rows_inside(settings: Settings, wake_ups: FakeWa
     migrate.downgrade(settings.database_url, "base")
     assert tables(settings.database_url) == set()
     migrate.upgrade(settings.database_url)
+    database = Database(settings.database_url)
+    installation.adopt(database, Storage(settings.storage_url))
+    database.dispose()
     with serving(settings, wake_ups) as server:
         assert server.user.json("/v1/files")["data"] == []
 
@@ -111,6 +129,53 @@ def test_rows_survive_every_step_up_and_down(empty_url: str) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("SELECT readings FROM files")).scalar() == 0
     engine.dispose()
+
+
+def test_an_upgrade_records_the_content_of_every_kind_of_row(empty_url: str) -> None:
+    """Database of version 0006: garbage collection of today must know what is ours."""
+    migrate.upgrade(empty_url, "0006")
+    engine = create_engine(empty_url)
+    tables = MetaData()
+    tables.reflect(engine)
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("files", {"id": "file-1", "sha256": "a" * 64, "bytes": 1}),
+        ("files", {"id": "file-2", "sha256": "a" * 64, "bytes": 1}),
+        ("uploads", {"id": "upload-1"}),
+        ("upload_parts", {"id": "part-1", "upload_id": "upload-1", "bytes": 2}),
+        ("jobs", {"id": "ftjob-1"}),
+        ("job_samples", {"job_id": "ftjob-1", "sha256": "b" * 64, "bytes": 3}),
+        ("resume_points", {"job_id": "ftjob-1", "files": [{"sha256": "c" * 64, "bytes": 4}]}),
+        ("adapters", {"id": "adp-1", "job_id": "ftjob-1", "files": [
+            {"sha256": "d" * 64, "bytes": 5}, {"sha256": "e" * 64, "bytes": 6}
+        ]}),
+    ]  # fmt: skip
+    with engine.begin() as connection:
+        for name, values in rows:
+            table = tables.tables[name]
+            filled_in = {column.name: _filler(column) for column in table.columns} | values
+            connection.execute(table.insert().values(filled_in))
+    engine.dispose()
+    migrate.upgrade(empty_url)
+    database = Database(empty_url)
+    with database.read() as session:
+        recorded = {row.name: row.bytes for row in session.scalars(select(BlobRow))}
+        assert not session.scalars(select(BlobRow.stored_at)).first(), "not known to be synced"
+        assert not blobs.unreferenced(session, timedelta(days=1))
+    database.dispose()
+    assert recorded == {"part-1": 2, **{letter * 64: size for letter, size in zip(
+        "abcde", (1, 3, 4, 5, 6), strict=True
+    )}}  # fmt: skip
+
+
+def _filler(column: Column[Any]) -> Any:  # Any: the column's type
+    if column.nullable:
+        return None
+    kind = column.type
+    if isinstance(kind, JSON):
+        return {}
+    if isinstance(kind, Boolean):
+        return False
+    return 0 if isinstance(kind, Integer | Float) else "x"
 
 
 def _steps() -> list[Script]:

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
-from tunesmith_server.models import ResumePointRow
+from tunesmith_server.models import BlobRow, ResumePointRow
 
 from .actors import Server
 from .callers import event, metrics
@@ -163,5 +163,21 @@ def test_content_that_is_stored_need_not_be_sent_again(
     assert stored(b"weights") == {"stored": False}
     server.worker.put_blob(claim, b"weights")
     assert stored(b"weights") == {"stored": True}
+    with server.database.write.begin() as session:
+        session.execute(update(BlobRow).values(last_used_at=BlobRow.last_used_at - 13 * 3600))
+    assert stored(b"weights") == {"stored": False}, "it could be swept soon"
+    server.worker.put_blob(claim, b"weights")
+    assert stored(b"weights") == {"stored": True}
+    server.storage.delete([hashlib.sha256(b"weights").hexdigest()])
+    assert stored(b"weights") == {"stored": False}, "it is gone"
+
+
+def test_content_of_an_earlier_version_is_sent_again(server: Server, claim: dict[str, Any]) -> None:
+    """Earlier versions did not sync what they wrote, so only its size is known to be right."""
+    server.worker.put_blob(claim, b"weights")
+    with server.database.write.begin() as session:
+        session.execute(update(BlobRow).values(stored_at=None))
     digest = hashlib.sha256(b"weights").hexdigest()
-    assert not server.storage.has_fresh(digest, timedelta(0)), "it could be swept at any time"
+    path = f"/internal/jobs/{claim['job_id']}/blobs/{digest}"
+    reply = server.worker.json(path, params={"fence": claim["fence"]})
+    assert reply == {"stored": False}

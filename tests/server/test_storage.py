@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 
@@ -55,16 +54,40 @@ def test_what_is_not_there_has_no_size_and_no_content(storage: Storage) -> None:
         storage.stream("0" * 64, 0, 1)
 
 
-def test_a_sweep_takes_what_is_old_and_not_in_use(storage: Storage) -> None:
-    used, unused = put(storage, b"used"), put(storage, b"unused")
-    assert storage.sweep({used}, timedelta(hours=1)) == 0
-    assert storage.sweep({used}, timedelta(seconds=-5)) == 1
-    assert (storage.size(used), storage.size(unused)) == (4, None)
+def test_what_is_deleted_is_gone_and_may_be_missing(storage: Storage) -> None:
+    kept, deleted = put(storage, b"kept"), put(storage, b"deleted")
+    for _ in range(2):
+        storage.delete([deleted, "0" * 64, "part-0"])
+    assert (storage.size(kept), storage.size(deleted)) == (4, None)
 
 
-def test_a_check_leaves_nothing_behind(storage: Storage) -> None:
-    storage.check()
-    assert storage.sweep(set(), timedelta(seconds=-5)) == 0
+def test_content_of_another_size_is_replaced(storage: Storage) -> None:
+    sha256 = hashlib.sha256(b"content").hexdigest()
+    storage.put_pieces([b"cont"], sha256)
+    assert not storage.is_good(sha256, 7)
+    storage.put(BytesIO(b"content"), sha256)
+    assert storage.is_good(sha256, 7)
+    assert b"".join(storage.stream(sha256, 0, 7)) == b"content"
+
+
+def test_the_first_installation_id_stays_unless_it_is_replaced(storage: Storage) -> None:
+    assert storage.installation_id() is None
+    for installation in ("inst-1", "inst-2"):
+        storage.set_installation_id(installation)
+        assert storage.installation_id() == "inst-1"
+    storage.set_installation_id("inst-3", replace=True)
+    assert storage.installation_id() == "inst-3"
+
+
+def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
+    Storage((tmp_path / "blobs").as_uri()).check()
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["file://blobs/here", "file://host/blobs"])
+def test_a_local_url_with_a_host_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="three slashes"):
+        Storage(url)
 
 
 def test_a_store_below_the_same_bucket_is_another_store(
@@ -75,7 +98,7 @@ def test_a_store_below_the_same_bucket_is_another_store(
     ours, theirs = Storage(s3.new_url()), Storage(s3.new_url())
     sha256 = put(theirs, b"theirs")
     assert ours.size(sha256) is None
-    assert ours.sweep(set(), timedelta(seconds=-5)) == 0
+    ours.delete([sha256])
     assert theirs.size(sha256) == 6
 
 

@@ -59,8 +59,9 @@ def refused(reply: Response, code: str) -> str:
 
 
 def blobs(server: Server) -> list[str]:
+    """Paths of all blobs, parts and unfinished files, without the installation id."""
     folder = server.settings.data_dir / "blobs"
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return [str(path.relative_to(folder)) for path in folder.glob("*/*") if path.is_file()]
 
 
 def test_an_upload_is_announced(server: Server) -> None:

@@ -45,6 +45,7 @@ COMMANDS = {
     "serve": _server("serve", "Start the whole service on this machine."),
     "api": _server("api", "Start the API alone."),
     "migrate": _server("migrate", "Create or upgrade the database."),
+    "gc": _server("gc", "Delete stored content that nothing refers to."),
     "keys": _server("keys", "Create, list and revoke API keys."),
     "worker": _worker("Start a worker, which trains jobs.", "tunesmith_worker", "worker"),
     "demo": _worker("Train a small model from start to end.", "tunesmith_worker", "demo"),

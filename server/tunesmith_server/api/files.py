@@ -10,10 +10,11 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
 from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
-from tunesmith_server.core.storage import Storage
+from tunesmith_server.core.storage import Storage, hash_of
 from tunesmith_server.services import files
 from tunesmith_server.services.paging import Order
 
+from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader
 from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
 
@@ -48,13 +49,17 @@ def create(
             ErrorCode.INVALID_REQUEST, "expires_after[anchor] requires expires_after[seconds]",
             param="expires_after[seconds]", hint="send 3600 to 2592000 seconds",
         )  # fmt: skip
+    filename = file.filename or "file"
+    sha256, size = hash_of(file.file)
+    files.check_size(filename, size)
+    store(state, file.file, sha256, size)
     return files.create(
         session,
-        state.storage,
         state.wake_ups,
-        filename=file.filename or "file",
+        filename=filename,
         purpose=purpose,
-        content=file.file,
+        sha256=sha256,
+        size=size,
         expires_in=expires_in,
     )
 

@@ -26,6 +26,7 @@ from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.storage import BLOB_GRACE, hash_of
 from tunesmith_server.services import (
     adapters,
+    blobs,
     files,
     jobs,
     leases,
@@ -35,8 +36,9 @@ from tunesmith_server.services import (
 )  # fmt: skip
 from tunesmith_server.services.received import ReceivedReport
 
+from .blobs import store as store_blob
 from .bounds import FenceQuery, FileNamePath, IdPath, RangeHeader, WorkerPath
-from .deps import ReaderDep, SessionDep, StateDep, WorkerRoute
+from .deps import ReaderDep, SessionDep, State, StateDep, WorkerRoute
 from .files import send_blob
 
 log = logging.getLogger(__name__)
@@ -105,8 +107,14 @@ async def put_blob(
                 ErrorCode.INVALID_REQUEST, f"the body's sha256 is {actual}, not {sha256}",
                 hint="the transfer was damaged: send the file again",
             )  # fmt: skip
-        await run_in_threadpool(state.storage.put, spool, sha256)
+        await run_in_threadpool(store_blob, state, spool, sha256, size)
+        await run_in_threadpool(_mark_stored, state, sha256, size)
     return StoredFile(name="blob", bytes=size, sha256=sha256)
+
+
+def _mark_stored(state: State, sha256: str, size: int) -> None:
+    with state.database.write.begin() as session:
+        blobs.use(session, {sha256: size})
 
 
 @router.get("/jobs/{job_id}/blobs/{sha256}")
@@ -120,7 +128,8 @@ def is_stored(
     """Return true if the worker need not send the content: it is stored and will not be deleted
     soon."""
     leases.check_fence(session, job_id, fence)
-    return {"stored": state.storage.has_fresh(sha256, BLOB_GRACE / 2)}
+    size = blobs.is_kept(session, sha256, BLOB_GRACE / 2)
+    return {"stored": size is not None and state.storage.size(sha256) == size}
 
 
 @router.get("/jobs/{job_id}/resume/{sha256}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, File, UploadFile
 
 from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
+from tunesmith_server.core.database import new_id
 from tunesmith_server.core.storage import hash_of
 from tunesmith_server.services import upload_completion, uploads
 
+from .blobs import announce
 from .bounds import IdPath
 from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
 
@@ -40,7 +43,11 @@ def create_part(
         known = uploads.find_part(reader, upload_id, sha256, size)
     if known:
         return uploads.part_to_wire(known)
-    return uploads.add_part(session, state.storage, upload_id, data.file, sha256=sha256, size=size)
+    part_id = new_id("part")
+    announce(state, part_id, size)
+    return uploads.add_part(
+        session, state.storage, upload_id, data.file, part_id=part_id, sha256=sha256, size=size
+    )
 
 
 @router.post("/{upload_id}/complete")
@@ -53,7 +60,7 @@ def complete(
         work = upload_completion.plan(reader, upload_id, body)
     if isinstance(work, Upload):
         return work
-    content = upload_completion.assemble(state.storage, work)
+    content = upload_completion.assemble(state.storage, work, partial(announce, state))
     return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
 
 

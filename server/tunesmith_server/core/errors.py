@@ -107,7 +107,8 @@ class StorageReadOnly(ServiceError):
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_WRITE_REFUSED = tuple(f"os error {number}" for number in (errno.EROFS, errno.EACCES, errno.EPERM))
+_REFUSED_WRITES = (errno.EROFS, errno.EACCES, errno.EPERM)
+_WRITE_REFUSED = tuple(f"os error {number}" for number in _REFUSED_WRITES)
 _WRITE_REFUSED += ("AccessDenied", "403 Forbidden")
 """Texts in obstore's messages that mean a refused write: a read-only file system, missing
 permissions, or a bucket's policy."""
@@ -160,6 +161,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def is_read_only(error: StorageUnavailable) -> bool:
     """Return True if the store refused a write, False if it did not answer."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno in _REFUSED_WRITES:
+        return True
     return any(words in f"{error} {error.__cause__}" for words in _WRITE_REFUSED)
 
 

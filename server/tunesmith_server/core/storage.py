@@ -1,36 +1,27 @@
-"""Storage of file contents and adapters by sha256, on disk or S3 (obstore).
+"""Storage of file contents and adapters by sha256, in a local directory or an object store.
 
-Parts of open uploads are stored under `parts/`. The store's usual environment variables (AWS_*) set
-its credentials and endpoint.
+Parts of open uploads are stored under `parts/`. Object stores read their usual environment
+variables (AWS_*) for credentials and endpoint. Nothing here lists the store: other programs may use
+it too, so only the rows of `blobs` know which objects are ours.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from io import BytesIO
-from pathlib import Path
-from typing import IO, Any
-from urllib.parse import unquote, urlsplit
+from datetime import timedelta
+from typing import IO
 
-import obstore
-from obstore import open_writer
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
-_CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
-    "connect_timeout": timedelta(seconds=5),
-    "read_timeout": timedelta(seconds=60),
-    # obstore's default ends every transfer after 30 s.
-    "timeout": timedelta(days=1),
-    # Allow http:// endpoints without an extra variable.
-    "allow_http": True,
-}
-_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
-_PROBE = "0" * 64
+from .bucket_store import BucketStore
+from .local_store import LocalStore, hash_of, pieces_of
+
+__all__ = ["BLOB_GRACE", "Storage", "StorageUnavailable", "hash_of"]
+
+_PROBE = "tunesmith-check"
+_INSTALLATION = "tunesmith-installation"
 BLOB_GRACE = timedelta(days=1)
 """Minimum age of content that a sweep deletes; newer content may still wait for its database
 row."""
@@ -40,99 +31,95 @@ class StorageUnavailable(Exception):
     """The store refused a request or did not answer."""
 
 
-_PIECE = 1024 * 1024
-_CHUNK = 5 * _PIECE
-"""Bytes per request to the store; S3 allows no less."""
-_CHUNKS = 4
-"""Number of parallel requests in one upload."""
-
-
 class Storage:
-    """Blobs that are named by their sha256 (`ab/abcd...`). Writing the same content twice is
-    harmless."""
+    """Blobs that are named by their sha256 (`ab/abcd...`) and parts named by their id. A finished
+    write survives a power cut. Writing the same content twice is harmless."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._store: ObjectStore = (
-            from_url(url, mkdir=True)
-            if url.startswith("file://")
-            else from_url(url, client_options=_CLIENT, retry_config=_RETRIES)
-        )
-        self._folder = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
+        self.url = url
+        is_local = url.startswith("file://")
+        self._store: LocalStore | BucketStore = LocalStore(url) if is_local else BucketStore(url)
 
     def check(self) -> None:
         """Raise StorageUnavailable if a test write to the store fails."""
-        self.put(BytesIO(), _PROBE)
-        self._store.delete(_path(_PROBE))
+        with self._translated_errors():
+            self._store.write(_PROBE, [b"test write\n"])
+            self._store.delete([_PROBE])
 
     def put(self, content: IO[bytes], sha256: str) -> None:
-        """Store `content`, read from its start. An existing blob is written again, which resets its
-        age."""
-        content.seek(0)
-        with self._translated_errors():
-            self._store.put(_path(sha256), content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
+        """Store `content`, read from its start, unless the blob is already good."""
+        if not self.is_good(sha256, content.seek(0, os.SEEK_END)):
+            with self._translated_errors():
+                self._store.write(_path(sha256), pieces_of(content))
 
     def put_pieces(self, pieces: Iterable[bytes], sha256: str) -> None:
         """Store content that arrives in pieces."""
-        # Not `put`: obstore would request pieces inside its own runtime, where fetching them fails.
-        # Not `with writer`: after an error, it would store the truncated content.
         with self._translated_errors(missing_is_no_bucket=False):
-            writer = open_writer(
-                self._store, _path(sha256), buffer_size=_CHUNK, max_concurrency=_CHUNKS
-            )
-            for piece in pieces:
-                writer.write(piece)
-            writer.close()
+            self._store.write(_path(sha256), pieces)
+
+    def is_good(self, sha256: str, size: int) -> bool:
+        """Return True if the blob is durably stored with this content and need not be written."""
+        with self._translated_errors():
+            return self._store.is_good(_path(sha256), sha256, size)
 
     def put_part(self, content: IO[bytes], part_id: str) -> None:
-        content.seek(0)
-        path = _part_path(part_id)
         with self._translated_errors():
-            self._store.put(path, content, chunk_size=_CHUNK, max_concurrency=_CHUNKS)
+            self._store.write(_path(part_id), pieces_of(content))
 
     def stream_part(self, part_id: str) -> Iterator[bytes]:
         """Return the part's bytes in pieces. Raises FileNotFoundError if the part is missing."""
         with self._translated_errors(missing_is_no_bucket=False):
-            result = self._store.get(_part_path(part_id))
-        return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
+            return self._store.read(_path(part_id))
 
     def delete_part(self, part_id: str) -> None:
         """Delete a part; a missing part is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            self._store.delete(_part_path(part_id))
+        self._store.delete([_path(part_id)])
 
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         """Return bytes [start, end) in pieces. Raises FileNotFoundError if the blob is missing."""
         if start == end:
             return iter(())
         with self._translated_errors(missing_is_no_bucket=False):
-            result = self._store.get(_path(sha256), options={"range": (start, end)})
-        return (bytes(piece) for piece in result.stream(min_chunk_size=_PIECE))
+            return self._store.read(_path(sha256), start, end)
 
-    def size(self, sha256: str) -> int | None:
-        """Return the size of a blob in bytes, or None if the blob is missing."""
-        try:
-            with self._translated_errors(missing_is_no_bucket=False):
-                size: int = self._store.head(_path(sha256))["size"]
-        except FileNotFoundError:
-            return None
-        return size
-
-    def has_fresh(self, sha256: str, younger_than: timedelta) -> bool:
-        """Return True if the blob exists and is newer than `younger_than`."""
-        try:
-            with self._translated_errors(missing_is_no_bucket=False):
-                written: datetime = self._store.head(_path(sha256))["last_modified"]
-        except FileNotFoundError:
-            return False
-        return written > datetime.now(UTC) - younger_than
+    def size(self, name: str) -> int | None:
+        """Return the size of a blob or part in bytes, or None if it is missing."""
+        with self._translated_errors():
+            return self._store.size(_path(name))
 
     def link(self, sha256: str, seconds: int) -> str | None:
         """Return a presigned download URL of the blob; None if the store cannot sign."""
-        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
+        if isinstance(self._store, LocalStore):
             return None
         with self._translated_errors():
-            return obstore.sign(self._store, "GET", _path(sha256), timedelta(seconds=seconds))
+            return self._store.link(_path(sha256), seconds)
+
+    def delete(self, names: list[str]) -> None:
+        """Delete blobs and parts; missing ones are no error."""
+        with self._translated_errors():
+            self._store.delete([_path(name) for name in names])
+
+    def delete_unfinished(self, before: float) -> None:
+        """Delete what killed processes left unfinished before this time (Unix seconds)."""
+        with self._translated_errors():
+            self._store.delete_unfinished(before)
+
+    def installation_id(self) -> str | None:
+        """Return the id of the installation that the store belongs to."""
+        try:
+            with self._translated_errors(missing_is_no_bucket=False):
+                return b"".join(self._store.read(_INSTALLATION)).decode().strip()
+        except FileNotFoundError:
+            return None
+
+    def set_installation_id(self, installation: str, *, replace: bool = False) -> None:
+        """Write the installation id; without `replace`, an existing id stays."""
+        content = f"{installation}\n".encode()
+        with self._translated_errors():
+            if replace:
+                self._store.write(_INSTALLATION, [content])
+            else:
+                self._store.write_new(_INSTALLATION, content)
 
     @contextmanager
     def _translated_errors(self, missing_is_no_bucket: bool = True) -> Iterator[None]:
@@ -143,49 +130,15 @@ class Storage:
         except FileNotFoundError as error:
             if not missing_is_no_bucket:
                 raise
-            raise StorageUnavailable(f"{self._url}: {_first_line(error)}") from error
+            raise StorageUnavailable(f"{self.url}: {_first_line(error)}") from error
         except (BaseError, OSError) as error:
-            raise StorageUnavailable(f"{self._url}: {_first_line(error)}") from error
-
-    def sweep(self, in_use: set[str], older_than: timedelta) -> int:
-        """Delete unreferenced blobs and parts older than `older_than`; return their number.
-
-        `in_use` has the sha256 of each blob in use and the id of each part in use.
-        """
-        limit = datetime.now(UTC) - older_than
-        expired = [
-            meta["path"]
-            for batch in self._store.list()
-            for meta in batch
-            if meta["last_modified"] < limit and meta["path"].rsplit("/", 1)[-1] not in in_use
-        ]
-        if expired:
-            self._store.delete(expired)
-        for path in self._folder.glob("*/*#*") if self._folder else ():
-            # `list` omits obstore's staging files, which remain if a process is killed.
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < limit.timestamp():
-                    path.unlink()
-        return len(expired)
+            raise StorageUnavailable(f"{self.url}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
-def _path(sha256: str) -> str:
-    return f"{sha256[:2]}/{sha256}"
-
-
-def _part_path(part_id: str) -> str:
-    return f"parts/{part_id}"
-
-
-def hash_of(content: IO[bytes]) -> tuple[str, int]:
-    """Return sha256 and size of a file object, read from its start in pieces."""
-    content.seek(0)
-    digest, size = hashlib.sha256(), 0
-    while piece := content.read(_PIECE):
-        digest.update(piece)
-        size += len(piece)
-    return digest.hexdigest(), size
+def _path(name: str) -> str:
+    """Return the path of a blob (its name is a sha256) or of a part (its name is an id)."""
+    return f"parts/{name}" if name.startswith("part-") else f"{name[:2]}/{name}"

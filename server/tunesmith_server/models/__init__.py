@@ -2,6 +2,7 @@
 
 from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow
+from .blob import BlobRow, InstallationRow
 from .event import EventRow, MetricRow
 from .file import FileRow
 from .idempotency import IdempotencyRow
@@ -15,10 +16,12 @@ from .worker import WorkerRow
 __all__ = [
     "AdapterRow",
     "ApiKeyRow",
+    "BlobRow",
     "CheckpointRow",
     "EventRow",
     "FileRow",
     "IdempotencyRow",
+    "InstallationRow",
     "JobRow",
     "MetricRow",
     "ReportRow",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import IO
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -23,9 +22,9 @@ from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, NotFound
 from tunesmith_server.core.queue import WakeUps
-from tunesmith_server.core.storage import Storage, hash_of
 from tunesmith_server.models import FileRow, JobRow
 
+from . import blobs
 from .paging import Order, fetch_page, unknown_cursor
 
 USE: dict[MethodName, str] = {
@@ -38,25 +37,27 @@ MAX_READINGS = 3
 count."""
 
 
-def create(
-    session: Session,
-    storage: Storage,
-    wake_ups: WakeUps,
-    *,
-    filename: str,
-    purpose: FilePurpose,
-    content: IO[bytes],
-    expires_in: int | None = None,
-) -> FileObject:
-    """Store the content first, then the row. After the commit, a light worker validates a data
-    set."""
-    sha256, size = hash_of(content)
+def check_size(filename: str, size: int) -> None:
+    """Refuse an empty file."""
     if size == 0:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST, f"file {filename!r} is empty", param="file",
             hint="check the path of the uploaded file",
         )  # fmt: skip
-    storage.put(content, sha256)
+
+
+def create(
+    session: Session,
+    wake_ups: WakeUps,
+    *,
+    filename: str,
+    purpose: FilePurpose,
+    sha256: str,
+    size: int,
+    expires_in: int | None = None,
+) -> FileObject:
+    """Insert the row of content that is already stored. After the commit, a light worker validates
+    a data set."""
     row = record(
         session, wake_ups, filename=filename, purpose=purpose, sha256=sha256, size=size,
         expires_in=expires_in,
@@ -75,6 +76,7 @@ def record(
     expires_in: int | None,
 ) -> FileRow:
     """Insert the row for content that is already stored; see `create`."""
+    blobs.use(session, {sha256: size})
     now = time.time()
     row = FileRow(
         id=new_id("file"),

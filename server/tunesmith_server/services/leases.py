@@ -42,6 +42,7 @@ from . import (
     adapters,
     attempts,
     base_models,
+    blobs,
     checkpoint_retention,
     events,
     job_control,
@@ -136,6 +137,12 @@ def _fenced_out(job: JobRow, fence: int) -> Conflict:
     )
 
 
+def _listed_files(report: ReceivedReport) -> list[StoredFile]:
+    events = [event for event in report.events if isinstance(event, RunEvent)]
+    listed = [file for event in events for file in event.files or []]
+    return listed + (report.outcome.files if report.outcome else [])
+
+
 def report(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, report: ReceivedReport
 ) -> ReportReply:
@@ -153,6 +160,7 @@ def report(
             raise _fenced_out(job, report.fence)
         # The worker repeats its final report, because the reply was lost.
         return _reply(settings, job)
+    blobs.use_files(session, _listed_files(report))
     store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
     _store_run_report(session, job, report.run_report)
     if report.outcome is not None:

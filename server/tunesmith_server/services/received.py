@@ -26,7 +26,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_COUNT, MAX_STEP, JsonBound
 from tunesmith_schema.field_errors import field_errors
-from tunesmith_server.core.errors import BadRequest, ServiceError
+from tunesmith_server.core.errors import BadRequest, ServiceError, Unavailable
 from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.models import JobRow
 
@@ -181,7 +181,9 @@ def is_outage(error: BaseException) -> bool:
     later."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(error, OperationalError | InternalError | StorageUnavailable | OSError)
+    return isinstance(
+        error, OperationalError | InternalError | StorageUnavailable | Unavailable | OSError
+    )
 
 
 def _unreadable(event: Any, error: Exception) -> Unreadable:  # Any: JSON or a RunEvent

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import delete, select, update
@@ -19,7 +19,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import UploadPartRow, UploadRow
 
-from . import files, uploads
+from . import blobs, files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
 """Extra time for a completion that started before the upload expired."""
@@ -75,9 +75,9 @@ def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | U
     return Assembly(upload_id=upload_id, part_ids=body.part_ids, bytes=total, md5=body.md5)
 
 
-def assemble(storage: Storage, work: Assembly) -> Assembled:
+def assemble(storage: Storage, work: Assembly, announce: Callable[[str, int], None]) -> Assembled:
     """Read the stored parts twice: first to compute the sha256, then to store the content under it.
-    Only a few pieces are in memory at a time."""
+    Only a few pieces are in memory at a time. `announce` commits the content's row."""
     sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     try:
         for piece in _pieces(storage, work):
@@ -94,7 +94,9 @@ def assemble(storage: Storage, work: Assembly) -> Assembled:
                 param="md5", hint="check the order of part_ids; GET /v1/uploads/ID lists each "
                 "part's sha256",
             )  # fmt: skip
-        storage.put_pieces(_pieces(storage, work), sha256.hexdigest())
+        announce(sha256.hexdigest(), size)
+        if not storage.is_good(sha256.hexdigest(), size):
+            storage.put_pieces(_pieces(storage, work), sha256.hexdigest())
     except FileNotFoundError as error:
         # Another request may have completed the upload; the janitor then deletes the parts.
         raise Unavailable(
@@ -171,4 +173,5 @@ def leftover_parts(session: Session) -> list[str]:
 
 def delete_part_rows(session: Session, part_ids: list[str]) -> None:
     """Delete the rows of parts that were deleted from storage."""
+    blobs.forget(session, part_ids)
     session.execute(delete(UploadPartRow).where(UploadPartRow.id.in_(part_ids)))

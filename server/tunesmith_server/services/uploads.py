@@ -27,7 +27,7 @@ from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import FileRow, UploadPartRow, UploadRow
 
-from . import files
+from . import blobs, files
 
 
 def create(session: Session, body: UploadCreate) -> Upload:
@@ -104,12 +104,13 @@ def add_part(
     upload_id: str,
     content: IO[bytes],
     *,
+    part_id: str,
     sha256: str,
     size: int,
 ) -> UploadPart:
     """Store the part, then insert its row. Content that was sent before returns the known part, so
-    a client may repeat a request after a lost reply."""
-    part_id, part = new_id("part"), None
+    a client may repeat a request after a lost reply. The blob of `part_id` is announced."""
+    part = None
     storage.put_part(content, part_id)
     try:
         part = _record_part(session, upload_id, part_id, sha256, size)
@@ -143,6 +144,7 @@ def _record_part(
     )
     session.add(part)
     session.flush()
+    blobs.use(session, {part_id: size})
     return part_to_wire(part)
 
 

@@ -1,0 +1,22 @@
+"""Writing content to the store: its row is committed before the object is written."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from tunesmith_server.services import blobs
+
+from .deps import State
+
+
+def announce(state: State, name: str, size: int) -> None:
+    """Commit the row of content that is about to be written, so that garbage collection knows
+    it."""
+    with state.database.write.begin() as session:
+        blobs.announce(session, name, size)
+
+
+def store(state: State, content: IO[bytes], sha256: str, size: int) -> None:
+    """Store content durably. The caller's transaction must record its use."""
+    announce(state, sha256, size)
+    state.storage.put(content, sha256)

@@ -1,0 +1,180 @@
+"""Objects as files of a local directory that survive a power cut.
+
+A file is written under a temporary name, synced and renamed, and its folder is synced, before a
+call returns. obstore's own local store renames without a sync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+PIECE = 1024 * 1024
+_OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
+_UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
+"""Names of unfinished writes: of this module, and of obstore, which earlier versions used."""
+
+
+class LocalStore:
+    """Files of one directory, by relative path."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(
+                f"{url} names the host {parts.netloc!r}: write file:///PATH with three slashes"
+            )
+        self._root = Path(unquote(parts.path))
+        self._synced_folders: set[Path] = set()
+        _make_folder(self._root)
+
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Write an object durably; it appears complete or not at all."""
+        target = self._root / path
+        with self._unfinished(target, pieces) as part:
+            os.replace(part, target)
+        _sync(target.parent)
+
+    def write_new(self, path: str, content: bytes) -> bool:
+        """Write an object durably; return False if it exists."""
+        target = self._root / path
+        with self._unfinished(target, [content]) as part:
+            try:
+                os.link(part, target)
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(part)
+        _sync(target.parent)
+        return True
+
+    @contextlib.contextmanager
+    def _unfinished(self, target: Path, pieces: Iterable[bytes]) -> Iterator[Path]:
+        """Write and sync a temporary file in the folder of `target`; remove it after an error."""
+        self._prepare_folder(target.parent)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            yield part
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+    def _prepare_folder(self, folder: Path) -> None:
+        """Create the folder and sync its name, once per process: another process may have created
+        the folder without having synced its name yet."""
+        if folder not in self._synced_folders or not folder.is_dir():
+            _make_folder(folder)
+            _sync(folder.parent)
+            self._synced_folders.add(folder)
+
+    def is_good(self, path: str, sha256: str, size: int) -> bool:
+        """Return True if the object has this content. The object is then durable, even if another
+        process has just renamed it."""
+        target = self._root / path
+        try:
+            with target.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != size or hash_of(file)[0] != sha256:
+                    return False
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            return False
+        self._prepare_folder(target.parent)
+        _sync(target.parent)
+        return True
+
+    def read(self, path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Return bytes [start, end) in pieces. Raises FileNotFoundError if the object is
+        missing."""
+        file = (self._root / path).open("rb")
+        return _pieces(file, start, end)
+
+    def size(self, path: str) -> int | None:
+        try:
+            return (self._root / path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects; missing ones are no error."""
+        for path in paths:
+            (self._root / path).unlink(missing_ok=True)
+
+    def delete_unfinished(self, before: float) -> None:
+        """Delete files of writes that a crash ended before this time (Unix seconds). Only names
+        that this program gives are deleted."""
+        for folder in self._root.glob("*/"):
+            if not re.fullmatch(r"[0-9a-f]{2}|parts", folder.name):
+                continue
+            for entry in os.scandir(folder):
+                if _is_unfinished(folder.name, entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_file(follow_symlinks=False) and entry.stat().st_mtime < before:
+                            os.unlink(entry.path)
+
+
+def _is_unfinished(folder: str, name: str) -> bool:
+    prefix = "part-" if folder == "parts" else folder
+    return bool(_UNFINISHED.fullmatch(name)) and name.lstrip(".").startswith(prefix)
+
+
+def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    with file:
+        file.seek(start)
+        left = end - start if end is not None else None
+        while left != 0:
+            piece = file.read(PIECE if left is None else min(PIECE, left))
+            if not piece:
+                return
+            if left is not None:
+                left -= len(piece)
+            yield piece
+
+
+def pieces_of(content: IO[bytes]) -> Iterator[bytes]:
+    """Return the content of a file object in pieces, from its start."""
+    content.seek(0)
+    return iter(lambda: content.read(PIECE), b"")
+
+
+def hash_of(content: IO[bytes]) -> tuple[str, int]:
+    """Return sha256 and size of a file object, read from its start in pieces."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces_of(content):
+        digest.update(piece)
+        size += len(piece)
+    return digest.hexdigest(), size
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder and its parents; sync the names of those that were missing."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems sync names by themselves
+            raise
+    finally:
+        os.close(descriptor)

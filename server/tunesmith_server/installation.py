@@ -1,0 +1,90 @@
+"""Installation id: a random id in the database and in the store, which must be the same.
+
+Without it, an API that was started with the wrong store or on an empty database would take other
+content for its own. The first start writes the id to both.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import InstallationRow
+from tunesmith_server.services import blobs
+
+log = logging.getLogger(__name__)
+
+_SAMPLE = 20
+"""Number of recorded blobs of which one must be in a store without an id to recognise it."""
+_REMEDY = (
+    "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
+    "this store belong together, run `tunesmith gc --adopt`"
+)
+
+
+class WrongStore(ValueError):
+    """The database and the store belong to different installations."""
+
+
+def ensure(database: Database, storage: Storage) -> str:
+    """Return the installation id. Raise WrongStore if the database and the store disagree."""
+    in_store, in_database = storage.installation_id(), _id_in(database)
+    if in_store is None:
+        in_database = in_database or _new_id_in(database)
+        _claim_store(database, storage, in_database)
+        in_store = storage.installation_id()
+    if in_store is not None and in_database == in_store:
+        return in_store
+    described = f"belongs to installation {in_database}" if in_database else "has no id (new?)"
+    raise WrongStore(
+        f"the store {storage.url} belongs to installation {in_store}, and the database "
+        f"{described}: {_REMEDY}"
+    )
+
+
+def _claim_store(database: Database, storage: Storage, installation: str) -> None:
+    """Write the id to a store that has none: the first start, or the first after an upgrade."""
+    with database.read() as session:
+        names = blobs.newest(session, _SAMPLE)
+    if names and all(storage.size(name) is None for name in names):
+        raise WrongStore(
+            f"the store {storage.url} has no installation id and none of the {len(names)} newest "
+            f"files of the database (installation {installation}): {_REMEDY}"
+        )
+    storage.set_installation_id(installation)
+    log.info("the store %s belongs to installation %s from now on", storage.url, installation)
+
+
+def adopt(database: Database, storage: Storage) -> str:
+    """Write the database's id to the store, whatever the store had. An API of another installation
+    then refuses to start with this store."""
+    installation = _id_in(database) or _new_id_in(database)
+    storage.set_installation_id(installation, replace=True)
+    return installation
+
+
+def _id_in(database: Database) -> str | None:
+    with database.read() as session:
+        return session.scalar(select(InstallationRow.id))
+
+
+def _new_id_in(database: Database) -> str:
+    """Write a new id to the database, unless another process has just done so."""
+    try:
+        with database.write.begin() as session:
+            row = session.get(InstallationRow, 1)
+            if row is None:
+                row = InstallationRow(
+                    key=1, id=f"inst-{secrets.token_hex(12)}", created_at=time.time()
+                )
+                session.add(row)
+        return row.id
+    except IntegrityError:  # on PostgreSQL, another process was faster
+        with database.read() as session:
+            return session.scalars(select(InstallationRow.id)).one()
