@@ -25,7 +25,7 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
 
 from . import garbage, installation, migrate
-from .embedded import StartError, check_backends, check_tls, serve
+from .embedded import StartError, check_backends, check_installation, check_tls, serve
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     check_backends(settings)
     if not migrate.is_current(settings.database_url):
         raise StartError("the database schema is not current: run `tunesmith migrate` first")
+    check_installation(settings)
     # Spool uploads in the data directory: /tmp is small on many hosts.
     spool = settings.data_dir / "tmp"
     spool.mkdir(exist_ok=True)

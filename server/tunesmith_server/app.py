@@ -24,17 +24,21 @@ from .middleware import RequestEnvelope
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Build the API from `settings`. The database must already have the current schema. Raises
-    WrongStore if the store belongs to another installation."""
+    """Build the API from `settings`. The database must already have the current schema. The
+    app starts only if the database and the store belong together."""
     settings.prepare()
     database = Database(settings.database_url)
     storage = Storage(settings.storage_url)
-    installation.ensure(database, storage)
     wake_ups = WakeUps(settings.broker_url)
     hub = EventHub(database)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await asyncio.to_thread(installation.ensure, database, storage)
+        except Exception:
+            database.dispose()
+            raise
         janitor = Janitor(settings, database, storage, wake_ups)
         janitor.start()
         tail = asyncio.create_task(hub.run())
