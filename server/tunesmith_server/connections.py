@@ -16,10 +16,7 @@ import resource
 import time
 from collections import Counter
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .http_protocol import GuardedProtocol
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +24,18 @@ MAX_OPEN_FILES = 65_536
 """Open files that the process asks for; each connection is one."""
 _OTHER_FILES = 256
 """Open files for the database, the storage and temporary files."""
+
+
+class Connection(Protocol):
+    """What the guard needs of a connection."""
+
+    client: tuple[str, int] | None
+    transport: Any  # Any: asyncio.Transport or uvloop's
+
+    def __hash__(self) -> int: ...
+
+    def check(self, now: float) -> None:
+        """Close the connection if it is too slow. `now`: seconds of time.monotonic."""
 
 
 class ConnectionGuard:
@@ -39,12 +48,12 @@ class ConnectionGuard:
             ip_network(part) for part in trusted_proxies.split(",") if part and part != "*"
         ]
         self._counts: Counter[str] = Counter()
-        self._open: dict[GuardedProtocol, str] = {}
-        self._waiting: dict[GuardedProtocol, str] = {}
+        self._open: dict[Connection, str] = {}
+        self._waiting: dict[Connection, str] = {}
         """Waiting connections, oldest first."""
         self._next_warning = 0.0
 
-    def add(self, connection: GuardedProtocol) -> bool:
+    def add(self, connection: Connection) -> bool:
         """Count a new connection. Return False if the connection must be refused."""
         address = self._address_of(connection.client)
         self._open[connection] = self._waiting[connection] = address
@@ -63,7 +72,7 @@ class ConnectionGuard:
         oldest.transport.close()
         return True
 
-    def remove(self, connection: GuardedProtocol) -> None:
+    def remove(self, connection: Connection) -> None:
         self._waiting.pop(connection, None)
         address = self._open.pop(connection, None)
         if address is not None:
@@ -71,7 +80,7 @@ class ConnectionGuard:
             if not self._counts[address]:
                 del self._counts[address]
 
-    def set_waiting(self, connection: GuardedProtocol, waiting: bool) -> None:
+    def set_waiting(self, connection: Connection, waiting: bool) -> None:
         self._waiting.pop(connection, None)
         if waiting and connection in self._open:
             self._waiting[connection] = self._open[connection]
