@@ -11,9 +11,11 @@ from fastapi.security import HTTPBearer
 
 from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
 from tunesmith_server.api.deps import State
+from tunesmith_server.api.single_flight import SingleFlight
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import REFUSALS, install_error_handlers
+from tunesmith_server.core.planes import limiters
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
@@ -41,17 +43,24 @@ def create_app(settings: Settings) -> FastAPI:
             raise
         janitor = Janitor(settings, database, storage, wake_ups)
         janitor.start()
-        tail = asyncio.create_task(hub.run())
+        limiters()  # before the first request uses the default pool
+        tasks = [asyncio.create_task(task) for task in (hub.run(), hub.check_keys())]
         yield
         hub.close()
-        tail.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.to_thread(janitor.stop)
         wake_ups.close()
         database.dispose()
 
     app = FastAPI(title="Tunesmith", lifespan=lifespan, redirect_slashes=False)
     app.state.tunesmith = State(
-        settings=settings, database=database, storage=storage, wake_ups=wake_ups, hub=hub
+        settings=settings,
+        database=database,
+        storage=storage,
+        wake_ups=wake_ups,
+        hub=hub,
+        completions=SingleFlight(),
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)

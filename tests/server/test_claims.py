@@ -129,7 +129,8 @@ def test_the_service_is_ready_while_a_train_worker_is_there(server: Server) -> N
     server.worker.post("/internal/workers/hello", json={**hello, "queue": "light"})
     assert server.anonymous.get("/readyz").status_code == 503
     server.worker.post("/internal/workers/hello", json=hello)
-    ready = server.anonymous.json("/readyz")
+    assert server.anonymous.json("/readyz") == {"status": "ready"}
+    ready = server.user.json("/readyz")
     assert ready == {"status": "ready", "workers": {"train": 1}, "not_ready": {}}
     server.worker.delete("/internal/workers/w")
     assert server.anonymous.get("/readyz").status_code == 503
@@ -139,11 +140,17 @@ def test_a_worker_that_takes_no_job_does_not_make_the_service_ready_and_says_why
     server: Server,
 ) -> None:
     server.worker.hello("train@a-1-b", not_ready="the GPU has 77.0 GB free, 3.0 GB less")
-    error = server.anonymous.get("/readyz").json()["error"]
-    assert "train@a-1-b: the GPU has 77.0 GB free" in error["message"]
+    stranger = server.anonymous.get("/readyz")
+    wrong_key = server.anonymous.get("/readyz", headers={"authorization": "Bearer ts-wrong"})
+    for reply in (stranger, wrong_key):
+        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "not ready")
+        assert "train" not in reply.text
+    for caller in (server.user, server.worker):
+        error = caller.get("/readyz").json()["error"]
+        assert "train@a-1-b: the GPU has 77.0 GB free" in error["message"]
     server.worker.hello("train@c-2-d")
-    shown = server.anonymous.json("/readyz")
+    shown = server.user.json("/readyz")
     assert shown["workers"] == {"train": 1}
     assert list(shown["not_ready"]) == ["train@a-1-b"]
     server.worker.hello("train@a-1-b")
-    assert server.anonymous.json("/readyz")["not_ready"] == {}
+    assert server.user.json("/readyz")["not_ready"] == {}

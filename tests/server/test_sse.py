@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from tunesmith_server.api.stream import EventHub, _News
+from tunesmith_server.services import keys
 
 from .actors import Server
 from .callers import event
@@ -156,3 +157,26 @@ def test_the_tailer_outlives_a_failing_database(
     with caplog.at_level(logging.ERROR):
         test_a_watcher_sees_events_as_they_come(server)
     assert "cannot follow the watched jobs" in caplog.text
+
+
+def test_a_revoked_key_ends_its_streams_and_no_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunesmith_server.api.stream.KEY_SECONDS", 0.1)
+    job_id = server.create_job(server.good_file())
+    path = f"/v1/fine_tuning/jobs/{job_id}/events?stream=true"
+    other = server.new_user("bob")
+    with server.database.read() as session:
+        [bob] = [row.id for row in keys.list_all(session) if row.name == "bob"]
+    with listening(server.app) as url, httpx2.Client(timeout=3) as http:
+        with (
+            http.stream("GET", url + path, headers=dict(other.headers)) as ending,
+            http.stream("GET", url + path, headers=dict(server.user.headers)) as staying,
+        ):
+            with server.database.write.begin() as session:
+                keys.revoke(session, bob)
+            assert "done" not in ending.read().decode(), "the stream ended, the job did not"
+            server.ask(job_id, "cancel")
+            assert list(messages(staying.iter_lines()))[-1].event == "done"
+        again = http.get(url + path, headers=dict(other.headers))
+        assert again.status_code == 401

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
-from tunesmith_schema import ErrorCode
+from tunesmith_schema import ErrorCode, Upload
 from tunesmith_server.core.database import READ_ONLY, Database
 from tunesmith_server.core.errors import Unauthorized
+from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
@@ -24,7 +25,9 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
 from tunesmith_server.services.paging import Order
 
+from . import large_bodies
 from .bounds import AfterQuery, BoundedRequest
+from .single_flight import SingleFlight
 from .stream import EventHub
 
 
@@ -37,6 +40,7 @@ class State:
     storage: Storage
     wake_ups: WakeUps
     hub: EventHub
+    completions: SingleFlight[Upload]
 
 
 def state_of(request: Request) -> State:
@@ -67,43 +71,76 @@ ReaderDep = Annotated[Session, Depends(get_reader)]
 
 Endpoint = Callable[..., Any]  # Any: routes return different types
 _ENDS_TRANSACTION = "_ends_transaction"
+_IS_BULK = "_is_bulk"
 
 
-def _in_one_transaction(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` so that its own thread commits before the reply is sent. A commit in another
-    thread would keep the transaction open longer."""
+def bulk(endpoint: Endpoint) -> Endpoint:
+    """Mark a route that transfers file contents: it runs in the bulk plane."""
+    setattr(endpoint, _IS_BULK, True)
+    return endpoint
+
+
+def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
+    """Wrap `endpoint` so that one thread of `plane` runs it, commits, and serializes the result. A
+    commit in another thread would keep the transaction open longer."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
+    if hasattr(endpoint, _IS_BULK):
+        plane = Plane.BULK
 
-    @functools.wraps(endpoint)
-    def run(**arguments: Any) -> Any:  # Any: the endpoint's own types
+    def run(arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
         sessions = [value for value in arguments.values() if isinstance(value, Session)]
         if not sessions:
-            return endpoint(**arguments)
+            return _serialized(endpoint(**arguments), arguments)
         (session,) = sessions
         with session, nullcontext() if session.info.get(READ_ONLY) else session.begin():
-            return endpoint(**arguments)
+            result = endpoint(**arguments)
+        return _serialized(result, arguments)
 
-    setattr(run, _ENDS_TRANSACTION, True)
-    return run
+    @functools.wraps(endpoint)
+    async def run_in_plane(**arguments: Any) -> Any:  # Any: the endpoint's own types
+        return await run_in(plane, functools.partial(run, arguments))
+
+    setattr(run_in_plane, _ENDS_TRANSACTION, True)
+    return run_in_plane
+
+
+def _serialized(result: Any, arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
+    """Serialize a model here: FastAPI would validate it again, in the event loop."""
+    if not isinstance(result, BaseModel):
+        return result
+    response = Response(result.model_dump_json(), media_type="application/json")
+    for value in arguments.values():
+        if isinstance(value, Response):
+            response.headers.raw.extend(value.headers.raw)
+    return response
 
 
 class TransactionRoute(APIRoute):
     """Route that commits its session when the endpoint returns and rolls back on an error."""
 
+    plane = Plane.USERS
+
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:  # Any: FastAPI's own
-        super().__init__(path, _in_one_transaction(endpoint), **options)
+        super().__init__(path, _in_one_transaction(endpoint, self.plane), **options)
 
 
-def _authenticate_caller(request: Request) -> None:
-    with state_of(request).database.read() as session:
-        request.state.caller = keys.authenticate(session, request.headers.get("authorization"))
+async def _authenticate_caller(request: Request) -> None:
+    def check() -> str:
+        with state_of(request).database.read() as session:
+            return keys.authenticate(session, request.headers.get("authorization"))
+
+    request.state.caller = await run_in(Plane.USERS, check)
 
 
-def _check_worker_token(request: Request) -> None:
+def has_worker_token(request: Request) -> bool:
     expected = state_of(request).settings.worker_token.get_secret_value()
     token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    if not expected or not equal_secrets(token, expected):
+    return bool(expected) and equal_secrets(token, expected)
+
+
+async def _check_worker_token(request: Request) -> None:
+    if not has_worker_token(request):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             "the worker token is missing or wrong",
@@ -112,26 +149,34 @@ def _check_worker_token(request: Request) -> None:
         )
 
 
-def _guarded_by(check: Callable[[Request], None]) -> type[TransactionRoute]:
+def _guarded_by(
+    check: Callable[[Request], Coroutine[Any, Any, None]], its_plane: Plane
+) -> type[TransactionRoute]:
     """Return a route class that runs `check` before it reads the body, so that unauthorized uploads
     never reach the disk."""
 
     class Guarded(TransactionRoute):
+        plane = its_plane
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()  # Any: FastAPI's own signature
 
             async def check_first(request: Request) -> Response:
-                await run_in_threadpool(check, request)
-                return await handle(BoundedRequest(request.scope, request.receive))
+                await check(request)
+                bounded = BoundedRequest(request.scope, request.receive)
+                if its_plane is Plane.WORKERS:
+                    return await handle(bounded)
+                async with large_bodies.admitted(bounded):
+                    return await handle(bounded)
 
             return check_first
 
     return Guarded
 
 
-KeyRoute = _guarded_by(_authenticate_caller)
+KeyRoute = _guarded_by(_authenticate_caller, Plane.USERS)
 """Route that requires an API key."""
-WorkerRoute = _guarded_by(_check_worker_token)
+WorkerRoute = _guarded_by(_check_worker_token, Plane.WORKERS)
 """Route that requires the workers' token; API keys are refused."""
 
 

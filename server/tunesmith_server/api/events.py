@@ -47,7 +47,7 @@ def list_events(
     if cursor.after and not seq:
         seq = events.seq_of(job_id, cursor.after)
     return StreamingResponse(
-        state.hub.sse(job_id, seq), media_type="text/event-stream", headers=_SSE_HEADERS
+        state.hub.sse(caller, job_id, seq), media_type="text/event-stream", headers=_SSE_HEADERS
     )
 
 

@@ -16,7 +16,7 @@ from tunesmith_server.services.paging import Order
 
 from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep, bulk
 
 router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 
@@ -30,6 +30,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
 
 
 @router.post("")
+@bulk
 def create(
     caller: CallerDep,
     state: StateDep,

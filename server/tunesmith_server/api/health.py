@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.queue import TRAIN_QUEUE
-from tunesmith_server.core.errors import Unavailable
-from tunesmith_server.services import workers
+from tunesmith_server.core.errors import Unauthorized, Unavailable
+from tunesmith_server.core.planes import Plane
+from tunesmith_server.services import keys, workers
 
-from .deps import ReaderDep, TransactionRoute
+from .deps import ReaderDep, TransactionRoute, has_worker_token
 
-router = APIRouter(tags=["health"], route_class=TransactionRoute)
+
+class HealthRoute(TransactionRoute):
+    """Route with threads of its own."""
+
+    plane = Plane.HEALTH
+
+
+router = APIRouter(tags=["health"], route_class=HealthRoute)
 
 
 @router.get("/healthz")
@@ -21,20 +30,38 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(session: ReaderDep, response: Response) -> dict[str, object]:
-    """Return 200 if the database answers and a train worker accepts jobs, else 503."""
+def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
+    """Return 200 if the database answers and a train worker accepts jobs, else 503. Only requests
+    with an API key or the worker token get the workers and the reason."""
     live, idle = workers.ready(session), workers.not_ready(session)
-    if not live.get(TRAIN_QUEUE):
-        if idle:
-            raise Unavailable(
-                ErrorCode.UNAVAILABLE,
-                "no train worker accepts jobs: "
-                + "; ".join(f"{worker_id}: {reason}" for worker_id, reason in sorted(idle.items())),
-                hint="fix the reason, or start another worker; the worker's log has details",
-            )
+    trusted = _is_trusted(session, request)
+    if live.get(TRAIN_QUEUE):
+        details = {"workers": live, "not_ready": idle} if trusted else {}
+        return {"status": "ready", **details}
+    if not trusted:
+        raise Unavailable(
+            ErrorCode.UNAVAILABLE, "not ready",
+            hint="send an API key to see the reason",
+        )  # fmt: skip
+    if idle:
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
-            "no train worker has reported in the last 35 s",
-            hint="start one with `tunesmith worker`, and wait some seconds",
+            "no train worker accepts jobs: "
+            + "; ".join(f"{worker_id}: {reason}" for worker_id, reason in sorted(idle.items())),
+            hint="fix the reason, or start another worker; the worker's log has details",
         )
-    return {"status": "ready", "workers": live, "not_ready": idle}
+    raise Unavailable(
+        ErrorCode.UNAVAILABLE,
+        "no train worker has reported in the last 35 s",
+        hint="start one with `tunesmith worker`, and wait some seconds",
+    )
+
+
+def _is_trusted(session: Session, request: Request) -> bool:
+    if has_worker_token(request):
+        return True
+    try:
+        keys.authenticate(session, request.headers.get("authorization"))
+    except Unauthorized:
+        return False
+    return True

@@ -23,6 +23,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import JsonBound
 from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import BLOB_GRACE, hash_of
 from tunesmith_server.services import (
     adapters,
@@ -97,7 +98,7 @@ async def put_blob(
         with state.database.read() as session:
             leases.check_fence(session, job_id, fence)
 
-    await run_in_threadpool(check)
+    await run_in(Plane.WORKERS, check)
     with tempfile.TemporaryFile() as spool:
         async for piece in request.stream():
             await run_in_threadpool(spool.write, piece)

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 
 from tunesmith_schema import TERMINAL, Event, Job, JobState
 from tunesmith_server.core.database import Database
+from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import events, jobs
+from tunesmith_server.services import events, jobs, keys
 from tunesmith_server.services.paging import number_in
 
 log = logging.getLogger(__name__)
 
 TAIL_SECONDS = 0.25
 PING_SECONDS = 15.0
+KEY_SECONDS = 2.0
+"""Time between two checks of the watchers' keys."""
 _BATCH = 500
+_WRITE_BYTES = 64 * 1024
+"""Bytes that a watcher gets at a time; a slow watcher keeps no more in memory."""
 _FEED_BYTES = 1024 * 1024
 """Bytes of recent events that a feed keeps for slow watchers."""
 
@@ -83,6 +88,17 @@ class _News:
     done: bytes | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Backlog:
+    """Events of a job that a watcher does not have yet. A slow watcher keeps only bytes."""
+
+    job: Job
+    last_seq: int
+    lines: tuple[int, bytes] | None
+    """Number of the last event in the bytes, and the bytes."""
+    more: bool
+
+
 class EventHub:
     """Feeds of all jobs with watchers."""
 
@@ -90,6 +106,9 @@ class EventHub:
         self._database = database
         self._feeds: dict[str, _Feed] = {}
         self._closing = False
+        self._keys: Counter[str] = Counter()
+        """Number of watchers by API key."""
+        self._revoked: set[str] = set()
 
     async def run(self) -> None:
         """Poll the database until cancelled: one query per round, plus one query per job with new
@@ -101,7 +120,7 @@ class EventHub:
             if not known:
                 continue
             try:
-                news = await run_in_threadpool(self._news, known)
+                news = await run_in(Plane.STREAMS, partial(self._news, known))
             except Exception:  # one failed round must not end the task
                 log.exception("cannot follow the watched jobs")
                 continue
@@ -114,24 +133,44 @@ class EventHub:
                 feed.done = update.done
                 feed.notify()
 
+    async def check_keys(self) -> None:
+        """End the streams of revoked keys, until cancelled."""
+        while True:
+            await asyncio.sleep(KEY_SECONDS)
+            if not self._keys:
+                continue
+            try:
+                revoked = await run_in(Plane.STREAMS, partial(self._revoked_of, set(self._keys)))
+            except Exception:  # one failed round must not end the task
+                log.exception("cannot check the watchers' keys")
+                continue
+            self._revoked = revoked
+            if revoked:
+                for feed in self._feeds.values():
+                    feed.notify()
+
     def close(self) -> None:
         """End all streams so that the process can exit; clients reconnect and resume."""
         self._closing = True
         for feed in self._feeds.values():
             feed.notify()
 
-    async def sse(self, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
-        """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`."""
+    async def sse(self, key_id: str, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
+        """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`, or
+        when the key is revoked."""
         feed = self._feeds.setdefault(job_id, _Feed())
         feed.watchers += 1
+        self._keys[key_id] += 1
         try:
-            while not self._closing:
+            while not self._closing and key_id not in self._revoked:
                 if not feed.reaches_back_to(after_seq):
-                    batch, job, last_seq = await run_in_threadpool(self._read, job_id, after_seq)
-                    if batch:
-                        after_seq = batch[-1].seq
-                        yield b"".join(_line(event) for event in batch)
-                    if len(batch) == _BATCH:
+                    backlog = await run_in(Plane.STREAMS, partial(self._read, job_id, after_seq))
+                    job, last_seq, more = backlog.job, backlog.last_seq, backlog.more
+                    if backlog.lines:
+                        after_seq, fresh = backlog.lines
+                        del backlog
+                        yield fresh
+                    if more:
                         continue
                     if job.state in TERMINAL:
                         yield _done(job)
@@ -154,9 +193,16 @@ class EventHub:
                     except TimeoutError:
                         yield KEEPALIVE_COMMENT
         finally:
+            self._keys[key_id] -= 1
+            if not self._keys[key_id]:
+                del self._keys[key_id]
             feed.watchers -= 1
             if not feed.watchers and self._feeds.get(job_id) is feed:
                 del self._feeds[job_id]
+
+    def _revoked_of(self, key_ids: set[str]) -> set[str]:
+        with self._database.read() as session:
+            return key_ids - keys.valid(session, key_ids)
 
     def _news(self, heads: dict[str, int]) -> list[_News]:
         news = []
@@ -176,13 +222,24 @@ class EventHub:
                 news.append(_News(job_id=job_id, lines=lines, done=done))
         return news
 
-    def _read(self, job_id: str, after_seq: int) -> tuple[list[Event], Job, int]:
+    def _read(self, job_id: str, after_seq: int) -> _Backlog:
         # Read the job first: a later state could end the stream before its last event.
         with self._database.read() as session:
             row = jobs.retrieve(session, job_id)
             job, last_seq = jobs.to_wire(row), row.last_seq
             batch = events.since(session, job_id, after_seq, _BATCH)
-        return batch, job, max(last_seq, batch[-1].seq if batch else 0)
+        lines, size, seq = [], 0, 0
+        for event in batch:
+            lines.append(_line(event))
+            size, seq = size + len(lines[-1]), event.seq
+            if size >= _WRITE_BYTES:
+                break
+        return _Backlog(
+            job=job,
+            last_seq=max(last_seq, batch[-1].seq if batch else 0),
+            lines=(seq, b"".join(lines)) if lines else None,
+            more=len(batch) == _BATCH or len(lines) < len(batch),
+        )
 
 
 def _line(event: Event) -> bytes:

@@ -9,12 +9,13 @@ from fastapi import APIRouter, File, UploadFile
 
 from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
 from tunesmith_server.core.database import new_id
+from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import hash_of
 from tunesmith_server.services import upload_completion, uploads
 
 from .blobs import announce
 from .bounds import IdPath
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk
 
 router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=KeyRoute)
 
@@ -30,6 +31,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, upload_id: IdPath) -> Upload
 
 
 @router.post("/{upload_id}/parts")
+@bulk
 def create_part(
     caller: CallerDep,
     state: StateDep,
@@ -51,17 +53,29 @@ def create_part(
 
 
 @router.post("/{upload_id}/complete")
-def complete(
-    caller: CallerDep, state: StateDep, session: SessionDep, upload_id: IdPath, body: UploadComplete
+async def complete(
+    caller: CallerDep, state: StateDep, upload_id: IdPath, body: UploadComplete
 ) -> Upload:
-    """Assemble the parts into a file, which takes seconds per GB. The transaction starts after the
-    content is stored."""
-    with state.database.read() as reader:
-        work = upload_completion.plan(reader, upload_id, body)
-    if isinstance(work, Upload):
-        return work
-    content = upload_completion.assemble(state.storage, work, partial(announce, state))
-    return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
+    """Assemble the parts into a file, which takes seconds per GB. Requests for the same upload
+    share one assembly. The transaction starts after the content is stored."""
+
+    def plan() -> upload_completion.Assembly | Upload:
+        with state.database.read() as reader:
+            return upload_completion.plan(reader, upload_id, body)
+
+    def finish(content: upload_completion.Assembled) -> Upload:
+        with state.database.write.begin() as session:
+            return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
+
+    async def assemble() -> Upload:
+        work = await run_in(Plane.USERS, plan)
+        if isinstance(work, Upload):
+            return work
+        join = partial(upload_completion.assemble, state.storage, work, partial(announce, state))
+        content = await run_in(Plane.ASSEMBLY, join)
+        return await run_in(Plane.USERS, partial(finish, content))
+
+    return await state.completions.run(upload_id, body.model_dump_json(), assemble)
 
 
 @router.post("/{upload_id}/cancel")

@@ -19,9 +19,13 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from .planes import DATABASE_CONNECTIONS
+
 READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
+_KEPT_CONNECTIONS = 16
+"""Idle connections that stay open."""
 
 
 class Base(DeclarativeBase):
@@ -54,6 +58,8 @@ class Database:
         self.engine = create_engine(
             url,
             pool_pre_ping=not on_sqlite,
+            pool_size=_KEPT_CONNECTIONS,
+            max_overflow=DATABASE_CONNECTIONS - _KEPT_CONNECTIONS,
             json_serializer=_to_json,
             connect_args={"factory": _SQLiteConnection} if on_sqlite else {},
         )

@@ -45,6 +45,12 @@ def revoke(session: Session, key_id: str) -> ApiKeyRow:
     return row
 
 
+def valid(session: Session, key_ids: set[str]) -> set[str]:
+    """Return the ids of keys that exist and are not revoked."""
+    query = select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), ApiKeyRow.revoked_at.is_(None))
+    return set(session.scalars(query))
+
+
 def authenticate(session: Session, authorization: str | None) -> str:
     """Return the id of the key in an `Authorization: Bearer ...` header."""
     scheme, _, key = (authorization or "").partition(" ")

@@ -1,0 +1,61 @@
+"""Planes: separate thread pools, so that workers, users and bulk transfers never wait for one
+another.
+
+Starlette's own thread calls (spooled uploads, pieces of downloads) use anyio's default pool, which
+is the bulk plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+
+T = TypeVar("T")
+
+
+class Plane(Enum):
+    """A thread pool. More threads would do no more work: Python runs one at a time, and each ready
+    thread delays the event loop."""
+
+    WORKERS = "claims, heartbeats and reports of workers"
+    USERS = "requests with an API key"
+    BULK = "contents of files and adapters"
+    ASSEMBLY = "completion of uploads"
+    STREAMS = "reads for event streams"
+    HEALTH = "/readyz"
+
+
+THREADS = {
+    Plane.WORKERS: 8,
+    Plane.USERS: 16,
+    Plane.BULK: 12,
+    Plane.ASSEMBLY: 2,
+    Plane.STREAMS: 4,
+    Plane.HEALTH: 2,
+}
+DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
+"""Largest number of connections of one process. A thread of one plane never waits for a connection
+that another plane uses. The janitor and health checks of the pool use the last four."""
+
+_limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")
+
+
+async def run_in(plane: Plane, function: Callable[[], T]) -> T:
+    """Call `function` in a thread of `plane`. A cancelled caller waits until the call ends."""
+    return await to_thread.run_sync(function, limiter=limiters()[plane])
+
+
+def limiters() -> dict[Plane, CapacityLimiter]:
+    """Return the pools of the running event loop; the first call creates them."""
+    try:
+        return _limiters.get()
+    except LookupError:
+        pools = {plane: CapacityLimiter(count) for plane, count in THREADS.items()}
+        pools[Plane.BULK] = to_thread.current_default_thread_limiter()
+        pools[Plane.BULK].total_tokens = THREADS[Plane.BULK]
+        _limiters.set(pools)
+        return pools
