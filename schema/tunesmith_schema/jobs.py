@@ -246,3 +246,6 @@ class Job(Response):
     """Step of the resume point that this job starts from."""
     retry_of: str | None = None
     """Id of the failed or cancelled job that this job retries."""
+    omitted: list[str] = Field(default_factory=list)
+    """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
+    Retrieve the job for their values."""

@@ -23,6 +23,7 @@ from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
+from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
 
 from . import large_bodies
@@ -204,6 +205,11 @@ async def get_cursor(
     order: Order = "desc",
 ) -> Cursor:
     return Cursor(after=after, limit=limit, order=order)
+
+
+def send_page(page: PageBuilder) -> Response:
+    """Return a page without a second validation of its items."""
+    return Response(page.content(), media_type="application/json")
 
 
 CursorDep = Annotated[Cursor, Depends(get_cursor)]

@@ -13,7 +13,7 @@ from tunesmith_server.services import samples as sample_files
 from tunesmith_server.services.paging import Order
 
 from .bounds import AfterQuery, IdPath
-from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep, send_page
 from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
@@ -42,7 +42,7 @@ def list_events(
         page = events.list_events(
             session, job_id, after=cursor.after, limit=cursor.limit, order=cursor.order
         )
-        return Response(page.model_dump_json(), media_type="application/json")
+        return send_page(page)
     seq = parse_last_event_id(last_event_id)
     if cursor.after and not seq:
         seq = events.seq_of(job_id, cursor.after)
@@ -51,7 +51,7 @@ def list_events(
     )
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_model=None, responses={200: {"model": Page[MetricPoint]}})
 def metrics(
     caller: CallerDep,
     session: ReaderDep,
@@ -59,23 +59,25 @@ def metrics(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
-) -> Page[MetricPoint]:
+) -> Response:
     """List metric values by optimiser step, lowest step first."""
     jobs.retrieve(session, job_id)
-    return events.list_metrics(session, job_id, after=after, limit=limit, order=order)
+    return send_page(events.list_metrics(session, job_id, after=after, limit=limit, order=order))
 
 
-@router.get("/checkpoints")
+@router.get("/checkpoints", response_model=None, responses={200: {"model": Page[Checkpoint]}})
 def checkpoints(
     caller: CallerDep, session: ReaderDep, cursor: CursorDep, job_id: IdPath
-) -> Page[Checkpoint]:
+) -> Response:
     job = jobs.retrieve(session, job_id)
-    return events.list_checkpoints(
-        session, job, after=cursor.after, limit=cursor.limit, order=cursor.order
+    return send_page(
+        events.list_checkpoints(
+            session, job, after=cursor.after, limit=cursor.limit, order=cursor.order
+        )
     )
 
 
-@router.get("/samples")
+@router.get("/samples", response_model=None, responses={200: {"model": Page[Sample]}})
 def samples(
     caller: CallerDep,
     state: StateDep,
@@ -84,7 +86,7 @@ def samples(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
     order: Order = "desc",
-) -> Page[Sample]:
+) -> Response:
     """List the prompts, completions and rewards of a reinforcement job, newest step first. `step`
     selects one step. Other jobs have no samples."""
     with state.database.read() as session:
@@ -93,4 +95,4 @@ def samples(
             session, job_id, step=step, after=after, limit=limit, order=order
         )
     # Storage may be slow: read it after the transaction has ended.
-    return sample_files.read_page(state.storage, job_id, slices, more)
+    return send_page(sample_files.read_page(state.storage, job_id, slices, more))

@@ -16,7 +16,7 @@ from tunesmith_server.services.paging import Order
 
 from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep, bulk
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep, bulk, send_page
 
 router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 
@@ -65,7 +65,7 @@ def create(
     )
 
 
-@router.get("")
+@router.get("", response_model=None, responses={200: {"model": Page[FileObject]}})
 def list_files(
     caller: CallerDep,
     session: ReaderDep,
@@ -74,10 +74,12 @@ def list_files(
     order: Order = "desc",
     purpose: Annotated[str | None, Query(max_length=32)] = None,
     sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
-) -> Page[FileObject]:
+) -> Response:
     """List files, newest first, optionally filtered by `purpose` and by the content's `sha256`."""
-    return files.list_files(
-        session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
+    return send_page(
+        files.list_files(
+            session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
+        )
     )
 
 

@@ -12,7 +12,7 @@ from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_server.services import job_control, job_create, job_fork, jobs, reports
 
 from .bounds import IdPath
-from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
@@ -55,20 +55,22 @@ def _mark_replay(result: tuple[Job, bool], response: Response) -> Job:
     return job
 
 
-@router.get("")
+@router.get("", response_model=None, responses={200: {"model": Page[Job]}})
 def list_jobs(
     caller: CallerDep, session: ReaderDep, cursor: CursorDep, request: Request
-) -> Page[Job]:
+) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
     selects jobs without metadata."""
     pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
-    return jobs.list_jobs(
-        session,
-        after=cursor.after,
-        limit=cursor.limit,
-        order=cursor.order,
-        metadata={match.group(1): value for match, value in pairs if match},
-        without_metadata=request.query_params.get("metadata") == "null",
+    return send_page(
+        jobs.list_jobs(
+            session,
+            after=cursor.after,
+            limit=cursor.limit,
+            order=cursor.order,
+            metadata={match.group(1): value for match, value in pairs if match},
+            without_metadata=request.query_params.get("metadata") == "null",
+        )
     )
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from tunesmith_schema import Model, ModelDeleted, Page
 from tunesmith_server.services import adapters, base_models
 
-from .bounds import ModelPath
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep
+from .bounds import AfterQuery, ModelPath
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
 
 router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
 
 
-@router.get("")
-def list_models(caller: CallerDep, state: StateDep, session: ReaderDep) -> Page[Model]:
-    return Page(data=base_models.list_models(session, state.settings))
+@router.get("", response_model=None, responses={200: {"model": Page[Model]}})
+def list_models(
+    caller: CallerDep,
+    state: StateDep,
+    session: ReaderDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+) -> Response:
+    """List base models by name, then tuned models, newest first."""
+    page = base_models.list_models(session, state.settings, after=after, limit=limit)
+    return send_page(page)
 
 
 @router.get("/{model:path}")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic_core import to_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -23,6 +26,8 @@ from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import AdapterRow, WorkerRow
 
+from .pages import PageBuilder, json_of, read_page
+from .paging import unknown_cursor
 from .workers import READY_SECONDS
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -135,24 +140,68 @@ def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) 
     return f"ft:{base}:{settings.project}:{suffix}:{job_id.removeprefix('ftjob-')[:10]}"
 
 
-def list_models(session: Session, settings: Settings) -> list[Model]:
+MODELS_PAGE_BYTES = 4 * 1024 * 1024
+"""Size at which a page of models ends. The `openai` client reads only the first page."""
+
+
+def list_models(
+    session: Session, settings: Settings, *, after: str | None, limit: int
+) -> PageBuilder:
+    """Return base models by name, then tuned models, newest first."""
+    page, known = PageBuilder(MODELS_PAGE_BYTES), names(session, settings)
+    cursor = None
+    if after and after not in known:
+        tuned = select(AdapterRow.created_at, AdapterRow.id).where(AdapterRow.model == after)
+        cursor = session.execute(tuned).one_or_none()
+        if cursor is None:
+            raise unknown_cursor(after, "model")
     local = local_folders(settings)
-    base = [
-        Model(
-            id=name,
-            created=int(local[name].stat().st_mtime) if name in local else 0,
-            owned_by="base",
-        )
-        for name in names(session, settings)
-    ]
-    tuned = session.scalars(select(AdapterRow).order_by(AdapterRow.created_at.desc()))
-    return base + [_tuned_to_wire(row) for row in tuned]
+    for name in known if cursor is None else []:
+        if after and name <= after:
+            continue
+        if len(page) == limit:
+            page.has_more = True
+        if page.has_more or not page.add(name, json_of(_base_to_wire(name, local))):
+            return page
+    return read_page(
+        session,
+        select(AdapterRow.id, AdapterRow.created_at, AdapterRow.model, AdapterRow.base_model),
+        (AdapterRow.created_at.expression, AdapterRow.id.expression),
+        after=None if cursor is None else tuple(cursor),
+        limit=limit,
+        order="desc",
+        key_of=lambda row: (row.created_at, row.id),
+        items_of=_tuned_items,
+        page=page,
+        chunk=500,
+    )
+
+
+def _tuned_items(rows: Sequence[Any]) -> Iterator[tuple[str, bytes]]:  # Any: rows of columns
+    """Yield tuned models as JSON, without building a `Model` for each of thousands."""
+    for row in rows:
+        item = {
+            "id": row.model,
+            "object": "model",
+            "created": int(row.created_at),
+            "owned_by": "tunesmith",
+            "adapter_id": row.id,
+            "base_model": row.base_model,
+        }
+        yield row.model, to_json(item)
+
+
+def _base_to_wire(name: str, local: dict[str, Path]) -> Model:
+    created = int(local[name].stat().st_mtime) if name in local else 0
+    return Model(id=name, created=created, owned_by="base")
 
 
 def retrieve(session: Session, settings: Settings, name: str) -> Model:
-    for model in list_models(session, settings):
-        if model.id == name:
-            return model
+    if name in names(session, settings):
+        return _base_to_wire(name, local_folders(settings))
+    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
+    if row is not None:
+        return _tuned_to_wire(row)
     raise NotFound(
         ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", hint="GET /v1/models lists all models"
     )

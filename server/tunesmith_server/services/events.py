@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import JsonValue
@@ -16,12 +17,12 @@ from tunesmith_schema import (
     Event,
     EventKind,
     MetricPoint,
-    Page,
     RunEvent,
 )
 from tunesmith_server.models import CheckpointRow, EventRow, JobRow, MetricRow
 
-from .paging import Order, fetch_page, number_in, unknown_cursor
+from .pages import PageBuilder, json_of, read_page
+from .paging import Order, number_in, unknown_cursor
 
 MAX_METRICS = 500
 """Maximum number of metrics in an event."""
@@ -117,16 +118,22 @@ def to_wire(row: EventRow) -> Event:
 
 def list_events(
     session: Session, job_id: str, *, after: str | None, limit: int, order: Order
-) -> Page[Event]:
-    rows, more = fetch_page(
+) -> PageBuilder:
+    return read_page(
         session,
         select(EventRow).where(EventRow.job_id == job_id),
         (EventRow.seq.expression,),
         after=(seq_of(job_id, after),) if after else None,
         limit=limit,
         order=order,
+        key_of=lambda row: (row[0].seq,),
+        items_of=lambda rows: ((event.id, json_of(event)) for event in _events(rows)),
     )
-    return _page([to_wire(row) for row in rows], more)
+
+
+def _events(rows: Sequence[Any]) -> Iterator[Event]:  # Any: rows with one EventRow
+    for (row,) in rows:
+        yield to_wire(row)
 
 
 def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
@@ -142,73 +149,72 @@ def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Ev
 
 def list_metrics(
     session: Session, job_id: str, *, after: str | None, limit: int, order: Order
-) -> Page[MetricPoint]:
+) -> PageBuilder:
     after_step = number_in(after) if after else None
     if after and after_step is None:
         raise unknown_cursor(after, "step")
-    steps, more = fetch_page(
+    return read_page(
         session,
         select(MetricRow.step).where(MetricRow.job_id == job_id).distinct(),
         (MetricRow.step.expression,),
         after=None if after_step is None else (after_step,),
         limit=limit,
         order=order,
+        key_of=lambda row: (row.step,),
+        items_of=lambda rows: _points(session, job_id, [row.step for row in rows]),
     )
+
+
+def _points(session: Session, job_id: str, steps: list[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield the metrics of consecutive existing steps."""
+    if not steps:
+        return
     values: dict[int, dict[str, float | None]] = {step: {} for step in steps}
-    if steps:
-        # A page covers all existing steps between its smallest and largest step.
-        rows = session.scalars(
-            select(MetricRow).where(
-                MetricRow.job_id == job_id, MetricRow.step.between(min(steps), max(steps))
-            )
+    rows = session.execute(
+        select(MetricRow.step, MetricRow.name, MetricRow.value).where(
+            MetricRow.job_id == job_id, MetricRow.step.between(min(steps), max(steps))
         )
-        for row in rows:
-            values[row.step][row.name] = row.value
-    points = [MetricPoint(id=str(step), step=step, values=values[step]) for step in steps]
-    return _page(points, more)
+    )
+    for step, name, value in rows:
+        values[step][name] = value
+    for step in steps:
+        point = MetricPoint(id=str(step), step=step, values=values[step])
+        yield point.id, json_of(point)
 
 
 def list_checkpoints(
     session: Session, job: JobRow, *, after: str | None, limit: int, order: Order
-) -> Page[Checkpoint]:
+) -> PageBuilder:
     cursor = None
     if after:
         last = session.get(CheckpointRow, after)
         if last is None or last.job_id != job.id:
             raise unknown_cursor(after, "checkpoint")
         cursor = (last.step,)
-    rows, more = fetch_page(
+    return read_page(
         session,
         select(CheckpointRow).where(CheckpointRow.job_id == job.id),
         (CheckpointRow.step.expression,),
         after=cursor,
         limit=limit,
         order=order,
+        key_of=lambda row: (row[0].step,),
+        items_of=lambda rows: ((row.id, json_of(_checkpoint(job, row))) for (row,) in rows),
     )
-    items = [
-        Checkpoint(
-            id=row.id,
-            created_at=int(row.created_at),
-            fine_tuning_job_id=job.id,
-            fine_tuned_model_checkpoint=row.model,
-            step_number=row.step,
-            metrics=CheckpointMetrics.model_validate(row.metrics),
-            adapter_id=row.adapter_id,
-        )
-        for row in rows
-    ]
-    return _page(items, more)
+
+
+def _checkpoint(job: JobRow, row: CheckpointRow) -> Checkpoint:
+    return Checkpoint(
+        id=row.id,
+        created_at=int(row.created_at),
+        fine_tuning_job_id=job.id,
+        fine_tuned_model_checkpoint=row.model,
+        step_number=row.step,
+        metrics=CheckpointMetrics.model_validate(row.metrics),
+        adapter_id=row.adapter_id,
+    )
 
 
 def delete_metrics_after(session: Session, job_id: str, step: int) -> None:
     """Delete the metrics of steps after `step`, because a new attempt repeats these steps."""
     session.execute(delete(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step > step))
-
-
-def _page(items: list[Any], more: bool) -> Page[Any]:  # Any: three item types
-    return Page(
-        data=items,
-        has_more=more,
-        first_id=items[0].id if items else None,
-        last_id=items[-1].id if items else None,
-    )

@@ -15,7 +15,6 @@ from tunesmith_schema import (
     FilePurpose,
     FileValidation,
     MethodName,
-    Page,
     RowProblem,
 )
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
@@ -25,7 +24,8 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import FileRow, JobRow
 
 from . import blobs
-from .paging import Order, fetch_page, unknown_cursor
+from .pages import PageBuilder, json_of, read_page
+from .paging import Order, unknown_cursor
 
 USE: dict[MethodName, str] = {
     "supervised": "trained on",
@@ -132,7 +132,7 @@ def list_files(
     order: Order,
     purpose: str | None,
     sha256: str | None,
-) -> Page[FileObject]:
+) -> PageBuilder:
     cursor = None
     if after:
         last = session.get(FileRow, after)
@@ -144,20 +144,15 @@ def list_files(
         query = query.where(FileRow.purpose == purpose)
     if sha256:
         query = query.where(FileRow.sha256 == sha256)
-    rows, more = fetch_page(
+    return read_page(
         session,
         query,
         (FileRow.created_at.expression, FileRow.id.expression),
         after=cursor,
         limit=limit,
         order=order,
-    )
-    data = [to_wire(row) for row in rows]
-    return Page(
-        data=data,
-        has_more=more,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
+        key_of=lambda row: (row[0].created_at, row[0].id),
+        items_of=lambda rows: ((row.id, json_of(to_wire(row))) for (row,) in rows),
     )
 
 

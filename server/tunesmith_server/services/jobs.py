@@ -24,7 +24,6 @@ from tunesmith_schema import (
     JobFailure,
     JobState,
     MethodName,
-    Page,
     Recipe,
     wire_status,
 )
@@ -34,8 +33,9 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import FileRow, JobRow
 
-from . import events, files
-from .paging import Order, fetch_page, unknown_cursor
+from . import events, files, job_summaries
+from .pages import PageBuilder, read_page
+from .paging import Order, unknown_cursor
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
 """States in which a worker holds the lease."""
@@ -201,26 +201,28 @@ def list_jobs(
     order: Order,
     metadata: dict[str, str] | None,
     without_metadata: bool = False,
-) -> Page[Job]:
-    query = select(JobRow)
+) -> PageBuilder:
+    query = job_summaries.query()
     for key, value in (metadata or {}).items():
         query = query.where(_has_label(session, key, value))
     if without_metadata:
         query = query.where(JobRow.labels.is_(None))
     cursor = None
     if after:
-        last = session.get(JobRow, after)
-        if last is None:
+        cursor = session.execute(
+            select(JobRow.created_at, JobRow.id).where(JobRow.id == after)
+        ).one_or_none()
+        if cursor is None:
             raise unknown_cursor(after, "job")
-        cursor = (last.created_at, last.id)
-    keys = (JobRow.created_at.expression, JobRow.id.expression)
-    rows, more = fetch_page(session, query, keys, after=cursor, limit=limit, order=order)
-    data = [to_wire(row) for row in rows]
-    return Page(
-        data=data,
-        has_more=more,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
+    return read_page(
+        session,
+        query,
+        (JobRow.created_at.expression, JobRow.id.expression),
+        after=None if cursor is None else tuple(cursor),
+        limit=limit,
+        order=order,
+        key_of=job_summaries.key_of,
+        items_of=job_summaries.items_of,
     )
 
 

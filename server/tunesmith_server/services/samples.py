@@ -11,10 +11,11 @@ from pydantic_core import from_json
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import Page, RunEvent, Sample
+from tunesmith_schema import RunEvent, Sample
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import JobRow, SamplesRow
 
+from .pages import PageBuilder, json_of
 from .paging import Order, fetch_page, number_in, unknown_cursor
 
 
@@ -81,15 +82,15 @@ def find_page(
     return slices, False
 
 
-def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) -> Page[Sample]:
-    """Read the samples of `slices` from storage, one file per step."""
-    items = [sample for part in slices for sample in _read(storage, job_id, part)]
-    return Page(
-        data=items,
-        has_more=more,
-        first_id=items[0].id if items else None,
-        last_id=items[-1].id if items else None,
-    )
+def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) -> PageBuilder:
+    """Read the samples of `slices` from storage, one file per step, until the page is full."""
+    page = PageBuilder()
+    for part in slices:
+        for sample in _read(storage, job_id, part):
+            if not page.add(sample.id, json_of(sample)):
+                return page
+    page.has_more = more
+    return page
 
 
 def _parse_cursor(job_id: str, after: str) -> tuple[int, int]:

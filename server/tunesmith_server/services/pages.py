@@ -1,0 +1,93 @@
+"""Pages of a list as JSON. A page ends early at a number of bytes, so that no list call costs much
+memory; `has_more` then tells the client to ask for the next page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+from sqlalchemy import ColumnElement, Select, tuple_
+from sqlalchemy.orm import Session
+
+from .paging import Order
+
+PAGE_BYTES = 2 * 1024 * 1024
+"""Size at which a page ends; a larger single item is a page of its own."""
+_CHUNK = 50
+"""Number of rows read at a time."""
+
+
+class PageBuilder:
+    """Page that grows item by item."""
+
+    def __init__(self, max_bytes: int = PAGE_BYTES) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._ids: list[str] = []
+        self._items: list[bytes] = []
+        self.has_more = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item_id: str, item: bytes) -> bool:
+        """Add an item as JSON. Returns False if the page is full; the item then starts the next
+        page."""
+        self._bytes += len(item) + 1
+        if self._items and self._bytes > self._max_bytes:
+            self.has_more = True
+            return False
+        self._ids.append(item_id)
+        self._items.append(item)
+        return True
+
+    def content(self) -> bytes:
+        """Return the page in OpenAI's format."""
+        end = {
+            "has_more": self.has_more,
+            "first_id": self._ids[0] if self._ids else None,
+            "last_id": self._ids[-1] if self._ids else None,
+        }
+        return b'{"object":"list","data":[' + b",".join(self._items) + b"]," + to_json(end)[1:]
+
+
+def read_page(
+    session: Session,
+    query: Select[*tuple[Any, ...]],
+    keys: tuple[ColumnElement[Any], ...],
+    *,
+    after: tuple[Any, ...] | None,
+    limit: int,
+    order: Order,
+    key_of: Callable[[Any], tuple[Any, ...]],
+    items_of: Callable[[Sequence[Any]], Iterable[tuple[str, bytes]]],
+    page: PageBuilder | None = None,
+    chunk: int = _CHUNK,
+) -> PageBuilder:
+    """Read a page of rows that starts after the row with `keys` equal to `after`.
+
+    `key_of` returns the keys of a row, `items_of` the id and the JSON of each row of a chunk.
+    """
+    page = page or PageBuilder()
+    newest_first = order == "desc"
+    query = query.order_by(*(key.desc() if newest_first else key.asc() for key in keys))
+    while True:
+        part, wanted = query, min(chunk, limit - len(page))
+        if after is not None:
+            position = tuple_(*keys)
+            part = query.where(position < after if newest_first else position > after)
+        rows = session.execute(part.limit(wanted + 1)).all()
+        for item_id, item in items_of(rows[:wanted]):
+            if not page.add(item_id, item):
+                return page
+        if len(rows) <= wanted:
+            return page
+        if len(page) >= limit:
+            page.has_more = True
+            return page
+        after = key_of(rows[wanted - 1])
+
+
+def json_of(item: BaseModel) -> bytes:
+    return item.__pydantic_serializer__.to_json(item)
