@@ -3,8 +3,8 @@
 Starts a service and runs a reinforcement job through its API. The job trains tiny-math-flat from
 ../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
-problems. With `--stock`, TRL's GRPOTrainer trains the same seeds in its own process with its own
-sampling (grpo_learns_stock.py). Prints one JSON line:
+problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
+with TRL's sampling (grpo_learns_stock.py). Prints one JSON line:
 
 `before`, `after`: pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.

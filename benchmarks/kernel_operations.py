@@ -1,4 +1,5 @@
-"""Operations of kernels.py and of the GPU checks, by our kernels, eager torch and Liger.
+"""The operations that kernels.py and the GPU checks measure, with our kernels, eager torch and
+Liger.
 
 Each entry of OPERATIONS makes a `Problem`: tensors that get gradients, functions of these tensors,
 and the minimum bytes that forward and backward move. This file has element-wise operations;

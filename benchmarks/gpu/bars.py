@@ -22,7 +22,8 @@ class Bar:
     least: float | None = None
     most: float | None = None
     figure: Callable[[Results], float | None]
-    """Function that computes the figure from the results; it returns None if not measured."""
+    """Function that computes the figure from the results; returns None if the figure was not
+    measured."""
 
     def judged(self, results: Results) -> dict[str, Any]:  # Any: JSON
         figure = self.figure(results)

@@ -1,7 +1,7 @@
 """Part `memory`: predicted and measured memory (ENGINE.md: D1, D6, E5).
 
 `MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
-`MODEL/offload`: Step time with all layer inputs except the last offloaded, relative to
+`MODEL/offload`: Step time when every layer except the last offloads its input, relative to
     recomputation.
 `MODEL/long`: The planner's memory prediction for one row of 80,000 tokens; the row runs if it is
     predicted to fit into 80 GB.
@@ -111,7 +111,7 @@ def peak(name: str, rows: int, length: int, mode: str, device: torch.device) -> 
 
 def offload(name: str, device: torch.device) -> Result:
     """Measure `overhead`: time with offloading / time with recomputation - 1. `passed` is True if
-    all layer inputs except the last were offloaded."""
+    every layer except the last offloaded its input."""
     rows, length = OFFLOADED.get(name, (1, 4096))
     patched = PatchedModel(name, device, rows, length)
     patched.modes = LayerModes(patched.model, min_offloaded_tokens=1)

@@ -113,8 +113,8 @@ def prepared(
 def packed_batch(
     lengths: tuple[int, ...], vocabulary: int, device: torch.device
 ) -> dict[str, Untyped]:
-    """Make random packed rows in the format of TRL's padding-free collator. A third of the labels
-    is ignored."""
+    """Make random packed rows in the format of TRL's padding-free collator. A third of the tokens
+    has no label."""
     draw, total = torch.Generator().manual_seed(2), sum(lengths)
     ids = torch.randint(vocabulary, (1, total), generator=draw)
     labels = ids.masked_fill(torch.rand(1, total, generator=draw) < 0.33, -100)

@@ -30,7 +30,7 @@ PACKAGES = (
 
 def serve(cases: Mapping[str, Case]) -> int:
     """Report the names of the cases, then run them in order. Return the exit status. `--cases`
-    selects cases; the default is all."""
+    selects cases; the default is all cases."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", nargs="+", default=list(cases))
     names: list[str] = arguments.parse_known_args()[0].cases

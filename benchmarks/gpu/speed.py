@@ -1,8 +1,9 @@
 """Part `speed`: training steps of whole trainers, each in its own process.
 
 Token counts exclude padding. The first steps compile and select kernels; their times are printed
-but not counted. CUDA events at the ends of steps give the times; the host synchronizes only after
-the last step. Memory is torch's peak of allocated memory during training, including weights.
+but not counted. Step times are measured with CUDA events at the ends of steps; the host
+synchronizes only after the last step. Memory is torch's peak of allocated memory during training,
+including weights.
 """
 
 from __future__ import annotations

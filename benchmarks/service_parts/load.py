@@ -1,6 +1,6 @@
 """Requests at a fixed rate (open loop), sent from a separate process.
 
-Latency starts at the planned time of a request. If the server stalls, the latency of every request
+A request's latency counts from its planned time. If the server stalls, the latency of every request
 that was due meanwhile includes the delay (no coordinated omission).
 """
 

@@ -1,8 +1,8 @@
 """Choice between the CPU path and the Triton path of an operation. This module does not import
 triton.
 
-Triton kernels are in `*_triton.py` files. A file is imported when its kernel is first used, because
-torch's CPU wheels do not include triton.
+Triton kernels are in `*_triton.py` files. A kernel file is imported when its kernel is first used,
+because torch's CPU wheels lack triton.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class _LoraLinear(torch.autograd.Function):
         return None, dx, dy if need_residual else None, d_norm, None, *grads
 
 
-Tensors = Sequence[Any]  # each item is a tensor, or None if the projection has none
+Tensors = Sequence[Any]  # each item is a projection's tensor, or None
 
 
 def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
@@ -252,8 +252,8 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Concatenate the weights of the projections. A single weight is returned without a copy,
-    because a copy would be kept until backward."""
+    """Concatenate the weights of the projections. A single weight is returned itself, because a
+    copy would stay in memory until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
 

@@ -1,7 +1,7 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
-Page faults and cache misses limit element-wise work on a CPU. Tiles are so small that the fp32
-temporaries fit the cache; temporaries are allocated once per call and reused for each tile with
+Page faults and cache misses limit element-wise work on a CPU. A tile's fp32 temporaries fit in the
+cache; temporaries are allocated once per call and reused for each tile with
 `out=`.
 """
 

@@ -1,1 +1,1 @@
-"""All that computes: the trainer process, and the worker that supervises it."""
+"""The trainer process, and the worker process that supervises the trainer."""

@@ -18,7 +18,7 @@ Charge = Callable[[str, float], None]
 
 
 class Timeline(Protocol):
-    """Assigns the host's time to phases after the device's work is known."""
+    """Assigns the host's time to phases once the durations of the device's work are known."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
         """Record that phase `ended` took `seconds` on the host and phase `begins` started."""
@@ -72,7 +72,7 @@ class WallClock:
         self._spent[to] = self._spent.get(to, 0.0) + seconds
 
     def follow(self, timeline: Timeline) -> None:
-        """Let `timeline` assign the time to phases until `unfollow`."""
+        """Let `timeline` assign the time to phases until `unfollow` is called."""
         self.switch(self.phase)
         self._timeline, self._timeline_began = timeline, self._now()
 

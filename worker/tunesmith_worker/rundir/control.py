@@ -52,7 +52,7 @@ class StopControl:
             return None
         try:
             return ControlFile.model_validate_json(self._run.control.read_bytes()).action
-        except ValidationError:  # incomplete file: read it again after the next step
+        except ValidationError:  # the file is incomplete: it is read again after the next step
             return None
 
     def _exit(self) -> None:

@@ -1,6 +1,6 @@
 """Write events.jsonl: one RunEvent per line, numbered without gaps.
 
-The supervisor writes the first lines before the trainer starts.
+The supervisor writes the first events before the trainer starts.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class EventLog:
 
 
 def _storable(data: JsonData) -> dict[str, JsonValue]:
-    """Return the data of an event. If it is too large, its largest values are left out and listed
-    in `left_out`; an event must never end a run."""
+    """Return the data of an event. If the data is too large, the largest values are left out and
+    listed in `left_out`; an event must never end a run."""
     kept, left_out = dict(data), list[str]()
     while len(to_json(kept)) > MAX_EVENT_BYTES - _ROOM:
         name = max(kept, key=lambda name: len(to_json(kept[name])))
@@ -97,7 +97,7 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
 
 
 _ROOM = 4096
-"""Bytes that `left_out` may need."""
+"""Maximum bytes of the list `left_out`."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
 """The trainer switches the clock during training. Time before the trainer's first phase counts as
 set-up."""

@@ -40,7 +40,7 @@ class Choices:
         return cast(T, choice.value)
 
     def earlier(self, name: str) -> Choice | None:
-        """Return the choice with this name from plan.json, or None."""
+        """Return the choice `name` from plan.json; None if plan.json lacks it."""
         return self._earlier.get(name)
 
     def add(self, choice: Choice) -> None:

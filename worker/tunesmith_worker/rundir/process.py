@@ -65,13 +65,15 @@ class StartDelay:
 
 
 def spawn_delay() -> StartDelay | None:
-    """Return the time since the supervisor's Popen; None when run by hand."""
+    """Return the seconds since the supervisor started this process; None for a run started by
+    hand."""
     spawned = SpawnSettings.from_environment().spawned_at
     return None if spawned is None else StartDelay(spawn=max(0.0, time.time() - spawned))
 
 
 def die_with_supervisor() -> None:
-    """Let Linux send SIGKILL when the supervisor ends; exit if it has already ended."""
+    """Let Linux kill this process when the supervisor ends; exit if the supervisor has already
+    ended."""
     expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return

@@ -1,8 +1,8 @@
 """Format of a resume point: a flat folder of safetensors and JSON files, listed in its manifest.
 
 In a run directory, `checkpoints/resume-N/` holds the state after N optimiser steps. The manifest is
-written after all other files. A folder is a valid resume point only if it has a manifest and all
-files listed there, unchanged.
+written after all other files. A resume point is valid only if its folder has a manifest and all
+files in the manifest, unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 TRAINED = "trained.safetensors"
-"""File of the trainable parameters by name, in their training dtype."""
+"""File with the trainable parameters by name, in the dtype of training."""
 OPTIMIZER = "optimizer.safetensors"
 """File of the optimizer's tensors, with names such as `exp_avg/PARAMETER`."""
 OPTIMIZER_JSON = "optimizer.json"
@@ -69,8 +69,8 @@ class Manifest(BaseModel):
     """Number of completed optimiser steps."""
     made_for: RunIdentity
     made_with: dict[str, str]
-    """Versions of the libraries that wrote the resume point. A run can continue with different
-    versions, but may not be bit-identical."""
+    """Versions of the libraries that wrote the resume point. With other versions, a run can
+    continue, but its results may differ in the last bits."""
     files: dict[str, FileEntry]
     """All files except the manifest, by name."""
 

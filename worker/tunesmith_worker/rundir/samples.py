@@ -57,8 +57,8 @@ def write_samples(
 
 
 def remove_samples(run: RunDirectory, *, after: int) -> None:
-    """Remove the samples of all steps after step `after`. The resumed run will repeat these
-    steps."""
+    """Remove the samples of all steps after step `after`. The resumed run will repeat the steps
+    after step `after`."""
     for path in run.samples.glob("step-*.jsonl"):
         name = _NAME.fullmatch(path.name)
         if name is not None and int(name[1]) > after:

@@ -35,7 +35,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
         remove_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
     worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    # Create it before the pool forks, so that parent and child share the state.
+    # Create this object before the pool forks, so that parent and child process share its state.
     shutdown = ShutdownState(settings, worker_id)
     is_train_worker = queue == TRAIN_QUEUE
     health = DeviceHealth(settings.data_dir, free_gpu_memory if is_train_worker else lambda: None)

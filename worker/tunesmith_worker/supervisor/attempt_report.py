@@ -15,7 +15,7 @@ from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
 from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
-"""Phases whose time is only in events, not in report.json."""
+"""Phases whose duration is only in events, not in report.json."""
 
 
 class AttemptReport:

@@ -34,7 +34,7 @@ def model_names(settings: WorkerSettings) -> list[str]:
 def resolve(settings: WorkerSettings, name: str) -> str:
     """Return the folder of model `name`; if TUNESMITH_MODEL_DIRS has none, return `name` itself.
 
-    A `name` without a folder is a Hugging Face id."""
+    Names without a folder are taken as Hugging Face ids."""
     for directory in settings.base_model_folders():
         # A direct child may link to any folder, because the operator created the link.
         if name == Path(name).name and (directory / name / "config.json").is_file():

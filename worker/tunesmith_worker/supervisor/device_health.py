@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 10.0
 """Seconds for the driver to free a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Amount of missing GPU memory that is tolerated, in bytes. A CUDA context needs more; a driver
-keeps less for itself."""
+"""Amount of missing GPU memory that is tolerated, in bytes. A CUDA context takes more memory than
+this tolerance, and the driver's own use takes less."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
@@ -56,7 +56,8 @@ class DeviceHealth:
         self._used.value = 1
 
     def watch_run(self, run_dir: Path, session: int | None) -> None:
-        """Set the run to check next. `session`: process id of the run's trainer."""
+        """Set the run whose remains the next check looks for. `session`: process id of the run's
+        trainer."""
         self._last = (run_dir, session)
 
     def is_ready(self, patience: float | None = None) -> bool:
@@ -120,7 +121,7 @@ def free_gpu_memory() -> int | None:
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return int(query.stdout.split()[0]) * 1024**2 if query.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError, IndexError):  # a MIG slice has no value
+    except (subprocess.TimeoutExpired, ValueError, IndexError):  # no value for MIG slices
         return None
 
 

@@ -20,7 +20,7 @@ MAX_REPORT_BYTES = 1024 * 1024
 
 
 class EventReader:
-    """Reader of events.jsonl and queue of events that the server has not confirmed."""
+    """Reads events.jsonl and keeps the events that the server has not confirmed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class EventReader:
         self.phases: dict[str, float] = {}
         """Seconds by phase, from PHASE events."""
         self.first_step_pending = False
-        """True while the first METRICS event has been read but not confirmed."""
+        """True from reading the first METRICS event until the server confirms it."""
         self._stepped = False
 
     def read(self) -> None:
@@ -122,8 +122,8 @@ class EventReader:
 
 
 def _parse(line: bytes, number: int) -> RunEvent:
-    """Return the event of a line. A warning takes the place of a line that is no event, or that is
-    too large for a report."""
+    """Return the event in a line of events.jsonl. If a line is no event or is too large for a
+    report, return a warning instead."""
     try:
         return RunEvent.model_validate_json(line)
     except ValidationError as error:

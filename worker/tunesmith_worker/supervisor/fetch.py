@@ -96,5 +96,5 @@ def _cached(
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    os.utime(folder)  # the cache keeps recently used folders
+    os.utime(folder)  # the cache removes folders that have not been used for long
     return folder

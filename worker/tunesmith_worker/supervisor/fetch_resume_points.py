@@ -48,7 +48,7 @@ def fetch_resume_points(
         for attempt in attempts:
             remove_resume_points(attempt / "checkpoints")
     for attempt in attempts[:1]:
-        with suppress(FileNotFoundError):  # not reinforcement, or no completions yet
+        with suppress(FileNotFoundError):  # the run is not reinforcement, or has no completions yet
             RunDirectory(attempt).rollouts.rename(RunDirectory(root).rollouts)
 
 
@@ -101,9 +101,10 @@ def _newest_local(root: Path, claim: Claim, stored: set[int], events: EventLog) 
 def _is_fully_reported(claim: Claim, step: int) -> bool:
     """Return True if the server has all metrics up to `step`.
 
-    A later step's metrics prove it, because events are stored in order. A killed worker may have
-    saved a resume point after the last step that it reported. With this resume point, the steps
-    between would have no metrics.
+    Events are stored in order, so metrics of a later step prove that all metrics up to `step` are
+    stored. A killed worker may have saved a resume point after the last step that it reported. If
+    the job continued from that resume point, the steps after the last reported step would have no
+    metrics.
     """
     every = claim.recipe.logging_steps
     return claim.step >= (step // every + 1) * every

@@ -68,7 +68,7 @@ class HeartbeatThread(threading.Thread):
                     welcome = api.hello(self._hello)
                 except ServerUnreachable as error:
                     delay, failures = AGAIN_SECONDS, failures + 1
-                    if failures % 600 == 20:  # first after 10 s, then every five minutes
+                    if failures % 600 == 20:  # log after 10 s, then every five minutes
                         log.warning("no answer from the server: %s", error)
                     continue
                 except ServerRefused as error:

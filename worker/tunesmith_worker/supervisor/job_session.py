@@ -141,7 +141,7 @@ class JobSession:
     def release(self, grace_seconds: float) -> Outcome:
         """Stop the trainer after its current step, and return the outcome.
 
-        If this step finishes the run, the outcome says so."""
+        If the run ends with this step, return the run's own outcome."""
         self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():
@@ -176,7 +176,7 @@ class JobSession:
         if self._trainer is None:
             return
         if cancel:
-            with contextlib.suppress(OSError):  # if the disk is full, the trainer is killed anyway
+            with contextlib.suppress(OSError):  # if the disk is full, SIGKILL ends the trainer
                 write_json(self._run.control, ControlFile(action=ControlAction.CANCEL))
         self._trainer.ask_to_stop()
         deadline = time.monotonic() + grace_seconds

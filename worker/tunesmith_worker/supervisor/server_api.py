@@ -35,7 +35,8 @@ class ServerUnreachable(Exception):
 
 
 class ServerFault(ServerUnreachable):
-    """Raised for a 5xx answer or damaged content. Callers should retry only a few times."""
+    """Raised for a 5xx answer or damaged content. A request with this error should be retried only
+    a few times."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

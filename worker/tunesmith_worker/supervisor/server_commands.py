@@ -90,6 +90,6 @@ class ServerCommands:
         newest = 0
         folder = self._run.root / "checkpoints"
         for path in (self._run.events, folder, *folder.rglob("*")):
-            with contextlib.suppress(OSError):  # the trainer just renamed or removed it
+            with contextlib.suppress(OSError):  # the trainer has just renamed or removed the file
                 newest = max(newest, path.stat().st_mtime_ns)
         return newest

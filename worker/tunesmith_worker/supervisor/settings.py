@@ -40,7 +40,7 @@ class WorkerSettings(BaseSettings):
     """PEM file with the certificate of the API or of its certificate authority, for `https`.
     Default: the public authorities. For a loopback address, the host name is not checked."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL. It must be the same as the server's."""
+    """Celery broker URL. The worker and the server must use the same broker."""
     worker_token: SecretStr = SecretStr("")
     """Secret that all workers share with the server. Default: content of `worker-token` in the data
     directory."""

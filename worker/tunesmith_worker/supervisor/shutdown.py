@@ -1,7 +1,7 @@
 """Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
-A second SIGTERM shuts down immediately. The main process and the pool share the state without a
-lock, because a signal handler changes it.
+A second SIGTERM shuts the worker down immediately. The main process and the pool share the state
+without a lock, because a signal handler changes it.
 """
 
 from __future__ import annotations

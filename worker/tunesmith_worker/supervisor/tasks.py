@@ -69,7 +69,8 @@ def read_upload(api: ServerApi, file_id: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file_id, file.sha256, path)
-        # Announce the reading only now: errors of the download are not the file's fault.
+        # Announce the reading only now, so that failed downloads do not count as attempts to read
+        # the file.
         if api.begin_reading(file_id).status != "uploaded":
             return
         validation = check_upload(path, file.filename)

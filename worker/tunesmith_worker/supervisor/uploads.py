@@ -94,7 +94,8 @@ class ResumePointUploads:
         except FileNotFoundError:  # the trainer removed it; a newer resume point exists
             return
         except (ServerUnreachable, ServerRefused, OSError, ValidationError) as error:
-            # The resume point is still on this host, and the next upload may succeed.
+            # The run continues: the resume point is still on this host, and the next upload may
+            # succeed.
             log.warning("resume point not stored: %s", error)
             event.kind, event.level = EventKind.MESSAGE, "warn"
             event.message = f"{event.message}, but it was not stored: {error_text(error)}"[:4000]

@@ -17,14 +17,15 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 """Value of recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Fraction of free memory that a step may use; key: True on a GPU. On a CPU the fraction is lower:
-predictions were up to 23 % too low (docs/reference/performance.md), other programs allocate memory
-too, and the kernel kills a process that uses too much."""
+"""Fraction of free memory that a step may use. Key True: on a GPU; key False: on a CPU. On a
+CPU the fraction is lower: predictions were up to 23 % too low (docs/reference/performance.md),
+other programs allocate memory too, and the kernel kills a process that uses too much."""
 MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed cost of a forward and backward pass, in tokens; key: True on a GPU."""
+"""Assumed fixed cost of a forward and backward pass in tokens. Key True: on a GPU; key False: on a
+CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

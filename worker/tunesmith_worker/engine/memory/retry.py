@@ -5,7 +5,7 @@ smaller memory plan and repeats the step with the same random numbers. Each step
 exactly once, with or without retries. The loss is normalised over the whole step, so smaller
 micro-batches do not change it.
 
-If a layout runs out of memory, a layout that needs less memory replaces it first.
+If a layout that needs less memory exists, the run switches to this layout before the plan shrinks.
 
 The optimiser state is allocated before the first step, so that no update fails midway.
 """

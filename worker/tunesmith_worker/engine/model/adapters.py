@@ -30,8 +30,8 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 PROBE_TOKENS = 64
 PROBE_LOGITS = 8
-"""Number of positions in probe.safetensors that have logits. PROBE_TOKENS is the number of
-tokens."""
+"""Number of positions in probe.safetensors that have logits. PROBE_TOKENS is the number of tokens
+in probe.safetensors."""
 
 
 def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
@@ -77,7 +77,7 @@ def adapter_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
-    """Return the LoRA targets without the matrices that train as a whole."""
+    """Return the LoRA targets without the fully trained embedding and head."""
     if isinstance(targets, str) or whole is None:
         return targets
     left = [target for target in targets if target not in whole.targets]

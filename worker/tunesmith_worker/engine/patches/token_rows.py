@@ -92,7 +92,7 @@ def look_up(
     index = torch.searchsorted(ids, x).clamp_(max=len(ids) - 1)
     is_trained = ids[index] == x
     values = embedding(order[index], rows.values.to(base.weight.dtype))
-    if base.padding_idx is not None:  # torch gives the padding row no gradient
+    if base.padding_idx is not None:  # torch computes no gradient for the padding token's row
         values = torch.where((x == base.padding_idx)[..., None], values.detach(), values)
     result = torch.where(is_trained[..., None], values, embedding(x, base.weight))
     scale = layer._get_embed_scale()

@@ -45,7 +45,8 @@ class RowCache:
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
         """Prompt length of each row: [B]."""
         self.version = 0
-        """Counter that increases whenever the tensors are replaced because rows or room change."""
+        """Counter that increases when the tensors are replaced for other rows or for more tokens
+        per row."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
     @property
@@ -92,7 +93,7 @@ class RowCache:
         ]
 
     def make_room(self) -> None:
-        """Ensure room for one more token per row."""
+        """Grow the cache if it has no room for one more token per row."""
         needed, now = max(self.lengths, default=0) + 1, self.room
         if needed <= now:
             return

@@ -28,7 +28,7 @@ class RolloutFigures:
     decode: PhaseTime = field(default_factory=PhaseTime)
     """Time in decode steps, sampling and batch rebuilds."""
     callback: PhaseTime = field(default_factory=PhaseTime)
-    """Time in `on_completion`."""
+    """Time in the callback `on_completion`."""
     prefill_tokens: int = 0
     decode_steps: int = 0
     graph_steps: int = 0
@@ -45,7 +45,7 @@ class RolloutFigures:
 
 
 class PhaseClock:
-    """Context manager that assigns all time inside its block to phases."""
+    """Context manager that assigns the time in its `with` block to phases."""
 
     def __init__(self, first: PhaseTime, device: torch.device) -> None:
         """`device` is synchronized at each phase change, so that work counts for the phase that

@@ -59,8 +59,7 @@ class PackedLinear(Linear):
     """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: number of input rows to optimize for. Inputs with other numbers of rows work
-        too."""
+        """`rows`: number of input rows to optimize for. Inputs with more or fewer rows work too."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)

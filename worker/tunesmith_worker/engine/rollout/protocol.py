@@ -76,10 +76,10 @@ class Request:
     on other requests in the same call."""
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the completion; the token stays in the completion. List end-of-sequence
+    """Tokens that end the completion; the stop token stays in the completion. List end-of-sequence
     tokens here too, because the model's own are not added."""
     stop: tuple[str, ...] = ()
-    """Texts that end the completion; the tokens of the text stay in the completion."""
+    """Texts that end the completion; the tokens of the stop text stay in the completion."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -94,7 +94,7 @@ class Request:
 
 class FinishReason(StrEnum):
     STOP = "stop"
-    """The completion ended with a stop token or stop text; `stop_reason` says which one."""
+    """The completion ended with the stop token or stop text in `stop_reason`."""
     LENGTH = "length"
     """The completion reached `max_tokens` without a stop."""
 

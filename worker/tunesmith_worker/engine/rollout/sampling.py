@@ -1,8 +1,8 @@
 """Compute the distribution of the next token and sample from it.
 
-The distribution is the same as in transformers. The processing order is also the same as in
-transformers: penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties, which
-transformers lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform
+The distribution of the next token is the same as in transformers. Penalties and filters apply in
+transformers' order: penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties,
+which transformers lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform
 random number u per token: the sampled token is the first i with `p_0 + ... + p_i > u`.
 
 The numbers u come from numpy's Philox generator (Salmon et al.,

@@ -29,7 +29,7 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
 seconds is the bottleneck."""
 
 HOST_WAITS = 0.5
-"""Share of steps that end with an idle GPU, above which the host is the bottleneck."""
+"""If more than this share of the steps ends with an idle GPU, the host is the bottleneck."""
 
 
 def phase_seconds(report: RunReport, *phases: PhaseName) -> float:

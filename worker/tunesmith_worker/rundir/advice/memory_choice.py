@@ -22,7 +22,8 @@ class KeepAllEstimate:
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """Return the estimate; None without a plan, or if memory ran out in spite of the plan."""
+    """Return the estimate; None if no memory plan exists or if memory ran out in spite of the
+    plan."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue

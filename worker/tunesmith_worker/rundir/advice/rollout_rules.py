@@ -1,6 +1,6 @@
 """Advice for reinforcement runs: figures, and suggested changes with their maximum savings.
 
-`rules.py` builds advice rules from these functions. For supervised runs, the figures are None.
+`rules.py` builds advice rules from these functions. All figures are None for supervised runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def generating(report: RunReport) -> float:
 
 
 def generation_share(report: RunReport, settings: TrainingSettings) -> float | None:
-    """Return generation's share of the wall time; None if several steps already share
+    """Return generation's share of the wall time; None if several steps already use the same
     completions."""
     rollouts = report.rollouts
     if rollouts is None or rollouts.num_iterations > 1:

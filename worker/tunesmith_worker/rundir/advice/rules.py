@@ -18,7 +18,7 @@ from .memory_choice import gib, keep_all_estimate
 LEAST_GAIN = 0.03
 """Smallest saving worth reporting, as a share of the wall time."""
 GOAL = 0.05
-"""Target share of the wall time for evaluations or checkpoints, after the advised change."""
+"""Share of the wall time that evaluations or checkpoints should take after the advised change."""
 
 Suggestion = tuple[str, float]
 """Suggested change, and the maximum number of seconds that it can save."""
@@ -133,7 +133,8 @@ def _checkpointing(report: RunReport, settings: TrainingSettings) -> Suggestion 
 
 
 def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] | None:
-    """Return the interval in steps that reduces the time share to GOAL, and the seconds saved.
+    """Return the interval in steps at which evaluations or checkpoints take the share GOAL of the
+    time, and the seconds saved.
 
     Returns None if the interval is already as long as the run."""
     rest = report.wall_seconds - seconds
@@ -165,7 +166,7 @@ def _host(report: RunReport, settings: TrainingSettings) -> Suggestion | None:
 
 
 def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
-    """Return True if advice to double the rows per micro-batch makes sense.
+    """Return True if the run may be advised to double the rows per micro-batch.
 
     The advice needs an even number of accumulation steps and more than half of the memory free.
     Packed micro-batches are already as large as useful."""

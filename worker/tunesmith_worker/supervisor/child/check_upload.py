@@ -22,7 +22,8 @@ _EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTER
 
 
 class ReaderKilled(Exception):
-    """Raised if the operator or the kernel killed the reader. A retry may succeed."""
+    """Raised if the operator or the kernel killed the reader. Reading the file again may
+    succeed."""
 
 
 def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> FileValidation:

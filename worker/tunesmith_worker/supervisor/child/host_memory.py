@@ -21,11 +21,11 @@ class Kills:
     """Number of out-of-memory kills so far."""
 
     in_group: int | None
-    """Kills in this control group."""
+    """Number of out-of-memory kills in this control group."""
     on_host: int | None
 
     def since(self, before: Kills) -> int | None:
-        """Return the number of kills since `before`; None if nothing counts them.
+        """Return the number of kills since `before`; None if this host does not count kills.
 
         The control group's count is used if available, otherwise the host's count."""
         for now, earlier in ((self.in_group, before.in_group), (self.on_host, before.on_host)):

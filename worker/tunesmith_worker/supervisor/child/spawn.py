@@ -1,7 +1,7 @@
 """Start trainer processes.
 
-Each trainer has its own process group, so that its children can be killed with it. The trainer's
-environment contains no settings and no cloud keys.
+Each trainer has its own process group, so that a kill also ends the trainer's child processes. The
+trainer's environment contains no settings and no cloud keys.
 """
 
 from __future__ import annotations

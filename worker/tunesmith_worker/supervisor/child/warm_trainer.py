@@ -24,7 +24,7 @@ _TAIL_BYTES = 1500
 
 
 class WarmTrainer:
-    """A warm trainer's process and socket. Only `kill` blocks."""
+    """A warm trainer's process and socket. Only the method `kill` waits."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -39,7 +39,8 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        A process stopped by SIGSTOP continues. A dead process does not answer."""
+        If SIGSTOP has stopped the process, the process continues. A dead process does not
+        answer."""
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)
@@ -54,7 +55,7 @@ class WarmTrainer:
         return self._receive() == READY + TAKEN
 
     def output_end(self) -> str:
-        """Return the end of the trainer's output before the run."""
+        """Return the last lines that the trainer printed before it got a run."""
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()

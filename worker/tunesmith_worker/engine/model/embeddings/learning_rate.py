@@ -1,8 +1,8 @@
 """Set the learning rate of the embedding, the head and token rows.
 
 In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
-few steps, so noise does not average out. LoRA's learning rate is ten times the learning rate for
-full tuning, which is too high for rare tokens.
+few updates, so the noise in these updates does not average out. LoRA's learning rate is ten times
+the learning rate for full tuning, which is too high for rare tokens.
 """
 
 from __future__ import annotations
