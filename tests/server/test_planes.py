@@ -117,7 +117,7 @@ def test_workers_do_not_wait_for_slow_requests(
             return reply.status_code
 
         replies = [pool.submit(send, number) for number in range(MANY)]
-        gate.until_waiting(8)
+        gate.until_waiting(6)
         assert_served(url, server, claim, 1)
         gate.open()
         assert {reply.result() for reply in replies} == {200}
@@ -143,7 +143,7 @@ def test_users_do_not_wait_for_downloads(
             return httpx.get(path, headers=headers, timeout=60).status_code
 
         replies = [pool.submit(download, number) for number in range(MANY)]
-        gate.until_waiting(8)
+        gate.until_waiting(6)
         began = time.monotonic()
         assert httpx.get(f"{url}/v1/files", headers=headers, timeout=30).status_code == 200
         assert time.monotonic() - began < SOON

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator, Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, File, Form, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
 from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
@@ -118,6 +120,21 @@ def send_or_redirect(
     return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
 
 
+class Download(StreamingResponse):
+    """Response that closes the stored object when the client disconnects."""
+
+    def __init__(self, pieces: Iterator[bytes], **options: Any) -> None:  # Any: Starlette's own
+        super().__init__(pieces, **options)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if isinstance(self._pieces, Generator):
+                self._pieces.close()
+
+
 def send_blob(
     storage: Storage, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
@@ -135,7 +152,7 @@ def send_blob(
     }
     if range_header:
         headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
-    return StreamingResponse(
+    return Download(
         storage.stream(sha256, start, end),
         status_code=206 if range_header else 200,
         media_type="application/octet-stream",

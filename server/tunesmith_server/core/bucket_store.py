@@ -13,7 +13,7 @@ from obstore import open_writer
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
-from .local_store import PIECE
+from .local_store import PIECE, READ_PIECE
 
 _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
     "connect_timeout": timedelta(seconds=5),
@@ -62,7 +62,7 @@ class BucketStore:
         missing."""
         options: Any = {} if end is None else {"range": (start, end)}  # Any: obstore's TypedDict
         result = self._store.get(path, options=options)
-        return (bytes(piece) for piece in result.stream(min_chunk_size=PIECE))
+        return (bytes(piece) for piece in result.stream(min_chunk_size=READ_PIECE))
 
     def size(self, path: str) -> int | None:
         try:

@@ -18,6 +18,8 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 PIECE = 1024 * 1024
+READ_PIECE = 128 * 1024
+"""Bytes per piece of a download. A client that does not read keeps up to three in memory."""
 _OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
 _UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
 """Names of unfinished writes: of this module, and of obstore, which earlier versions used."""
@@ -136,7 +138,7 @@ def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
         file.seek(start)
         left = end - start if end is not None else None
         while left != 0:
-            piece = file.read(PIECE if left is None else min(PIECE, left))
+            piece = file.read(READ_PIECE if left is None else min(READ_PIECE, left))
             if not piece:
                 return
             if left is not None:

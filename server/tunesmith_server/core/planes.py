@@ -32,7 +32,7 @@ class Plane(Enum):
 THREADS = {
     Plane.WORKERS: 8,
     Plane.USERS: 16,
-    Plane.BULK: 12,
+    Plane.BULK: 6,
     Plane.ASSEMBLY: 2,
     Plane.STREAMS: 4,
     Plane.HEALTH: 2,

@@ -1,0 +1,194 @@
+"""The attacks of `benchmarks.attacks`: functions that load a running service."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from .connections import Target
+from .installation import BASE_MODEL, Installation
+from .load import Load, run
+
+MIB = 2**20
+HEADERS_BYTES = 100 * MIB
+HALF_OPEN = 1100
+HOLD_SECONDS = 8.0
+LARGE_JOBS, LISTS = 60, 8
+COMPLETES, UPLOAD_PARTS = 60, 8
+SLOW_READERS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    service: Installation
+    file_id: str
+    claim: dict[str, Any]  # Any: JSON
+    """Claim of the running job."""
+
+    @classmethod
+    def prepare(cls, service: Installation) -> Attack:
+        """Upload a data set and start a job."""
+        _raise_file_limit()
+        file_id = service.new_file()
+        service.new_job(file_id)
+        hello = {
+            "worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1",
+            "models": [BASE_MODEL],
+        }  # fmt: skip
+        with service.worker() as worker:
+            worker.post("workers/hello", json=hello).raise_for_status()
+            claim = worker.post("jobs/claim", json={"worker_id": "w"}).raise_for_status().json()
+        return cls(service=service, file_id=file_id, claim={**claim, "worker_id": "w"})
+
+    def connect(self, **options: int) -> socket.socket:
+        connection = socket.socket()
+        for name, value in options.items():
+            connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        connection.settimeout(20)
+        connection.connect((self.service.host, self.service.port))
+        return connection
+
+    def get(self, path: str) -> bytes:
+        """Return a request's bytes."""
+        key = self.service.api_key
+        return f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode()
+
+
+def headers(attack: Attack) -> dict[str, Any]:
+    """100 MiB of headers, in 20 connections, by people without a key."""
+    piece = b"x-a: " + b"a" * 1000 + b"\r\n"
+    sent = 0
+
+    def send(_: int) -> int:
+        sent = 0
+        with attack.connect() as connection, contextlib.suppress(OSError):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n")
+            while sent < HEADERS_BYTES // 20:
+                connection.sendall(piece * 16)
+                sent += len(piece) * 16
+            time.sleep(1)
+        return sent
+
+    with ThreadPoolExecutor(20) as pool:
+        sent = sum(pool.map(send, range(20)))
+    return {"sent_mib": round(sent / MIB, 1)}
+
+
+def half_open(attack: Attack) -> dict[str, Any]:
+    """1,100 connections that send half a request."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(HALF_OPEN):
+            connection = stack.enter_context(attack.connect())
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+        time.sleep(HOLD_SECONDS)
+    return {"connections": HALF_OPEN}
+
+
+def large_jobs(attack: Attack) -> dict[str, Any]:
+    """60 creates of 4 MiB and 8 lists of jobs, all at the same time."""
+    body = {
+        "model": BASE_MODEL, "training_file": attack.file_id,
+        "recipe": {"lora": {"target_modules": ["m" * 60] * 60_000}},
+    }  # fmt: skip
+    content = json.dumps(body).ljust(4 * MIB - 1)
+
+    def create(_: int) -> int:
+        with attack.service.user() as user, contextlib.suppress(httpx.TransportError):
+            kind = {"content-type": "application/json"}
+            return user.post("fine_tuning/jobs", content=content, headers=kind).status_code
+        return 0
+
+    def list_all(_: int) -> int:
+        with attack.service.user() as user:
+            return user.get("fine_tuning/jobs", params={"limit": 100}).status_code
+
+    with ThreadPoolExecutor(LARGE_JOBS + LISTS) as pool:
+        creates = [pool.submit(create, number) for number in range(LARGE_JOBS)]
+        lists = [pool.submit(list_all, number) for number in range(LISTS)]
+        statuses = [sorted({one.result() for one in many}) for many in (creates, lists)]
+    return {"create_statuses": statuses[0], "list_statuses": statuses[1]}
+
+
+def completes(attack: Attack) -> dict[str, Any]:
+    """60 requests at the same time that complete 6 uploads of 64 MiB."""
+    part = bytes(8 * MIB)
+    with attack.service.user() as user:
+        uploads = []
+        for number in range(6):
+            body = {
+                "bytes": UPLOAD_PARTS * len(part), "filename": f"{number}.txt",
+                "mime_type": "text/plain", "purpose": "user_data",
+            }  # fmt: skip
+            upload = user.post("uploads", json=body).raise_for_status().json()["id"]
+            path, ids = f"uploads/{upload}/parts", []
+            for index in range(UPLOAD_PARTS):
+                content = bytes([number, index]) + part[2:]
+                reply = user.post(path, files={"data": ("x", content)}).raise_for_status()
+                ids.append(reply.json()["id"])
+            uploads.append((upload, {"part_ids": ids}))
+
+    def complete(number: int) -> int:
+        upload, body = uploads[number % len(uploads)]
+        with attack.service.user() as user:
+            return user.post(f"uploads/{upload}/complete", json=body).status_code
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(COMPLETES) as pool:
+        statuses = sorted(set(pool.map(complete, range(COMPLETES))))
+    return {"statuses": statuses, "seconds": round(time.monotonic() - began, 2)}
+
+
+def slow_readers(attack: Attack) -> dict[str, Any]:
+    """200 clients that read no byte of a download of 64 MiB, and 200 of an event stream."""
+    with attack.service.user() as user:
+        files = {"file": ("big.txt", bytes(64 * MIB))}
+        reply = user.post("files", files=files, data={"purpose": "user_data"})
+        file_id = reply.raise_for_status().json()["id"]
+    events = f"/v1/fine_tuning/jobs/{attack.claim['job_id']}/events?stream=true"
+    with contextlib.ExitStack() as stack:
+        for path in [f"/v1/files/{file_id}/content"] * SLOW_READERS + [events] * SLOW_READERS:
+            connection = stack.enter_context(attack.connect(SO_RCVBUF=4096))
+            connection.sendall(attack.get(path))
+        time.sleep(HOLD_SECONDS)
+    return {"connections": 2 * SLOW_READERS}
+
+
+def creates(attack: Attack) -> dict[str, Any]:
+    """1,000 creates at 100 a second."""
+    service = attack.service
+    target = Target(host=service.host, port=service.port, key=service.api_key)
+    load = Load(
+        name="create",
+        method="POST",
+        path="/v1/fine_tuning/jobs",
+        body={"model": BASE_MODEL, "training_file": attack.file_id, "suffix": "attack"},
+        per_second=100,
+        seconds=10,
+    )
+    figures = run(target, [load])["create"]
+    return {f"create_{name}": figures[name] for name in ("p50_ms", "p99_ms", "max_ms")}
+
+
+ATTACKS: dict[str, Callable[[Attack], dict[str, Any]]] = {
+    "headers": headers,
+    "half_open": half_open,
+    "large_jobs": large_jobs,
+    "completes": completes,
+    "slow_readers": slow_readers,
+    "creates": creates,
+}
+
+
+def _raise_file_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
