@@ -37,7 +37,7 @@ def test_storing_twice_is_harmless(server: Server, claim: dict[str, Any]) -> Non
 def test_a_damaged_blob_is_refused(server: Server, claim: dict[str, Any]) -> None:
     wrong = hashlib.sha256(b"other").hexdigest()
     reply = server.worker.put_blob(claim, b"weights", wrong)
-    assert reply.status_code == 400
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "upload_mismatch")
     assert "send the file again" in reply.json()["error"]["hint"]
     assert not stored(server, b"weights")
 

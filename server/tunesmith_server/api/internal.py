@@ -105,7 +105,7 @@ async def put_blob(
         actual, size = await run_in_threadpool(hash_of, spool)
         if actual != sha256:
             raise BadRequest(
-                ErrorCode.INVALID_REQUEST, f"the body's sha256 is {actual}, not {sha256}",
+                ErrorCode.UPLOAD_MISMATCH, f"the body's sha256 is {actual}, not {sha256}",
                 hint="the transfer was damaged: send the file again",
             )  # fmt: skip
         await run_in_threadpool(store_blob, state, spool, sha256, size)

@@ -141,6 +141,8 @@ def test_samples_are_stored_compressed_and_leave_the_workers_disk(supervised: Su
     unpacked = gzip.decompress(supervised.storage.content[file.sha256]).decode()
     assert [json.loads(line) for line in unpacked.splitlines()] == given
     assert file.bytes < len(unpacked) / 10
+    supervised.feed.confirm(event.source_seq)
+    supervised.uploads.update()
     assert list(supervised.run.samples.iterdir()) == []
 
 

@@ -37,6 +37,8 @@ class EventReader:
         self.first_step_pending = False
         """True from reading the first METRICS event until the server confirms it."""
         self._stepped = False
+        self.confirmed_seq = 0
+        """Number of the newest event that the server has accepted."""
 
     def read(self) -> None:
         """Read all lines completed since the last call."""
@@ -100,6 +102,7 @@ class EventReader:
 
     def confirm(self, source_seq: int) -> None:
         """Remove events up to this number, because the server has them."""
+        self.confirmed_seq = max(self.confirmed_seq, source_seq)
         while self._pending and self._pending[0].source_seq <= source_seq:
             if self._pending.popleft().kind is EventKind.METRICS:
                 self.first_step_pending = False

@@ -95,6 +95,8 @@ class JobSession:
         self._answered = True
         self._ending = self._closed = False
         self._release_by = math.inf
+        self._fenced_out = False
+        """True if the server refused the final report, because another attempt has the job."""
         self._cancelled = False
         """True if the job was cancelled while it was ending, so that uploads are not awaited."""
 
@@ -205,7 +207,9 @@ class JobSession:
                 return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
-        if outcome.state != "failed" or full:
+        # The server has no report that names the adapter, so this is the only copy.
+        unreported = self._fenced_out and outcome.state == "succeeded"
+        if (outcome.state != "failed" or full) and not unreported:
             clean_run_directory(self._run.root, outcome)
         remove_unfinished(self._run.root)  # a killed trainer may leave files with user data
         return True
@@ -256,6 +260,7 @@ class JobSession:
             return False
         except FencedOut as error:
             log.warning("final report of %s came too late: %s", self._claim.job_id, error)
+            self._fenced_out = True
             return True
 
     def close(self) -> None:

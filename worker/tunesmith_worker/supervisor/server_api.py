@@ -94,19 +94,25 @@ class ServerApi:
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        """Store a file under its hash, unless the server has it. The server refuses damaged
-        transfers."""
+        """Store a file under its hash, unless the server has it. The server verifies the hash and
+        returns it."""
         sha256 = file_hash(path)
         stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
         if stored.bytes >= _CHECK_STORED_BYTES and self._is_stored(job_id, fence, sha256):
             return stored
         with path.open("rb") as content:
-            self._send(
+            reply = self._send(
                 "PUT",
                 f"/jobs/{job_id}/blobs/{sha256}",
                 params={"fence": fence},
                 content=iter(lambda: content.read(_CHUNK), b""),
                 timeout=httpx.Timeout(10.0, read=600.0, write=600.0),
+            )
+        verified = StoredFile.model_validate_json(reply.content)
+        if (verified.sha256, verified.bytes) != (sha256, stored.bytes):
+            raise ServerFault(
+                f"the server stored other content for {path.name}: sha256 {verified.sha256}, "
+                f"{verified.bytes} bytes, not {sha256}, {stored.bytes} bytes"
             )
         return stored
 
@@ -180,6 +186,6 @@ def _check(reply: httpx.Response) -> None:
         raise FencedOut(message)
     if reply.status_code in (408, 429, 503, 507):  # the server is busy or its disk is full
         raise ServerUnreachable(message)
-    if reply.status_code >= 500:
+    if reply.status_code >= 500 or error["code"] == "upload_mismatch":  # damaged on its way
         raise ServerFault(message, error["code"])
     raise ServerRefused(message)

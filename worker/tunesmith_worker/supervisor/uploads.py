@@ -112,10 +112,13 @@ class SampleUploads:
         self._run, self._reader, self._store = run, reader, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._sending: deque[tuple[RunEvent, Future[list[StoredFile]]]] = deque()
+        self._stored: deque[RunEvent] = deque()
+        """Events whose files are stored but that the server may not have accepted yet."""
         self._last_seq = 0
 
     def update(self) -> None:
         """Complete the events of finished uploads and start new ones."""
+        self._remove_accepted()
         for event in self._reader.pending_uploads(EventKind.SAMPLES):
             if event.source_seq > self._last_seq:
                 self._last_seq = event.source_seq
@@ -126,6 +129,7 @@ class SampleUploads:
 
     def close(self) -> None:
         """Start no more uploads."""
+        self._remove_accepted()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, file: str) -> list[StoredFile]:
@@ -139,8 +143,13 @@ class SampleUploads:
             stored = self._store(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        path.unlink(missing_ok=True)
         return stored
+
+    def _remove_accepted(self) -> None:
+        """Remove the samples that the server has verified and whose event it has accepted."""
+        while self._stored and self._stored[0].source_seq <= self._reader.confirmed_seq:
+            event = self._stored.popleft()
+            (self._run.root / str(event.data["file"])).unlink(missing_ok=True)
 
     def _fill_in(self, event: RunEvent, transfer: Future[list[StoredFile]]) -> None:
         try:
@@ -152,3 +161,4 @@ class SampleUploads:
             return
         if needs_upload(event):
             event.files = files
+            self._stored.append(event)
