@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,7 @@ from sqlalchemy import select, text
 from tunesmith_server.core.database import Database
 from tunesmith_server.models import (
     AdapterRow,
+    BlobRow,
     FileRow,
     JobRow,
     ResumePointRow,
@@ -41,8 +43,9 @@ def cuts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[PowerCuts]
     recorder.close()
 
 
-def promised(database: Database) -> tuple[dict[str, str], list[str]]:
-    """Return the sha256 by path of all content that rows promise, and the succeeded jobs."""
+def promised(database: Database) -> tuple[dict[str, str], list[str], set[str]]:
+    """Return the sha256 by path of all content that rows promise, the succeeded jobs, and the paths
+    that garbage collection knows."""
     with database.read() as session:
         hashes = list(session.scalars(select(FileRow.sha256)))
         hashes += session.scalars(select(SamplesRow.sha256))
@@ -56,12 +59,19 @@ def promised(database: Database) -> tuple[dict[str, str], list[str]]:
             )
         ).all()
         succeeded = list(session.scalars(select(JobRow.id).where(JobRow.state == "succeeded")))
-    paths = {f"{sha256[:2]}/{sha256}": sha256 for sha256 in hashes}
-    return paths | {f"parts/{part_id}": sha256 for part_id, sha256 in parts}, succeeded
+        names = list(session.scalars(select(BlobRow.name)))
+    paths = {path_of(sha256): sha256 for sha256 in hashes}
+    paths |= {f"parts/{part_id}": sha256 for part_id, sha256 in parts}
+    return paths, succeeded, {path_of(name) for name in names}
+
+
+def path_of(name: str) -> str:
+    return f"parts/{name}" if name.startswith("part-") else f"{name[:2]}/{name}"
 
 
 def broken_promises(crash: Crash, folder: Path) -> tuple[list[str], list[str]]:
-    """Return the paths without their bytes after the crash, and the succeeded jobs."""
+    """Return the paths of missing or damaged content and of objects that garbage collection would
+    never find, and the succeeded jobs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     file = folder / "tunesmith.db"
@@ -69,14 +79,15 @@ def broken_promises(crash: Crash, folder: Path) -> tuple[list[str], list[str]]:
     if crash.database[1]:
         file.with_name("tunesmith.db-wal").write_bytes(crash.database[1])
     database = Database(f"sqlite:///{file}")
-    paths, succeeded = promised(database)
+    paths, succeeded, recorded = promised(database)
     database.dispose()
     damaged = [
         path
         for path, sha256 in paths.items()
         if path not in crash.blobs or hashlib.sha256(crash.blobs[path]).hexdigest() != sha256
     ]
-    return damaged, succeeded
+    complete = {path for path in crash.blobs if not path.rpartition("/")[2].startswith(".")}
+    return damaged + sorted(complete - recorded - {"tunesmith-installation"}), succeeded
 
 
 def check(cuts: PowerCuts, tmp_path: Path, *, at_least: int) -> None:
@@ -145,6 +156,20 @@ def test_content_that_another_file_has_already(
     server.upload(WHOLE[:90_000])
     server.upload(WHOLE[:90_000])
     check(cuts, tmp_path, at_least=8)
+
+
+def test_a_garbage_collection(server: Server, cuts: PowerCuts, tmp_path: Path) -> None:
+    """A deleted object that came back after its row is gone would stay for ever."""
+    for content in (b"one", b"two"):
+        server.user.delete(f"/v1/files/{server.upload(content)}")
+    kept = server.upload(b"three")
+    assert server.janitor().sweep(timedelta(seconds=-5)) == 2
+    upload_id, _ = filled(server)
+    server.user.post(f"/v1/uploads/{upload_id}/cancel")
+    server.janitor().round()
+    check(cuts, tmp_path, at_least=30)
+    names = {path.partition("/")[2] for path in cuts.crashes[-1].blobs if "/" in path}
+    assert names == {hashlib.sha256(b"three").hexdigest()}, kept
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", WHOLE[:89_999] + b"!"], ids=["empty", "cut", "same"])

@@ -75,7 +75,8 @@ class BucketStore:
         """Delete objects; missing ones are no error."""
         if listed := list(paths):
             with contextlib.suppress(FileNotFoundError):
-                self._store.delete(listed)
+                # Some stores that speak S3 lack the request that deletes several objects.
+                self._store.delete(listed if len(listed) > 1 else listed[0])
 
     def delete_unfinished(self, before: float) -> None:
         """Do nothing: an unfinished write is no object. A lifecycle rule of the bucket ends

@@ -111,9 +111,14 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; missing ones are no error."""
-        for path in paths:
-            (self._root / path).unlink(missing_ok=True)
+        """Delete objects durably; missing ones are no error. An object that came back after a power
+        cut, when its row is gone, would never be deleted."""
+        targets = [self._root / path for path in paths]
+        for target in targets:
+            target.unlink(missing_ok=True)
+        for folder in {target.parent for target in targets}:
+            if folder.is_dir():
+                _sync(folder)
 
     def delete_unfinished(self, before: float) -> None:
         """Delete files of writes that a crash ended before this time (Unix seconds). Only names
