@@ -27,7 +27,7 @@ _OTHER_FILES = 256
 
 
 class Connection(Protocol):
-    """What the guard needs of a connection."""
+    """Attributes and methods that the guard uses."""
 
     client: tuple[str, int] | None
     transport: Any  # Any: asyncio.Transport or uvloop's
