@@ -38,7 +38,8 @@ class PreparedRun:
     rows_at_a_time: int
     """Rows per forward pass, shown in out-of-memory errors."""
     interruption: type[Exception] | tuple[()] = ()
-    """Exception of a step that a stop request interrupts before the optimiser update."""
+    """Exception type that a step raises if a stop request interrupts it before the optimiser
+    update."""
     resources: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Context manager that stays open during training."""
 

@@ -57,7 +57,7 @@ from .rollout_warnings import RolloutWarnings
 from .selfcheck import self_check
 
 _WEIGHTS = "rollout_weights"
-"""Key of the choice of rollout weights in plan.json."""
+"""Key under which plan.json stores how the rollout reads the weights."""
 
 
 def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedRun:

@@ -3,8 +3,8 @@
 Prints both loss curves on the user's data, and a verdict. Each trainer runs in its own process and
 run directory; RUN_DIR is not changed.
 
-In fp32, the losses and gradient norms of every step must agree up to rounding. Equal losses are not
-enough, because Adam ignores a constant factor on the gradient.
+In fp32, the losses and gradient norms of every step must agree up to rounding. Losses alone would
+not show a wrong constant factor on the gradient, because Adam ignores this factor.
 
 In bf16, the two trainers round in different places, so both bf16 curves are compared with the stock
 fp32 curve. The RMS error of our bf16 curve may be at most 1.5 times the RMS error of the stock bf16
@@ -225,7 +225,7 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Limit for rounding due to different summation orders, accumulated over some steps."""
+"""Limit for loss differences from different summation orders, accumulated over some steps."""
 NORM_LIMIT = 1e-5
 """Limit for gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5

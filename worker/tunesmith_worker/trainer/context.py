@@ -27,6 +27,6 @@ class RunContext:
     recorder: RunRecorder
     plan: PlanFile
     point: ValidResumePoint | None
-    """Resume point from which the run continues, if any."""
+    """Resume point from which the run continues; None if the run starts at step 0."""
     rewards: Sequence[LocalReward] = ()
     """Reward functions given on the command line."""

@@ -95,8 +95,8 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
     def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
         """Restore the state, except in a fork with another metric or grader.
 
-        A fork that changes `keep` to 'best' forgets the earlier best. Raises RunError if the best
-        weights so far are missing."""
+        A fork that changes `keep` to 'best' ignores the best evaluation of the original run. Raises
+        RunError if the best weights so far are missing."""
         course = Course(**stored["course"])
         if course.metric != self.course.metric or stored.get("grader") != self._grader:
             return

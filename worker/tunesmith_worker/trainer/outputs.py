@@ -32,7 +32,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """The callbacks that `run.py` reads after training."""
+    """The callbacks whose results `run.py` reads after training."""
 
     run: RunCallback
     stopping: EarlyStopping

@@ -22,7 +22,8 @@ ENGINE = (
     "tunesmith_worker.trainer.rewards.local",
     "tunesmith_worker.trainer.assemble_sft",
 )
-"""Modules that `run.train` imports. The run itself imports any module that this list lacks."""
+"""Modules that `run.train` imports. If this list lacks a module, the run itself imports that
+module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def _is_quantized(run_dir: Path) -> bool:
     """Return True if the run needs bitsandbytes, which peft detects only at its own import."""
     try:
         spec = read_spec(run_dir)
-    except UnusableRunDirectory:  # the run itself reports its invalid spec
+    except UnusableRunDirectory:  # if the spec is invalid, the run itself reports it
         return False
     return spec.recipe.quantization != "none"
 

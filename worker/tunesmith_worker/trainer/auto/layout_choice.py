@@ -16,8 +16,8 @@ from tunesmith_worker.rundir.plan import Device
 Kind = Literal["padded", "padding_free", "packed"]
 
 SHORT_RUN = 40
-"""Runs of fewer steps always use `padding_free`, because the speed of a short run matters
-little."""
+"""Runs with fewer steps always use the layout `padding_free`, because the speed of a short run
+matters little."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 """Maximum tokens of a packed micro-batch. Larger micro-batches are no faster on a CPU
 (docs/contributing/log)."""
@@ -85,7 +85,7 @@ def plan_layouts(
     the base model.
 
     The rule was fitted to 30 measured cases on a CPU and tested on 36 others
-    (docs/contributing/log). A GPU was not measured."""
+    (docs/contributing/log). The rule was not tested on a GPU."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True:

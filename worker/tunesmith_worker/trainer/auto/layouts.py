@@ -1,5 +1,5 @@
-"""The layout of a run. An attempt that finds a plan.json uses the layout in it. If memory runs
-out, the run switches to the layout that needs the least memory.
+"""Current micro-batch layout of a run. If plan.json exists, the run uses the layout in plan.json.
+If memory runs out, the run switches to the layout that needs the least memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tunesmith_worker.rundir.plan import Choices
 from .layout_choice import Layout, LayoutPlan
 
 NAME = "packing"
-"""Key of the choice of layout in plan.json."""
+"""Key under which plan.json stores the layout."""
 SMALLER = "padding_free"
 """The layout that needs the least memory."""
 

@@ -1,9 +1,9 @@
 """Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
-A closed-form estimate chooses a policy. A probe runs the longest micro-batch once under this
-policy. The probe's measured memory corrects the estimate, which then chooses again. plan.json
-stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
-this entry.
+First, a closed-form estimate of the memory chooses a policy. A probe runs the longest micro-batch
+once under this policy. The probe's measured memory corrects the estimate, which then chooses again.
+plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run
+reuses this entry.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class MemoryPlan:
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
         batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
-        whole = replace(self.steps.policy, parts=1)  # the batch `seen` is already split
+        whole = replace(self.steps.policy, parts=1)  # `seen` is already a part of a split batch
         prediction = replace(planner, batch=batch, engine=engine).option(whole).prediction
         real, how = self._real_peak()
         predicted = prediction.peak if planner.engine.on_gpu else self._growth(prediction.peak)
@@ -201,7 +201,7 @@ class MemoryPlan:
     def _smaller_layout(self, option: Option) -> Option:
         """Switch to the smaller layout if it needs less recomputation or splitting.
 
-        Recomputation costs more time than the faster layout saves. Returns the option to use."""
+        The faster layout saves less time than recomputation costs. Returns the option to use."""
         layers = self.planner.shape.layers
         plain = self.planner.option(Policy(keep=layers))
         before, self.planner = self.planner, self._planner_of(self._layouts.smaller)
@@ -244,7 +244,8 @@ class MemoryPlan:
             self.steps.recover(failure)
 
     def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
-        """Return the correction with which the estimate matches the probe of `batch`."""
+        """Return the correction that makes the estimate for `batch` equal to the probe's
+        measurement."""
         planner, policy = self.planner, self.steps.policy
         engine = replace(planner.engine, passes=1)  # the probe starts without gradients
         expected = layer_kept(planner.shape, planner.tuning, batch, engine)
@@ -310,7 +311,7 @@ class MemoryPlan:
         return policy
 
     def _rewrite_choice(self, policy: Policy, reason: str) -> None:
-        """Replace the memory plan in plan.json, if it is already there."""
+        """Replace the memory plan in plan.json, if plan.json already has one."""
         if any(choice.name == NAME for choice in self._choices.made):
             option = self.planner.option(policy)
             self._choices.replace(to_choice(self.planner, option, reason))

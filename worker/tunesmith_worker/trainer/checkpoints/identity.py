@@ -90,7 +90,7 @@ def _current_form(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
     """Convert saved settings to this version's fields; new fields get their defaults."""
     try:
         return model.model_validate(current_names(saved)).model_dump(mode="json")
-    except ValidationError:  # this version lacks a saved field; the comparison names it
+    except ValidationError:  # this version lacks a saved field; the comparison names the field
         return saved
 
 

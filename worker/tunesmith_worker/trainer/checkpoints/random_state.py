@@ -37,7 +37,7 @@ def random_numbers() -> tuple[Json, dict[str, torch.Tensor]]:
 
 
 def restore_random_numbers(plain: Json, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore all states, but ignore states of GPUs that this host lacks."""
+    """Restore all random states except those of GPUs that this host lacks."""
     python, numpy = plain["python"], plain["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = np.array(numpy["keys"], dtype=np.uint32)

@@ -1,4 +1,5 @@
-"""Saving of resume points: at the recipe's steps, at a stop, or automatically at 1 % cost."""
+"""Saving of resume points: at the recipe's interval, when a run stops, or automatically at a cost
+of 1 % of the run's time."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ COST_FACTOR = 100.0
 The cost is measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because wall
 time on a busy host passes without training."""
 _ROOM = 0.5
-"""Maximum share of free host memory for a copy. A state above this share is written without a
-copy."""
+"""Maximum share of free host memory that a copy of the state may take. A larger state is written
+without a copy, while training waits."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
@@ -73,7 +74,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         step, last = state.global_step, state.global_step == state.max_steps
         named = self._named is not None and step % self._named == 0
         self._waits = self._control.stop_requested
-        # A run that ends here must not resume, because it would train one step too many.
+        # A run that ends here needs no resume point: a resumed run would train one step too many.
         continues = not (last or control.should_training_stop)
         self._due = (self._waits and not last) or (continues and (named or self._is_time()))
         if self._due:

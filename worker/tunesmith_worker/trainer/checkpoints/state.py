@@ -83,7 +83,7 @@ def capture_state(trainer: Untyped) -> ResumeState:
 
 def _trainer_state(trainer: Untyped) -> Json:
     state = dataclasses.asdict(trainer.state)
-    # The log history would grow with the run. It is not needed, because metrics are events.
+    # The log history would grow with the run, and metrics are already stored as events.
     return state | {"log_history": [], "stateful_callbacks": _callback_states(trainer)}
 
 

@@ -1,7 +1,8 @@
 """Writing of safetensors files in chunks, with a hash computed during the write.
 
 `safetensors.torch.save_file` first copies all tensors to bytes, which doubles the host memory of a
-full state. A file written by `save_file` would also have to be read again for the hash. Format:
+full state. After `save_file`, the file would also have to be read again to compute its hash.
+Format:
 https://huggingface.co/docs/safetensors (header length in 8 bytes, JSON header, tensors).
 """
 

@@ -1,6 +1,6 @@
 """Rows rendered as text for one tokenizer, with the character spans that carry loss.
 
-The spans follow from the structure of the conversation, not from a search for marker strings.
+The spans are computed from the turns of the conversation, not by searching for marker strings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Rendered:
 class RenderedRow:
     number: int
     examples: tuple[Rendered, ...]
-    """The row's examples: usually one, several if the template rewrites earlier turns, or none."""
+    """The row's examples: usually one; several if the template rewrites earlier turns; none if
+    nothing can be trained."""
     is_chat: bool
     """True if the chat template wrote the text, special tokens included."""
     skipped_turns: int = 0

@@ -51,8 +51,8 @@ class Counts:
     longest: int = 0
     """Number of tokens in the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. Such examples cannot teach the model to
-    stop."""
+    """Examples whose last trained token is not special. Examples without a special token at the end
+    cannot teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""
@@ -183,7 +183,7 @@ def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) 
         after = bisect_left(offsets, end, key=itemgetter(0))
         labels[first:after] = ids[first:after]
     if labels:
-        labels[0] = IGNORED  # nothing predicts the first token
+        labels[0] = IGNORED  # no token predicts the first token
     return labels
 
 

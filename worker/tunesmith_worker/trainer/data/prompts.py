@@ -1,6 +1,6 @@
 """Prompts of a reinforcement run: token ids, the fields of each row, and counts of dropped prompts.
 
-A prompt is never cut, because answers to half a question teach the wrong thing.
+A prompt is never cut, because the model would learn from answers to an incomplete question.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Record:
     """Line number in JSONL, record number in other kinds; starts at 1."""
     value: Value = None
     problem: str | None = None
-    """Reason why the record could not be read; `value` is None then."""
+    """Reason why the record could not be read; in this case `value` is None."""
 
 
 def read_records(path: Path, filename: str) -> Iterator[Record]:
@@ -210,7 +210,7 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             largest_group = _check_announced(file.metadata, limit)
-            # Every row may repeat one dictionary value that is as large as the row group.
+            # Every row may repeat a dictionary value that is as large as the row group.
             # Larger row groups therefore allow fewer rows at a time.
             rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_group)))
             expanded = read = 0

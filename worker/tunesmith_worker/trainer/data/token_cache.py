@@ -103,7 +103,7 @@ class TokenCache:
             with (folder / _TOKENS).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                     raise ValueError(f"the hash of {_TOKENS} is wrong")
-            os.utime(folder)  # mtime is the time of the last use
+            os.utime(folder)  # the entry's mtime is the time of its last use
             return Tokens(table=_mapped(folder), counts=Counts(**entry.counts))
         except FileNotFoundError:
             if not folder.is_dir():

@@ -91,7 +91,7 @@ def _serve(job: HelperJob, tokenizer: Tokenizer, requests: IO[bytes], replies: I
             )
             content = arrow_stream(batch)
             reply = _ReplyHeader(size=len(content), counts=counts.as_data())
-        except Exception:  # the trainer will get the same error and report it
+        except Exception:  # the trainer gets the same error and reports it
             content = b""
         replies.write(reply.model_dump_json().encode() + b"\n")
         replies.write(content)

@@ -126,7 +126,7 @@ class TokenStream:
         done: Future[Result | None] = Future()
         try:
             done.set_result(self._tokenize(chunk))
-        except Exception as error:  # the error is raised when the results reach this chunk
+        except Exception as error:  # raised when this chunk's result is read
             done.set_exception(error)
         return done
 

@@ -70,7 +70,7 @@ def _rows(step: Batch) -> list[_TokenRow]:
 
 
 def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]:
-    """Group the row indices by `examples` consecutive examples."""
+    """Put the row indices of every `examples` consecutive examples into one group."""
     bounds = [0, *accumulate(rows_of_examples)]
     edges = [*bounds[::examples]]
     if edges[-1] != bounds[-1]:
@@ -90,7 +90,8 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
 
 
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Spread rows over few bins of at most `tokens` tokens; a longer row raises this limit."""
+    """Spread rows over few bins of at most `tokens` tokens; if a row is longer, its length is the
+    limit."""
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
     while True:

@@ -131,7 +131,7 @@ def _scatter(
 ) -> torch.Tensor:
     """Return a tensor of `size` with `values` at the flat indices `places` and zeros elsewhere."""
     if not values:
-        # The caller may run backward even without any value.
+        # The caller may run backward even if there are no values.
         return torch.zeros(size, device=device, requires_grad=torch.is_grad_enabled())
     flat = torch.cat(list(values))
     zeros = flat.new_zeros(size[0] * size[1])

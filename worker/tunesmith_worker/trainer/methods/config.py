@@ -19,7 +19,7 @@ Untyped = Any  # Any: TRL is not typed
 def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any]:
     """Return the TrainingArguments that every method shares. Any: values of many types."""
     return {
-        "output_dir": str(folder),  # the trainer writes nothing to it
+        "output_dir": str(folder),  # the trainer writes nothing to this folder
         "seed": seed,
         "learning_rate": train.learning_rate,
         "lr_scheduler_type": train.lr_scheduler_type,

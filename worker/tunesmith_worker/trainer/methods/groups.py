@@ -1,4 +1,4 @@
-"""Order of prompts, groups of completions, and micro-batches of these groups.
+"""Order of prompts, groups of completions, and micro-batches of whole groups or parts of groups.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
 tokens instead of G (P + R). Micro-batches are built on the host, without the last token of each
@@ -230,7 +230,7 @@ def _width(rows: Sequence[GroupRow]) -> int:
 
 @dataclass(slots=True)
 class _Scores:
-    """Indices of scored tokens, collected row by row."""
+    """Collects the indices of scored tokens, row by row."""
 
     width: int
     sources: list[range | tuple[int, ...]] = field(default_factory=list)

@@ -166,7 +166,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         rows = self.rows_with_gradient(inputs)
         with self._scoring(rows):
             loss: torch.Tensor = super().compute_loss(model, inputs)
-        if not loss.requires_grad:  # no row has a gradient: make all gradients 0, as TRL does
+        if not loss.requires_grad:  # if no row has a gradient, all gradients become 0, as in TRL
             trained = (p for p in self.model.parameters() if p.requires_grad)
             loss = loss + sum((p.sum() * 0.0 for p in trained), loss.new_zeros(()))
         share: float = inputs[SHARE]
@@ -350,7 +350,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         super().load_state_dict(plain, tensors)
         self.restore_counters(plain["metrics"])
         self._gaps, (self._trained_tokens, self._input_tokens) = plain["gaps"], plain["tokens"]
-        if self._forked:  # the buffer may come from another recipe or grader
+        if self._forked:  # a fork may have another recipe or grader
             return
         # Resume points of earlier versions lack `ungraded_steps` and `spreads`.
         self._runner.grading.ungraded_steps = plain.get("ungraded_steps", 0)

@@ -28,8 +28,8 @@ Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
 SHARE = "share"
 """Key under which a part stores its weight in the step's loss."""
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
-"""Loss types that are means over rows. The bnpo loss is a mean over tokens. All other loss types
-divide by a number that is the same for all parts of a step."""
+"""Loss types that are means over rows. The bnpo loss is a mean over tokens. Loss types other
+than these and bnpo divide by a number that is the same for all parts of a step."""
 PROBED = 4096
 """Maximum tokens in the memory plan's probe, unless a single row has more."""
 

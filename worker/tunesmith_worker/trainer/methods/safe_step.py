@@ -91,7 +91,7 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def _init_training_state(self, max_steps: int, *arguments: Untyped) -> tuple[int, int]:
         progress: tuple[int, int] = super()._init_training_state(max_steps, *arguments)
         if self._saved is not None:
-            self.state.compute_steps(self.args, max_steps)  # a fork may log at other intervals
+            self.state.compute_steps(self.args, max_steps)  # a fork may log at other step intervals
             self.steps_before = self.state.global_step
             self._saved.load_counters(self)
             self.tokens_before = int(self.trained_tokens)

@@ -221,7 +221,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         # Do not call `restore_counters`: the report counts its calls as repeated training steps.
         undo = partial(self._restore, counters, "eval")
         loss = self.evaluation_memory.run(whole, rows=rows, restore=undo)
-        return loss, None, None  # `log` reports the loss of the whole file
+        return loss, None, None  # `log` reports the loss of the whole validation file
 
     def compute_loss(
         self,
@@ -271,7 +271,7 @@ class _Sums:
         self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
 
     def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
-        """Add sums in the order of _NAMES; missing sums count as zero."""
+        """Add the metric sums, given in the order of _NAMES; missing sums count as zero."""
         now = torch.stack([value.detach().double() for value in (tokens, *sums)])
         self.values[: len(now)] += now
 

@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.clock import Charge
 ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
 """Phases of GPU work."""
 Spans = list[tuple[str, float]]
-"""Consecutive host phases, each with its seconds."""
+"""Consecutive host phases, each with its duration in seconds."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class CudaTimeline:
 
     def _begin_compute(self) -> None:
         event = self._record()
-        if self._last is None:  # the GPU was idle until now
+        if self._last is None:  # the GPU was idle until this event
             for phase, seconds in self._spans:
                 self._charge(phase, seconds)
         else:

@@ -60,7 +60,7 @@ def peak_tflops(gpu: str) -> float | None:
     """Return a GPU's peak TFLOP/s by the longest match in the driver's GPU name, or None."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
-        return None  # such variants are slower than the card with the plain name
+        return None  # these variants are slower than the card without the suffix
     known = [name for name in PEAK_TFLOPS if f" {name} " in words]
     return PEAK_TFLOPS[max(known, key=len)] if known else None
 

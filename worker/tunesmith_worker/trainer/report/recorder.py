@@ -33,7 +33,7 @@ class RunRecorder:
         self._path = run.report
         self._started_at = time.time()
         self._watch: TrainingWatch | None = None
-        self._written = -WRITE_SECONDS  # the first step writes the report at once
+        self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
 
     def watch(

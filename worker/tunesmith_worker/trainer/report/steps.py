@@ -20,7 +20,8 @@ PHASES = {
     "evaluate": PhaseName.EVALUATION,
     "_save_checkpoint": PhaseName.CHECKPOINTING,
 }
-"""Clock phase of each timed Trainer method. A nested call counts only toward its own phase."""
+"""Clock phase of each timed Trainer method. The time of a nested call counts only for the nested
+method's phase."""
 
 
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:

@@ -102,8 +102,8 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return mean figures since the last result; {} if that result is newer than
-        `LIVE_SECONDS`."""
+        """Return mean figures since the last call that returned figures; {} if that call was less
+        than `LIVE_SECONDS` ago."""
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
         before, now = self._last, self._now()

@@ -61,7 +61,7 @@ class SpecGrader:
                 scores[name] = score(completion)
             except NoSuchOutput:
                 scores[name] = 0.0
-            except Exception as error:  # an error on one completion must not end the run
+            except Exception as error:  # a grader's error on one completion must not end the run
                 scores[name] = None
                 errors.append(_format_error(name, error))
         return Graded(rewards=(self._reward(scores, errors),), scores=scores, errors=tuple(errors))

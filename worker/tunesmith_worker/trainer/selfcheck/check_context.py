@@ -131,7 +131,7 @@ class ReinforcementContext:
     engine: RolloutEngine
     score: Score
     requests: Callable[[Sequence[TokenIds]], Sequence[Request]]
-    """Function that returns the trainer's rollout request for each prompt."""
+    """Function that returns the rollout requests that the trainer makes for the prompts."""
     prompts: Sequence[Prompt]
     recipe: Recipe
     load_plan: LoadPlan

@@ -39,7 +39,7 @@ _DIRECTORY = "checkpoint_directory"
 @dataclass(frozen=True, kw_only=True)
 class Checks(Generic[AnyContext]):
     cheap: Sequence[Callable[[AnyContext], Outcome]]
-    """Checks that do not run the model. All cheap checks run before the job may fail."""
+    """Checks that do not run the model. All cheap checks run, even if one fails."""
     numeric: Callable[[AnyContext], list[Outcome]]
     """The checks that run the model."""
 

@@ -94,7 +94,8 @@ def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
 
 
 def copy_to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, float | None]:
-    """Return the tensors as numbers. The function waits for the device only once."""
+    """Copy the tensors to the host and return them as numbers. The function waits for the device
+    only once."""
     present = [tensor.float() for tensor in tensors.values() if tensor is not None]
     numbers = iter(torch.stack(present).tolist() if present else [])
     return {name: None if tensor is None else next(numbers) for name, tensor in tensors.items()}

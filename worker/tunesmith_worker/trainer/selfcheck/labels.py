@@ -267,9 +267,8 @@ def _plain(text: str) -> str:
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
     """Return the share, 0 to 1, of the assistant's text that the labels contain.
 
-    The turn with the highest share counts. If only answers have loss, other text in the labels also
-    lowers the share. Texts are compared by groups of three characters, which works in any
-    language.
+    The turn with the highest share counts. If only answers have loss, labels on any other text also
+    lower the share. Texts are compared by groups of three characters, which works in any language.
     """
     text = _plain(labels)
     groups = _groups(text)

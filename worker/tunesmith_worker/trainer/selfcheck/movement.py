@@ -28,7 +28,7 @@ COLUMNS = 4096
 """Number of columns to copy from each row, from the first on."""
 SHARE = 0.25
 """Minimum size of an element's first update, as a share of the learning rate. AdamW's first update
-is larger than this share."""
+is larger than this share of the learning rate."""
 CHANCES = 40.0
 """Minimum expected number of weight changes by stochastic rounding. With 40 expected changes, the
 probability of no change at all is e^-40."""

@@ -92,7 +92,7 @@ class Numerics:
 
     @property
     def _exact(self) -> bool:
-        """True if only fp32 rounding occurs. Products in int8 round to 8 bits."""
+        """True if the model run rounds only in fp32. Products in int8 round to 8 bits."""
         return self.fp32 and self.context.recipe.quantization != "int8"
 
     def _compare(self) -> list[Outcome]:
@@ -197,7 +197,8 @@ def _skipped(why: str) -> list[Outcome]:
 def has_whole_matrices(model: Untyped) -> bool:
     """Return True if embedding matrices train as a whole.
 
-    Such matrices compute in the base model's dtype (engine/model/embeddings/whole_matrices.py).
+    Fully trained matrices compute in the base model's dtype
+    (engine/model/embeddings/whole_matrices.py).
     """
     return any(isinstance(module, peft.utils.ModulesToSaveWrapper) for module in model.modules())
 

@@ -43,7 +43,7 @@ class GeneratedRow:
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """Rows from one call of the engine, or from several calls."""
+    """Generated rows from one call of the engine, or from several calls."""
 
     rows: list[GeneratedRow]
 

@@ -158,7 +158,7 @@ class _RolloutChecks:
                 self._compare(self._limits)
         if not self._failed:
             self.outcomes.append(check_in_16_bits(generated.policy, training, floor, truth))
-            for place, outcome in enumerate(self.outcomes):  # may lack skipped checks
+            for place, outcome in enumerate(self.outcomes):  # without skipped checks
                 if outcome.check == "patched_equals_stock":
                     self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 

@@ -41,7 +41,7 @@ class SampleBatch:
     def trains_attention(self) -> bool:
         """True if a label follows at least two tokens.
 
-        With fewer tokens, queries and keys have no gradient.
+        With fewer than two tokens before the label, queries and keys have no gradient.
         """
         return any(bool((row["labels"][0, 2:] != IGNORED).any()) for row in self.single_rows)
 
