@@ -36,6 +36,9 @@ class EventKind(StrEnum):
     QUARANTINED = "quarantined"
     """An event of the trainer could not be stored; `data` has its `kind`, its number `source_seq`
     and the `reason`."""
+    STALLED = "stalled"
+    """The trainer made no progress and was stopped; `data` has `code` and `hint`. The next
+    attempt continues from the newest resume point."""
 
 
 class Event(Response):

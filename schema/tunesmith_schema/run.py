@@ -89,7 +89,9 @@ class RunSpec(Request):
     def sha256(self) -> str:
         """Return the SHA-256 of the fields that affect the training; it is the same for all
         attempts at a job."""
-        document = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+        without = {name: True for name in _WITHOUT_EFFECT}
+        # A limit of the time changes no choice, and former versions have no such field.
+        document = self.model_dump(mode="json", exclude={**without, "recipe": {"max_seconds"}})
         return hashlib.sha256(to_json(former_names(document))).hexdigest()
 
 

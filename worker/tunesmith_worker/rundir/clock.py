@@ -41,9 +41,12 @@ class WallClock:
         self.computed: Callable[[str, float], None] = lambda phase, seconds: None
         """Function called with the phase and seconds of each forward, backward and optimiser
         step."""
+        self.mark: Callable[[], None] = lambda: None
+        """Function called at each phase change, and by long phases whenever they advance."""
 
     def switch(self, phase: str) -> str:
         """Change to `phase`; return the previous phase."""
+        self.mark()
         now, ended = self._now(), self.phase
         if self._timeline is None:
             self.charge(ended, now - self._since)

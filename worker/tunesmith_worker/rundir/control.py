@@ -8,13 +8,27 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import EXIT_STOPPED, ControlAction, ControlFile, RunResult
 
 from .paths import RunDirectory, remove_unfinished, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyEnd:
+    """Reason why a run ends before its last step and keeps its result."""
+
+    text: str
+    """Continues the sentence "stopped ..."."""
+    data: dict[str, JsonValue] = field(default_factory=dict)
+    """Figures for the event."""
+
+
+_BY_REQUEST = EarlyEnd(text="by request")
 
 
 class StopControl:
@@ -26,6 +40,10 @@ class StopControl:
         self.end_requested = False
         """True if training must end after this step, with a result. SIGTERM has priority over this
         request."""
+        self.early_end = _BY_REQUEST
+        """Reason for `end_requested`."""
+        self.time_limit: Callable[[], EarlyEnd | None] = lambda: None
+        """Function that returns a reason to end the run after this step, if any."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def training_begins(self) -> None:
@@ -40,7 +58,9 @@ class StopControl:
         action = self._requested_action()
         if action == ControlAction.CANCEL:
             self._exit()
-        self.end_requested = action == ControlAction.STOP and not self.stop_requested
+        early_end = _BY_REQUEST if action == ControlAction.STOP else self.time_limit()
+        self.end_requested = early_end is not None and not self.stop_requested
+        self.early_end = early_end or self.early_end
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True

@@ -50,6 +50,11 @@ class RunDirectory:
     def adapter(self) -> Path:
         return self.root / "adapter"
 
+    @property
+    def progress(self) -> Path:
+        """File whose time is the trainer's newest progress mark."""
+        return self.root / "progress"
+
     def remove_outcome(self) -> None:
         """Remove the result and report of an earlier run, so that a killed run leaves no old
         result."""

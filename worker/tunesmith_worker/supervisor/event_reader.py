@@ -36,7 +36,8 @@ class EventReader:
         """Seconds by phase, from PHASE events."""
         self.first_step_pending = False
         """True from reading the first METRICS event until the server confirms it."""
-        self._stepped = False
+        self.stepped = False
+        """True after the first METRICS event."""
         self.confirmed_seq = 0
         """Number of the newest event that the server has accepted."""
 
@@ -59,8 +60,8 @@ class EventReader:
                 continue
             event.source_seq += self._shift
             self._pending.append(event)
-            if event.kind is EventKind.METRICS and not self._stepped:
-                self._stepped = self.first_step_pending = True
+            if event.kind is EventKind.METRICS and not self.stepped:
+                self.stepped = self.first_step_pending = True
             if event.kind is EventKind.PHASE:
                 self._phase_ended(str(event.data.get("phase")), event.data.get("seconds"))
 

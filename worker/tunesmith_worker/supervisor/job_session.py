@@ -22,6 +22,7 @@ from tunesmith_schema import (
     ControlFile,
     ErrorCode,
     EventKind,
+    JobFailure,
     Outcome,
     Report,
     RunEvent,
@@ -42,6 +43,7 @@ from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, Server
 from .server_commands import Released, ServerCommands
 from .settings import WorkerSettings
 from .uploads import ResumePointUploads, SampleUploads
+from .watchdog import Watchdog, record_stall
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +136,30 @@ class JobSession:
         """Wait until the trainer has ended and its outputs are stored; return the outcome."""
         trainer = self._trainer
         assert trainer is not None, "spawn comes first"
+        watchdog = Watchdog(self._run)
         while trainer.poll() is None:
             time.sleep(TICK_SECONDS)
             self._tick()
+            if not self._commands.pausing and (
+                failure := watchdog.stalled(
+                    trainer, self._reader.phase, stepped=self._reader.stepped
+                )
+            ):
+                return self._stop_stalled(trainer, failure)
         self._launcher.keep_warm_trainer()  # imports run while outputs are uploaded
         return self._outcome(trainer)
+
+    def _stop_stalled(self, trainer: TrainerProcess, failure: JobFailure) -> Outcome:
+        """Stop a trainer that makes no progress; return the outcome of the attempt."""
+        log.warning("%s: %s", self._claim.job_id, failure.message)
+        self._ending = True
+        self.stop_trainer(self._settings.release_seconds, cancel=False)
+        record_stall(self._run, failure)
+        if self._run.result.is_file():  # SIGTERM reached it, or it was about to end
+            outcome = self._outcome(trainer)
+            if outcome.state != "released":
+                return outcome
+        return Outcome(state="failed", error=failure)
 
     def release(self, grace_seconds: float) -> Outcome:
         """Stop the trainer after its current step, and return the outcome.

@@ -54,6 +54,11 @@ class ServerCommands:
                 write_json(self._run.control, ControlFile(action=ControlAction.STOP))
                 self._stop_written = True
 
+    @property
+    def pausing(self) -> bool:
+        """True if the trainer was told to save a resume point and exit."""
+        return self._pausing_since is not None
+
     def watch(self, trainer: TrainerProcess | None) -> None:
         """Kill a trainer that hangs while pausing."""
         now = time.monotonic()

@@ -39,8 +39,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         trained_tokens: Callable[[], int],
         input_tokens: Callable[[], int],
         live: Callable[[], dict[str, float | None]],
+        mark: Callable[[], None] = lambda: None,
     ) -> None:
-        """`live`: returns additional step metrics."""
+        """`live`: returns additional step metrics. `mark`: records progress."""
+        self._mark = mark
         self._events = events
         self._control = control
         self._save_steps = save_steps
@@ -74,6 +76,11 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
             control.should_save = False  # the run ends here and saves its result
             control.should_training_stop = True
             self._append_stop_event(state)
+
+    def on_prediction_step(
+        self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped
+    ) -> None:
+        self._mark()  # a long evaluation is progress
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._exclude_time()
@@ -179,9 +186,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
 
     def _append_stop_event(self, state: Untyped) -> None:
         step, total = state.global_step, state.max_steps
+        end = self._control.early_end
         self._events.message(
-            f"Step {step}/{total}: stopped by request; the trained weights are kept",
-            data={"step": step, "total_steps": total},
+            f"Step {step}/{total}: stopped {end.text}; the trained weights are kept",
+            data={"step": step, "total_steps": total, **end.data},
         )
 
     def _exclude_time(self) -> None:

@@ -117,7 +117,7 @@ def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], 
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
     overrides: dict[str, object] = {"max_steps": steps, "logging_steps": 1}
-    overrides |= {"early_stopping": None, "keep": "last"}  # no validation file
+    overrides |= {"early_stopping": None, "keep": "last", "max_seconds": None}  # no validation file
     overrides |= {"self_check": False}  # a failed self-check would end the run without curves
     if spec.recipe.packing == "auto":
         overrides["packing"] = False  # "auto" may choose padded rows, which would test stock layers

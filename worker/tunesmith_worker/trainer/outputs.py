@@ -26,6 +26,7 @@ from tunesmith_worker.trainer.report.recorder import RunRecorder
 from .callbacks import RunCallback
 from .early_stopping import EarlyStopping
 from .selfcheck import Tripwires
+from .time_limit import TimeLimit
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -118,9 +119,13 @@ class OutputWriter:
             trained_tokens=lambda: trainer.trained_tokens,
             input_tokens=lambda: trainer.input_tokens,
             live=self._recorder.live,
+            mark=self._recorder.clock.mark,
         )
         best = BestWeights(run.checkpoints, self.best)
         stopping = EarlyStopping(spec, best, events, lambda: callback.metrics)
+        limit = TimeLimit(spec.recipe.max_seconds, forked=spec.forked)
+        control.time_limit = limit.reached
+        trainer.add_callback(limit)
         trainer.add_callback(stopping)  # before RunCallback, which excludes saving time from rates
         trainer.add_callback(callback)
         if spec.recipe.self_check:

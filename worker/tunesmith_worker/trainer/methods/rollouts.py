@@ -155,8 +155,12 @@ class RolloutRunner:
                 if training:
                     self._kept.add(index, completion)
 
-            # An evaluation belongs to the previous step, which a resume point counts as done.
-            self.engine.interrupted = self._stop_requested if training else lambda: False
+            def interrupted() -> bool:
+                self.clock.mark()  # called after each generated token
+                # An evaluation belongs to the previous step, which a resume point counts as done.
+                return training and self._stop_requested()
+
+            self.engine.interrupted = interrupted
             with rollout_failures():
                 generated = self.engine.generate([requests[i] for i in missing], on_completion)
             self._warn_of_slow_steps(self.engine.figures.recording_error)

@@ -15,6 +15,7 @@ from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
+from tunesmith_worker.rundir.progress import ProgressMark
 
 if TYPE_CHECKING:
     from tunesmith_worker.engine.memory.recompute import LayerCounters
@@ -30,6 +31,7 @@ WRITE_SECONDS = 5.0
 class RunRecorder:
     def __init__(self, run: RunDirectory) -> None:
         self.clock = WallClock()
+        self.clock.mark = ProgressMark(run.progress).mark
         self._path = run.report
         self._started_at = time.time()
         self._watch: TrainingWatch | None = None

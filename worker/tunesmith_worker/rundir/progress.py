@@ -1,0 +1,30 @@
+"""Progress marks: the trainer touches a file of the run directory while it works.
+
+The supervisor reads the file's time. A trainer that leaves no mark for a long time is stalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MARK_SECONDS = 1.0
+"""Minimum seconds between two writes of the mark."""
+
+
+class ProgressMark:
+    """Writer of progress marks. Frequent calls of `mark` cost one reading of the clock each."""
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._now = path, now
+        self._next = now()
+
+    def mark(self) -> None:
+        """Record that the run has advanced: a new phase, micro-batch, token or evaluated batch."""
+        if self._now() < self._next:
+            return
+        self._next = self._now() + MARK_SECONDS
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            self._path.touch()
