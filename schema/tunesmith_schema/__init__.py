@@ -93,6 +93,7 @@ from .worker import (
     Report,
     ReportReply,
     ResumePoint,
+    WorkerEnrollment,
     WorkerHello,
     WorkerWelcome,
 )
@@ -196,6 +197,7 @@ __all__ = [
     "UploadPart",
     "UploadStatus",
     "Utilization",
+    "WorkerEnrollment",
     "WorkerHello",
     "WorkerWelcome",
     "wire_status",

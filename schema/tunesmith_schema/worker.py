@@ -20,6 +20,16 @@ from .run import JobFailure, RunEvent
 MAX_EVENTS_PER_REPORT = 500
 
 
+class WorkerEnrollment(Request):
+    """First request of a worker, with the shared token. All others carry the worker's secret."""
+
+    worker_id: str = Field(min_length=1, max_length=128)
+    queue: Literal["train", "light"]
+    """Queue that the worker serves; decides what the worker may read."""
+    secret_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """sha256 of the worker's secret."""
+
+
 class WorkerHello(Request):
     """Heartbeat that every worker process sends every 10 s."""
 

@@ -69,5 +69,6 @@ def create_app(settings: Settings) -> FastAPI:
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (files, uploads, jobs, events, models, adapters):
         app.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
+    app.include_router(internal.enrollment, prefix="/internal")
     app.include_router(internal.router, prefix="/internal")
     return app

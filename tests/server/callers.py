@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import Any
 
 from httpx2 import Response
@@ -39,12 +40,57 @@ class Caller:
 
 
 class TrainWorker(Caller):
-    """Train worker that claims jobs and reports on them."""
+    """Train worker that claims jobs and reports on them.
+
+    A request that names another worker (`worker_id`) is sent by that worker; requests that only a
+    light worker may send, by a light worker. A worker enrolls before its first request."""
 
     name = "worker-1"
 
     models = ("tiny-llama",)
     """Base models on the worker's host."""
+
+    def __init__(self, client: TestClient, token: str) -> None:
+        super().__init__(client, token)
+        self._enrolled: dict[tuple[str, str], str] = {}
+        self._holders: dict[str, str] = {}
+
+    def send(self, method: str, path: str, **options: Any) -> Response:
+        if not path.startswith("/internal/") or path == "/internal/workers/enroll":
+            return super().send(method, path, **options)
+        headers = {**self._headers_for(path, options.get("json")), **(options.get("headers") or {})}
+        reply = super().send(method, path, **{**options, "headers": headers})
+        if path == "/internal/jobs/claim" and reply.status_code == 200:
+            self._holders[reply.json()["job_id"]] = options["json"]["worker_id"]
+        return reply
+
+    def _headers_for(self, path: str, body: Any) -> dict[str, str]:
+        named = body.get("worker_id") if isinstance(body, dict) else None
+        parts = path.split("/")
+        queue = body.get("queue", "train") if isinstance(body, dict) else "train"
+        if parts[2] == "workers" and parts[3] != "hello":
+            named = parts[3]
+        elif parts[2] == "jobs" and parts[3] != "claim":
+            named = self._holders.get(parts[3], named)
+        elif parts[2] == "files":
+            queue, named = "light", "light-1"
+        return self.credential(named or self.name, queue)
+
+    def credential(self, name: str, queue: str = "train") -> dict[str, str]:
+        """Enroll a worker if necessary; return the headers of its requests."""
+        key = (name, "light" if queue == "light" else "train")
+        if parts := [known for known in self._enrolled if known[0] == name]:
+            key = parts[0]
+        if key not in self._enrolled:
+            self._enrolled[key] = secret = secrets.token_hex(16)
+            body = {
+                "worker_id": name,
+                "queue": key[1],
+                "secret_sha256": hashlib.sha256(secret.encode()).hexdigest(),
+            }
+            reply = super().send("POST", "/internal/workers/enroll", json=body)
+            assert reply.status_code == 200, reply.text
+        return {"authorization": f"Bearer {name}:{self._enrolled[key]}"}
 
     def hello(self, name: str = "", **fields: Any) -> Response:
         body = {

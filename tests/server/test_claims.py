@@ -126,12 +126,14 @@ def test_hello_says_whether_a_job_waits(server: Server) -> None:
 def test_the_service_is_ready_while_a_train_worker_is_there(server: Server) -> None:
     hello = {"worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1"}
     assert server.anonymous.get("/healthz").json() == {"status": "ok"}
-    server.worker.post("/internal/workers/hello", json={**hello, "queue": "light"})
+    server.worker.post(
+        "/internal/workers/hello", json={**hello, "worker_id": "l", "queue": "light"}
+    )
     assert server.anonymous.get("/readyz").status_code == 503
     server.worker.post("/internal/workers/hello", json=hello)
     assert server.anonymous.json("/readyz") == {"status": "ready"}
     ready = server.user.json("/readyz")
-    assert ready == {"status": "ready", "workers": {"train": 1}, "not_ready": {}}
+    assert ready == {"status": "ready", "workers": {"light": 1, "train": 1}, "not_ready": {}}
     server.worker.delete("/internal/workers/w")
     assert server.anonymous.get("/readyz").status_code == 503
 

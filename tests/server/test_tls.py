@@ -25,6 +25,7 @@ from tunesmith_server.app import create_app
 from tunesmith_server.certificate import check_certificate
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.embedded import _free_port
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerRefused, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
@@ -180,7 +181,7 @@ def worker(tmp_path: Path, url: str, ca_file: Path | None) -> ServerApi:
         ca_file=ca_file,
         worker_token=SecretStr("kF3-9sQ_zP0aB7xY"),
     )
-    return ServerApi(settings)
+    return ServerApi(settings, WorkerIdentity.new("train"))
 
 
 def test_a_worker_trusts_the_certificate_that_it_was_given_and_no_other(

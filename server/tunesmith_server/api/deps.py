@@ -22,9 +22,10 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.services import keys
+from tunesmith_server.services import keys, worker_access
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
+from tunesmith_server.services.worker_access import Worker
 
 from . import large_bodies
 from .bounds import AfterQuery, BoundedRequest
@@ -134,6 +135,14 @@ async def _authenticate_caller(request: Request) -> None:
     request.state.caller = await run_in(Plane.USERS, check)
 
 
+async def _authenticate_worker(request: Request) -> None:
+    def check() -> Worker:
+        with state_of(request).database.read() as session:
+            return worker_access.authenticate(session, request.headers.get("authorization"))
+
+    request.state.worker = await run_in(Plane.WORKERS, check)
+
+
 def has_worker_token(request: Request) -> bool:
     expected = state_of(request).settings.worker_token.get_secret_value()
     token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
@@ -177,8 +186,20 @@ def _guarded_by(
 
 KeyRoute = _guarded_by(_authenticate_caller, Plane.USERS)
 """Route that requires an API key."""
-WorkerRoute = _guarded_by(_check_worker_token, Plane.WORKERS)
-"""Route that requires the workers' token; API keys are refused."""
+EnrollRoute = _guarded_by(_check_worker_token, Plane.WORKERS)
+"""Route that requires the workers' shared token; API keys are refused."""
+WorkerRoute = _guarded_by(_authenticate_worker, Plane.WORKERS)
+"""Route that requires the credential of an enrolled worker; API keys and the shared token are
+refused."""
+
+
+async def get_worker(request: Request) -> Worker:
+    """Return the caller of a `WorkerRoute`."""
+    worker: Worker = request.state.worker
+    return worker
+
+
+WorkerDep = Annotated[Worker, Depends(get_worker)]
 
 
 async def get_caller(request: Request) -> str:

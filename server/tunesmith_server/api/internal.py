@@ -1,5 +1,5 @@
-"""Routes under /internal, for workers. These routes require the worker token and refuse API
-keys."""
+"""Routes under /internal, for workers. A worker enrolls with the shared worker token; all other
+routes require the worker's own credential. API keys are refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tunesmith_schema import (
     FileValidation,
     ReportReply,
     StoredFile,
+    WorkerEnrollment,
     WorkerHello,
     WorkerWelcome,
 )
@@ -33,46 +34,70 @@ from tunesmith_server.services import (
     leases,
     received,
     resume_points,
+    worker_access,
     workers,
 )  # fmt: skip
 from tunesmith_server.services.received import ReceivedReport
 
 from .blobs import store as store_blob
 from .bounds import FenceQuery, FileNamePath, IdPath, RangeHeader, WorkerPath
-from .deps import ReaderDep, SessionDep, State, StateDep, WorkerRoute
+from .deps import (
+    EnrollRoute,
+    ReaderDep,
+    SessionDep,
+    State,
+    StateDep,
+    WorkerDep,
+    WorkerRoute,
+)
 from .files import send_blob
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)
+enrollment = APIRouter(tags=["internal"], include_in_schema=False, route_class=EnrollRoute)
 
 BoundedValidation = Annotated[FileValidation, JsonBound(512 * 1024)]
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 
+@enrollment.post("/workers/enroll")
+def enroll(session: SessionDep, body: WorkerEnrollment) -> dict[str, bool]:
+    worker_access.enroll(session, body)
+    return {"enrolled": True}
+
+
 @router.post("/workers/hello")
-def hello(session: SessionDep, body: WorkerHello) -> WorkerWelcome:
+def hello(session: SessionDep, worker: WorkerDep, body: WorkerHello) -> WorkerWelcome:
+    worker_access.check_self(worker, body.worker_id, body.queue)
     return workers.hello(session, body)
 
 
 @router.delete("/workers/{worker_id}")
-def goodbye(session: SessionDep, worker_id: WorkerPath) -> dict[str, bool]:
+def goodbye(session: SessionDep, worker: WorkerDep, worker_id: WorkerPath) -> dict[str, bool]:
+    worker_access.check_self(worker, worker_id)
     workers.goodbye(session, worker_id)
     return {"deleted": True}
 
 
 @router.post("/jobs/claim", response_model=None)
-def claim(state: StateDep, session: SessionDep, body: ClaimRequest) -> Claim | Response:
+def claim(
+    state: StateDep, session: SessionDep, worker: WorkerDep, body: ClaimRequest
+) -> Claim | Response:
     """Lease the oldest job that the worker can serve; return 204 if there is none."""
+    worker_access.check_self(worker, body.worker_id, "train")
     return leases.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 
 
 @router.post("/jobs/{job_id}/report")
-def report(state: StateDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
+def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
     fails, answer with the command alone; the worker repeats the events."""
 
+    worker_access.check_self(worker, body.worker_id)
+
     def store(report: ReceivedReport) -> ReportReply:
         with state.database.write.begin() as session:
+            worker_access.check_reporter(session, worker, job_id)
             return leases.report(session, state.settings, state.wake_ups, job_id, report)
 
     try:
@@ -88,6 +113,7 @@ def report(state: StateDep, job_id: IdPath, body: ReceivedReport) -> ReportReply
 async def put_blob(
     state: StateDep,
     request: Request,
+    worker: WorkerDep,
     job_id: IdPath,
     sha256: Sha256,
     fence: FenceQuery,
@@ -96,7 +122,7 @@ async def put_blob(
 
     def check() -> None:
         with state.database.read() as session:
-            leases.check_fence(session, job_id, fence)
+            worker_access.held_job(session, worker, job_id, fence)
 
     await run_in(Plane.WORKERS, check)
     with tempfile.TemporaryFile() as spool:
@@ -122,13 +148,14 @@ def _mark_stored(state: State, sha256: str, size: int) -> None:
 def is_stored(
     state: StateDep,
     session: ReaderDep,
+    worker: WorkerDep,
     job_id: IdPath,
     sha256: Sha256,
     fence: FenceQuery,
 ) -> dict[str, bool]:
     """Return true if the worker need not send the content: it is stored and will not be deleted
     soon."""
-    leases.check_fence(session, job_id, fence)
+    worker_access.held_job(session, worker, job_id, fence)
     size = blobs.is_kept(session, sha256, BLOB_GRACE / 2)
     return {"stored": size is not None and state.storage.size(sha256) == size}
 
@@ -137,12 +164,13 @@ def is_stored(
 def resume_file(
     state: StateDep,
     session: ReaderDep,
+    worker: WorkerDep,
     job_id: IdPath,
     sha256: Sha256,
     fence: FenceQuery,
 ) -> Response:
     """Return one file of a resume point that the claim listed."""
-    job = leases.check_fence(session, job_id, fence)
+    job = worker_access.held_job(session, worker, job_id, fence)
     file = resume_points.find_file(session, job, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
 
@@ -151,36 +179,45 @@ def resume_file(
 def base_file(
     state: StateDep,
     session: ReaderDep,
+    worker: WorkerDep,
     job_id: IdPath,
     name: FileNamePath,
     fence: FenceQuery,
 ) -> Response:
     """Return one file of the tuned model that the job starts from."""
-    job = leases.check_fence(session, job_id, fence)
+    job = worker_access.held_job(session, worker, job_id, fence)
     file = adapters.find_file(adapters.retrieve(session, job.base_adapter_id or ""), name)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
 
 
 @router.get("/files/{file_id}")
-def retrieve_file(session: ReaderDep, file_id: IdPath) -> FileObject:
-    return files.to_wire(files.retrieve(session, file_id))
+def retrieve_file(session: ReaderDep, worker: WorkerDep, file_id: IdPath) -> FileObject:
+    row = files.retrieve(session, file_id)
+    if worker.queue != "light":  # a light worker may be woken twice for the same file
+        worker_access.check_file(session, worker, row)
+    return files.to_wire(row)
 
 
 @router.get("/files/{file_id}/content")
 def file_content(
     state: StateDep,
     session: ReaderDep,
+    worker: WorkerDep,
     file_id: IdPath,
     range: RangeHeader = None,
 ) -> Response:
     row = files.retrieve(session, file_id)
+    worker_access.check_file(session, worker, row)
     return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
 
 
 @router.post("/files/{file_id}/validation/begin")
-def start_reading(state: StateDep, session: SessionDep, file_id: IdPath) -> FileObject:
+def start_reading(
+    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath
+) -> FileObject:
     """Record that a light worker starts to read the file. The worker skips the file unless
     `status` is `uploaded`."""
+    worker_access.check_queue(worker, "light")
     row = files.start_reading(session, file_id)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)
@@ -191,10 +228,12 @@ def start_reading(state: StateDep, session: SessionDep, file_id: IdPath) -> File
 def validation(
     state: StateDep,
     session: SessionDep,
+    worker: WorkerDep,
     file_id: IdPath,
     body: BoundedValidation,
 ) -> FileObject:
     """Store a light worker's validation result; queue or fail the jobs that waited for it."""
+    worker_access.check_queue(worker, "light")
     row = files.record_validation(session, file_id, body)
     session.flush()
     jobs.file_validated(session, state.wake_ups, row)

@@ -64,8 +64,8 @@ class Settings(BaseSettings):
     """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With a lifetime
     of 0, and for content in a local directory, the API sends the bytes itself."""
     worker_token: SecretStr = SecretStr("")
-    """Token that workers send to `/internal`, at least 16 characters. The default is the content of
-    `worker-token` in the data directory; the first start creates this file."""
+    """Token with which workers enroll at `/internal`, at least 16 characters. The default is the
+    content of `worker-token` in the data directory; the first start creates this file."""
     model_dirs: str = ""
     """Colon-separated folders; each of their subfolders is a base model. The server logs a warning
     at start if a folder is missing."""

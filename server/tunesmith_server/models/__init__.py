@@ -12,6 +12,7 @@ from .resume_point import ResumePointRow
 from .sample import SamplesRow
 from .upload import UploadPartRow, UploadRow
 from .worker import WorkerRow
+from .worker_credential import WorkerCredentialRow
 
 __all__ = [
     "AdapterRow",
@@ -29,5 +30,6 @@ __all__ = [
     "SamplesRow",
     "UploadPartRow",
     "UploadRow",
+    "WorkerCredentialRow",
     "WorkerRow",
 ]

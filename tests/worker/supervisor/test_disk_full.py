@@ -32,6 +32,7 @@ from tunesmith_schema import (
 from tunesmith_worker.rundir.errors import EXIT_DISK_FULL, failure_of
 from tunesmith_worker.rundir.paths import write_json
 from tunesmith_worker.supervisor import job_session
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import ServerApi
 from tunesmith_worker.supervisor.settings import WorkerSettings
@@ -148,6 +149,8 @@ def interpreter(tmp_path: Path, code: str) -> str:
 
 class FakeApi(ServerApi):
     """A server with one job, and a network that fills the disk when told to."""
+
+    identity = WorkerIdentity.new("train")
 
     def __init__(self, *, fetch_fails: bool = False) -> None:
         self.reports: list[Report] = []

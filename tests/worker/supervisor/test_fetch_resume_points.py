@@ -29,6 +29,7 @@ from tunesmith_worker.supervisor.fetch_resume_points import (
     clean_run_directory,
     fetch_resume_points,
 )
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.server_api import (
     ServerApi,
     ServerFault,
@@ -272,7 +273,7 @@ def test_content_that_storage_has_damaged_is_not_asked_for_for_ever(
     )
     damaged = httpx.MockTransport(lambda request: httpx.Response(200, content=b"other"))
     with pytest.raises(ServerFault, match="does not match its sha256"):
-        ServerApi(settings, transport=damaged).fetch_resume_file(
+        ServerApi(settings, WorkerIdentity.new("train"), transport=damaged).fetch_resume_file(
             "j", 1, api.point(20).files[0], tmp_path / "file"
         )
 

@@ -14,6 +14,7 @@ from tests.worker.supervisor.test_disk_full import settings
 from tests.worker.supervisor.test_supervise import TRAINER, FakeApi
 from tunesmith_schema import Report
 from tunesmith_worker.rundir.samples import write_samples
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import FencedOut, ServerApi, ServerFault, ServerRefused
 from tunesmith_worker.supervisor.supervise import supervise
@@ -25,7 +26,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 def put(tmp_path: Path, answer: Callable[[httpx.Request], httpx.Response]) -> None:
     file = tmp_path / "weights.safetensors"
     file.write_bytes(CONTENT)
-    api = ServerApi(settings(tmp_path, ""), transport=httpx.MockTransport(answer))
+    api = ServerApi(settings(tmp_path, ""), WorkerIdentity.new("train"), transport=httpx.MockTransport(answer))
     api.put_blob("ftjob-1", 1, file)
 
 

@@ -27,6 +27,7 @@ from tunesmith_schema import (
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.supervisor import job_session, server_commands
 from tunesmith_worker.supervisor.fetch import fetch_inputs
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import (
     ServerApi,
@@ -60,6 +61,8 @@ def end(outcome):
 
 class FakeApi(ServerApi):
     """Answers in memory; what a test plants goes wrong."""
+
+    identity = WorkerIdentity.new("train")
 
     attempt = 1
 

@@ -7,9 +7,7 @@ lost, the heartbeat thread wakes the pool.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import socket
 
 from celery import Celery, signals
 
@@ -21,7 +19,8 @@ from . import tasks
 from .claim_lock import OrphanReporter
 from .cleanup import new_temporary_folder
 from .device_health import DeviceHealth, free_gpu_memory
-from .heartbeat import HeartbeatThread, Queue
+from .heartbeat import HeartbeatThread
+from .identity import Queue, WorkerIdentity
 from .launcher import Launcher
 from .settings import WorkerSettings
 from .shutdown import DRAINING, ShutdownState
@@ -34,20 +33,20 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         remove_unused(folder, KEEP_SECONDS)
     app = make_app(settings.broker_url)
-    worker_id = f"{queue}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    identity = WorkerIdentity.new(queue)
     # Create this object before the pool forks, so that parent and child process share its state.
-    shutdown = ShutdownState(settings, worker_id)
+    shutdown = ShutdownState(settings, identity.worker_id)
     is_train_worker = queue == TRAIN_QUEUE
     health = DeviceHealth(settings.data_dir, free_gpu_memory if is_train_worker else lambda: None)
     tmp = new_temporary_folder()
     launcher = Launcher(settings, tmp)
-    tasks.register(app, settings, worker_id, shutdown, launcher, health)
+    tasks.register(app, settings, identity, shutdown, launcher, health)
 
     def why_not_ready() -> str | None:
         return DRAINING if shutdown.is_draining() else health.reason
 
-    heartbeat = HeartbeatThread(app, settings, queue, worker_id, why_not_ready)
-    orphans = OrphanReporter(settings)
+    heartbeat = HeartbeatThread(app, settings, identity, why_not_ready)
+    orphans = OrphanReporter(settings, identity)
 
     secure_logs()
     # weak=False keeps the receivers alive: Celery's signals hold weak references by default.

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from tunesmith_schema import Claim, ErrorCategory, ErrorCode, JobFailure, Outcome, Report
 
 from .cleanup import end_processes
+from .identity import WorkerIdentity
 from .server_api import FencedOut, ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 
@@ -41,6 +42,8 @@ class HeldClaim(BaseModel):
     fence: int
     pid: int
     run_dir: str
+    secret: str = ""
+    """Secret of the worker, so that another worker on this host can report for it."""
     outcome: Outcome | None = None
     """Outcome of the attempt, if the server may not know it yet."""
 
@@ -48,9 +51,13 @@ class HeldClaim(BaseModel):
 class ClaimRecord:
     """Claim record of this supervisor."""
 
-    def __init__(self, settings: WorkerSettings, worker_id: str, claim: Claim) -> None:
+    def __init__(
+        self, settings: WorkerSettings, worker_id: str, claim: Claim, secret: str = ""
+    ) -> None:
+        """`secret`: the worker's, for a report after its death."""
         self._claim = HeldClaim(
             worker_id=worker_id,
+            secret=secret,
             job_id=claim.job_id,
             attempt=claim.attempt,
             fence=claim.fence,
@@ -97,13 +104,13 @@ def holder_of(record: Path) -> str:
 class OrphanReporter(threading.Thread):
     """Thread in the main process that looks for unlocked claim records."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, identity: WorkerIdentity) -> None:
         super().__init__(name="orphan-reporter", daemon=True)
-        self._settings = settings
+        self._settings, self._identity = settings, identity
         self._stop_requested = threading.Event()
 
     def run(self) -> None:
-        with ServerApi(self._settings) as api:
+        with ServerApi(self._settings, self._identity) as api:
             while not self._stop_requested.wait(LOOK_SECONDS):
                 try:
                     report_orphans(self._settings, api)
@@ -145,7 +152,9 @@ def _report(content: str, api: ServerApi) -> bool:
         worker_id=held.worker_id, attempt=held.attempt, fence=held.fence, outcome=outcome
     )
     try:
-        api.report(held.job_id, report, timeout=10.0)
+        # The lease is the dead worker's, so the report carries the dead worker's credential.
+        dead = WorkerIdentity(worker_id=held.worker_id, queue="train", secret=held.secret)
+        api.acting_as(dead).report(held.job_id, report, timeout=10.0)
         log.warning("reported %s for dead supervisor %d", held.job_id, held.pid)
     except ServerUnreachable as error:
         log.info("report of %s delayed: %s", held.job_id, error)
@@ -170,7 +179,7 @@ class LockedFile:
         """Create and lock the file under a temporary name, then rename it to `path`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        file = part.open("w+", encoding="utf-8")
+        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+")
         fcntl.flock(file, fcntl.LOCK_EX)
         locked = cls(path, file)
         locked.write(content)

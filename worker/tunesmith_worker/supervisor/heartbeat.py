@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 from celery import Celery
 from celery.worker import state as celery_state
@@ -20,6 +20,7 @@ from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK
 
 from . import base_models
 from .device_health import describe_device
+from .identity import WorkerIdentity
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .shutdown import DRAINING
@@ -30,8 +31,6 @@ HELLO_SECONDS = 10.0
 AGAIN_SECONDS = 0.5
 """Seconds to wait if the server does not answer, often because the API is still starting."""
 
-Queue = Literal["train", "light"]
-
 
 class HeartbeatThread(threading.Thread):
     """Sends hello messages, and wakes the pool if it is idle and jobs wait."""
@@ -40,17 +39,16 @@ class HeartbeatThread(threading.Thread):
         self,
         app: Celery,
         settings: WorkerSettings,
-        queue: Queue,
-        worker_id: str,
+        identity: WorkerIdentity,
         why_not_ready: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._why_not_ready, self._is_train_worker = why_not_ready, queue == TRAIN_QUEUE
-        self._app, self._settings = app, settings
+        self._why_not_ready, self._is_train_worker = why_not_ready, identity.queue == TRAIN_QUEUE
+        self._app, self._settings, self._identity = app, settings, identity
         self._stop_requested = threading.Event()
         self._hello = WorkerHello(
-            worker_id=worker_id,
-            queue=queue,
+            worker_id=identity.worker_id,
+            queue=identity.queue,
             host=socket.gethostname(),
             device=describe_device(),
             version=version("tunesmith"),
@@ -58,7 +56,7 @@ class HeartbeatThread(threading.Thread):
         )
 
     def run(self) -> None:
-        with ServerApi(self._settings) as api:
+        with ServerApi(self._settings, self._identity) as api:
             delay, failures = 0.0, 0
             while not self._stop_requested.wait(delay):
                 delay = HELLO_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from pathlib import Path
@@ -18,11 +19,13 @@ from tunesmith_schema import (
     Report,
     ReportReply,
     StoredFile,
+    WorkerEnrollment,
     WorkerHello,
     WorkerWelcome,
 )
 from tunesmith_worker.rundir.paths import file_hash
 
+from .identity import WorkerIdentity
 from .settings import WorkerSettings
 
 _CHUNK = 1024 * 1024
@@ -51,17 +54,29 @@ class ServerRefused(Exception):
     """Raised if the server rejects a request, because of a bug or different versions."""
 
 
+class NotEnrolled(Exception):
+    """Raised inside this module if the server does not know the worker's credential."""
+
+
 class ServerApi:
+    identity: WorkerIdentity
+    """Worker that sends the requests."""
+
     def __init__(
-        self, settings: WorkerSettings, *, transport: httpx.BaseTransport | None = None
+        self,
+        settings: WorkerSettings,
+        identity: WorkerIdentity,
+        *,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
+        self.identity = identity
+        self._token = settings.worker_token.get_secret_value()
         self._http = httpx.Client(
             base_url=f"{settings.server_url}/internal",
-            headers={"authorization": f"Bearer {settings.worker_token.get_secret_value()}"},
             timeout=httpx.Timeout(10.0, read=30.0),
             transport=transport,
             verify=settings.server_trust(),
-            trust_env=False,  # a proxy from the environment must not see the worker token
+            trust_env=False,  # a proxy from the environment must not see credentials
         )
 
     def __enter__(self) -> Self:
@@ -74,6 +89,30 @@ class ServerApi:
         traceback: TracebackType | None,
     ) -> None:
         self._http.close()
+
+    def acting_as(self, identity: WorkerIdentity) -> Self:
+        """Return a client for the requests of a dead worker. It shares this client's
+        connections."""
+        other = copy.copy(self)
+        other.identity = identity
+        return other
+
+    def enroll(self) -> None:
+        """Tell the server this worker's credential. Repeated calls are safe."""
+        body = WorkerEnrollment(
+            worker_id=self.identity.worker_id,
+            queue=self.identity.queue,
+            secret_sha256=self.identity.secret_sha256,
+        )
+        try:
+            reply = self._http.post(
+                "/workers/enroll",
+                json=body.model_dump(mode="json"),
+                headers={"authorization": f"Bearer {self._token}"},
+            )
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"POST /workers/enroll: {error!r}") from error
+        _check(reply)
 
     def hello(self, body: WorkerHello) -> WorkerWelcome:
         reply = self._send("POST", "/workers/hello", json=body.model_dump(mode="json"))
@@ -100,8 +139,17 @@ class ServerApi:
         stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
         if stored.bytes >= _CHECK_STORED_BYTES and self._is_stored(job_id, fence, sha256):
             return stored
-        with path.open("rb") as content:
-            reply = self._send(
+        try:
+            self._put(job_id, fence, path, stored)
+        except NotEnrolled:
+            self.enroll()
+            self._put(job_id, fence, path, stored)
+        return stored
+
+    def _put(self, job_id: str, fence: int, path: Path, stored: StoredFile) -> None:
+        sha256 = stored.sha256
+        with path.open("rb") as content:  # a second try must start at the first byte
+            reply = self._send_once(
                 "PUT",
                 f"/jobs/{job_id}/blobs/{sha256}",
                 params={"fence": fence},
@@ -114,7 +162,6 @@ class ServerApi:
                 f"the server stored other content for {path.name}: sha256 {verified.sha256}, "
                 f"{verified.bytes} bytes, not {sha256}, {stored.bytes} bytes"
             )
-        return stored
 
     def _is_stored(self, job_id: str, fence: int, sha256: str) -> bool:
         reply = self._send("GET", f"/jobs/{job_id}/blobs/{sha256}", params={"fence": fence})
@@ -147,10 +194,20 @@ class ServerApi:
         self._send("POST", f"/files/{file_id}/validation", json=body)
 
     def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
+        try:
+            self._download(url, params, sha256, target)
+        except NotEnrolled:
+            self.enroll()
+            self._download(url, params, sha256, target)
+
+    def _download(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         digest = hashlib.sha256()
         try:
-            with self._http.stream("GET", url, params=params) as reply, part.open("wb") as file:
+            with (
+                self._http.stream("GET", url, params=params, headers=self._headers) as reply,
+                part.open("wb") as file,
+            ):
                 if reply.status_code >= 400:
                     reply.read()
                     _check(reply)
@@ -167,11 +224,22 @@ class ServerApi:
 
     def _send(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's own
         try:
-            reply = self._http.request(method, url, **options)
+            return self._send_once(method, url, **options)
+        except NotEnrolled:  # the first request, or the server's database was restored
+            self.enroll()
+            return self._send_once(method, url, **options)
+
+    def _send_once(self, method: str, url: str, **options: Any) -> httpx.Response:  # Any: httpx's
+        try:
+            reply = self._http.request(method, url, headers=self._headers, **options)
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{method} {url}: {error!r}") from error
         _check(reply)
         return reply
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": self.identity.credential}
 
 
 def _check(reply: httpx.Response) -> None:
@@ -182,6 +250,8 @@ def _check(reply: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         error = {"code": None, "message": reply.text[:200]}
     message = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
+    if error["code"] == "worker_not_enrolled":
+        raise NotEnrolled(message)
     if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in message):
         raise FencedOut(message)
     if reply.status_code in (408, 429, 503, 507):  # the server is busy or its disk is full

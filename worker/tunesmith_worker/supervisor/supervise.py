@@ -55,7 +55,7 @@ def supervise(
     if health is not None:
         health.job_claimed()
     log.info("claimed %s, attempt %d, fence %d", claim.job_id, claim.attempt, claim.fence)
-    record = ClaimRecord(settings, worker_id, claim)
+    record = ClaimRecord(settings, worker_id, claim, api.identity.secret)
     job = JobSession(settings, api, worker_id, claim, stop_requested, launcher, stop_now)
     run_dir, reported = settings.run_dir(claim.job_id, claim.attempt), False
     try:

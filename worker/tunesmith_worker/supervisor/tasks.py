@@ -14,6 +14,7 @@ from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 from tunesmith_worker.supervisor.child.check_upload import check_upload
 
 from .device_health import DeviceHealth
+from .identity import WorkerIdentity
 from .launcher import Launcher
 from .server_api import ServerApi, ServerUnreachable
 from .settings import WorkerSettings
@@ -29,7 +30,7 @@ SEND_AGAIN_SECONDS = 2.0
 def register(
     app: Celery,
     settings: WorkerSettings,
-    worker_id: str,
+    identity: WorkerIdentity,
     shutdown: ShutdownState,
     launcher: Launcher,
     health: DeviceHealth,
@@ -38,12 +39,12 @@ def register(
 
     def train(job_id: str) -> None:
         # Ignore the message's job id: the server assigns the oldest waiting job.
-        with ServerApi(settings) as api:
+        with ServerApi(settings, identity) as api:
             try:
                 while not shutdown.is_requested() and supervise(
                     settings,
                     api,
-                    worker_id,
+                    identity.worker_id,
                     shutdown.is_requested,
                     launcher,
                     shutdown.is_immediate,
@@ -54,7 +55,7 @@ def register(
                 log.warning("no job claimed: %s", error)  # the next hello wakes the pool again
 
     def validate_file(file_id: str) -> None:
-        with ServerApi(settings) as api:
+        with ServerApi(settings, identity) as api:
             read_upload(api, file_id)
 
     app.task(train, name=TRAIN_TASK)

@@ -1,0 +1,20 @@
+"""Table of workers' credentials; it does not say which workers are alive."""
+
+from __future__ import annotations
+
+from sqlalchemy import Double, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tunesmith_server.core.database import Base
+
+
+class WorkerCredentialRow(Base):
+    __tablename__ = "worker_credentials"
+
+    worker_id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    queue: Mapped[str] = mapped_column(String(16))
+    """`train` or `light`; decides what the worker may read."""
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    """sha256 of the worker's secret; the worker draws the secret and never sends it to enroll."""
+    enrolled_at: Mapped[float] = mapped_column(Double, index=True)
+    """Time of the newest enrollment, by the database clock."""
