@@ -14,6 +14,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("learning_rate", [1e-9, 1, "auto"], [0, -1e-4, 1.1, "fast", float("nan"), None]),
     ("warmup_steps", [0, 10, "auto"], [-1, 0.5]),
     ("weight_decay", [0, 1], [-0.1, 1.1, "auto"]),
+    ("max_seconds", [0.5, 3600, 31_536_000, None], [0, -1, 31_536_001, float("inf"), "auto"]),
     ("max_grad_norm", [0, 1000], [-1, float("inf"), float("nan")]),
     ("num_train_epochs", [0.01, 1000, "auto"], [0, 1001]),
     ("max_steps", [1, 10**6, "auto"], [0, 1.5]),

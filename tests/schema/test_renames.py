@@ -76,6 +76,8 @@ def test_an_invalid_document_raises_the_models_own_error(content: bytes) -> None
 
 
 def test_a_rename_does_not_change_the_digest_of_a_spec() -> None:
-    text = SPEC.model_dump_json(exclude=NOT_HASHED)
+    text = SPEC.model_dump_json(
+        exclude={**dict.fromkeys(NOT_HASHED, True), "recipe": {"max_seconds"}}
+    )
     former = text.replace("bf16_split_master", "bf16_error_word")
     assert SPEC.sha256() == hashlib.sha256(former.encode()).hexdigest()

@@ -10,13 +10,14 @@ import pytest
 from tunesmith_schema import WorkerHello, WorkerWelcome
 from tunesmith_worker.supervisor.app import make_app
 from tunesmith_worker.supervisor.heartbeat import HeartbeatThread
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
 
 def heartbeat(folder: Path, hello_file: Path) -> HeartbeatThread:
     settings = WorkerSettings(data_dir=folder, hello_file=hello_file)
-    return HeartbeatThread(make_app("memory://"), settings, "light", "light@test")
+    return HeartbeatThread(make_app("memory://"), settings, WorkerIdentity.new("light"))
 
 
 def test_the_file_is_there_once_the_server_has_answered(

@@ -13,6 +13,7 @@ from tests.end_to_end.service import until
 from tunesmith_worker import __main__
 from tunesmith_worker.supervisor import app as celery_app
 from tunesmith_worker.supervisor import heartbeat
+from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
@@ -123,7 +124,7 @@ def test_a_worker_that_gets_no_answer_says_so(
     monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.001)
     settings = WorkerSettings(broker_url="memory://", worker_token=TOKEN)
     thread = heartbeat.HeartbeatThread(
-        celery_app.make_app("memory://"), settings, "train", "train@one"
+        celery_app.make_app("memory://"), settings, WorkerIdentity.new("train")
     )
     thread.start()
     until(lambda: len(asked) > 40, 20)
