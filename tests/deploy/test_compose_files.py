@@ -25,6 +25,7 @@ WORKER = {
     "TUNESMITH_BROKER_URL": "redis://:secret@10.0.0.5:6379/0",
     "TUNESMITH_WORKER_TOKEN": "t" * 48,
     "TUNESMITH_MODELS": "/srv/models",
+    "TUNESMITH_TRAIN_MEMORY": "64g",
 }
 
 
@@ -228,6 +229,7 @@ def test_what_is_set_is_what_the_programs_read(tmp_path: Path) -> None:
             assert service.raw["security_opt"] == ["no-new-privileges:true"]
         else:
             assert re.search(r":\d+\.\d+(\.\d+)?-\w+$", service.image), service.image
+            assert "TUNESMITH_WORKER_TOKEN" not in service.environment
 
 
 def test_the_api_takes_what_compose_gives_it_and_needs_every_part(
@@ -240,3 +242,118 @@ def test_the_api_takes_what_compose_gives_it_and_needs_every_part(
     monkeypatch.delenv("TUNESMITH_TRUSTED_PROXIES")
     with pytest.raises(ValueError, match="open to other machines"):
         Settings()
+
+
+def test_every_service_has_limits_and_a_trainer_ends_before_the_database(tmp_path: Path) -> None:
+    services = every_service(tmp_path)
+    for name, service in services.items():
+        assert service.raw["mem_limit"], name
+        assert int(service.raw["pids_limit"]) > 0, name
+        assert 0 <= service.raw["oom_score_adj"] <= 1000, name  # rootless Docker allows no less
+    order = {name: int(service.raw["oom_score_adj"]) for name, service in services.items()}
+    others = {name: score for name, score in order.items() if not name.startswith("train")}
+    assert order["train"] == order["train-7"] == 1000
+    assert max(others.values()) == others["light"] < 1000
+    assert order["api"] > order["caddy"] > order["valkey"] > order["postgres"] == 0
+    for name in ("train", "light"):  # swapping would slow the whole host
+        assert services[name].raw["memswap_limit"] == services[name].raw["mem_limit"], name
+
+
+@pytest.mark.parametrize("gpus", [0, 2, 16])
+def test_the_trainers_leave_memory_for_the_other_services(tmp_path: Path, gpus: int) -> None:
+    services = read_project(made_env(tmp_path, gpus=gpus))
+    trains = [service for name, service in services.items() if name.startswith("train")]
+    mib = [int(service.raw["mem_limit"].removesuffix("m")) for service in trains]
+    found = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
+    assert found
+    total = int(found[1]) // 1024
+    assert 0 < sum(mib) <= total - min(total // 2, 12 * 1024)
+    fixed = [s for name, s in services.items() if not name.startswith(("train", "migrate"))]
+    assert sum(int(s.raw["mem_limit"].removesuffix("g")) for s in fixed) <= 12
+
+
+def test_no_password_is_on_a_command_line(tmp_path: Path) -> None:
+    docker = made_env(tmp_path, gpus=2)
+    variables = read_env(docker / ".env")
+    secrets = [value for name, value in variables.items() if re.search("PASSWORD|TOKEN", name)]
+    assert len(secrets) == 3
+    for name, service in read_project(docker).items():
+        check = service.healthcheck.command if service.healthcheck else []
+        for word in [*service.command, *check]:
+            assert not any(secret in word for secret in secrets), name
+
+
+def test_the_proxy_hides_the_workers_api_unless_hosts_are_declared(tmp_path: Path) -> None:
+    """Reads the Caddyfile as Caddy does: variables are replaced, then words are split."""
+    docker = made_env(tmp_path, gpus=0)
+    files = [docker / "compose.yml", docker / "compose.tls.yml"]
+    variables = read_env(docker / ".env") | {"TUNESMITH_DOMAIN": "tune.example.org"}
+    hosts = "203.0.113.7 198.51.100.0/24"
+    for more, declared in (
+        ({}, ["127.0.0.1/32"]),
+        ({"TUNESMITH_WORKER_HOSTS": hosts}, hosts.split()),
+    ):
+        given = read_files(files, variables | more)["caddy"].environment
+        text = re.sub(
+            r"\{\$(\w+)(?::([^}]*))?\}",
+            lambda match: given.get(match[1]) or match[2] or "",  # noqa: B023
+            (DOCKER / "Caddyfile").read_text(),
+        )
+        lines = [line.split() for line in text.splitlines()]
+        assert ["path", "/internal", "/internal/*"] in lines
+        assert ["not", "remote_ip", *declared] in lines
+        assert ["respond", "@strangers", "404"] in lines
+        # Caddy runs `respond` before `reverse_proxy`, in whatever order they stand.
+        assert lines.index(["@strangers", "{"]) < lines.index(["respond", "@strangers", "404"])
+
+
+DIGEST = "sha256:" + "5" * 64
+
+
+def pin_images(docker: Path, answer: str) -> subprocess.CompletedProcess[str]:
+    """Run pin-images.sh with a `docker` that answers every question for a digest."""
+    (docker / "pin-images.sh").write_text((DOCKER / "pin-images.sh").read_text())
+    (docker / "pin-images.sh").chmod(0o755)
+    fake = docker.parent / "bin" / "docker"
+    fake.write_text(f'#!/bin/sh\necho "$*" >> {docker.parent}/asked\necho "{answer}"\n')
+    fake.chmod(0o755)
+    return subprocess.run(
+        [docker / "pin-images.sh"],
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_images_are_pinned_to_the_digests_that_the_registry_names(checkout: Path) -> None:
+    before = read_env(checkout / ".env")
+    for _ in range(2):  # a second run replaces the first one's digests
+        done = pin_images(checkout, DIGEST)
+        assert done.returncode == 0, done.stderr
+    after = read_env(checkout / ".env")
+    images = {name: value for name, value in after.items() if name.endswith("_IMAGE")}
+    assert before == {name: value for name, value in after.items() if name not in images}
+    assert stat.S_IMODE((checkout / ".env").stat().st_mode) == 0o600
+    assert set(images) == {
+        f"TUNESMITH_{name}_IMAGE" for name in ("BROKER", "CADDY", "POSTGRES", "PYTHON")
+    }
+    assert all(value.endswith(f"@{DIGEST}") for value in images.values())
+    services = read_project(checkout)
+    assert services["postgres"].image == f"postgres:18.1-bookworm@{DIGEST}"
+    assert services["api"].raw["build"]["args"]["PYTHON_IMAGE"] == images["TUNESMITH_PYTHON_IMAGE"]
+    assert (checkout.parent / "asked").read_text().count("imagetools inspect") == 8
+
+
+def test_an_unknown_digest_pins_nothing(checkout: Path) -> None:
+    before = (checkout / ".env").read_text()
+    done = pin_images(checkout, "unauthorized")
+    assert done.returncode == 1
+    assert "no digest for" in done.stderr
+    assert (checkout / ".env").read_text() == before
+
+
+def test_the_images_of_compose_and_dockerfile_are_the_same() -> None:
+    default = {stage.base for stage in read_stages().values()} - set(read_stages())
+    text = "".join(path.read_text() for path in FILES)
+    assert set(re.findall(r"\{TUNESMITH_PYTHON_IMAGE:-([^}]*)\}", text)) == default

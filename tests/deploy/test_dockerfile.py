@@ -76,17 +76,80 @@ def test_every_image_is_named_to_the_last_digit() -> None:
         assert re.fullmatch(r"[\w/.-]+:\d+\.\d+\.\d+-\w+-\w+", image), image
 
 
-def test_packages_come_from_the_pinned_set_and_from_a_cache() -> None:
+def test_packages_come_with_hashes_and_from_a_cache() -> None:
     lines = [
         value for stage in STAGES.values() for value in stage.of("RUN") if "pip install" in value
     ]
     assert len(lines) == 6
     for line in lines:
-        if "--no-deps" in line:  # our wheel, from its own stage
-            assert "--no-index" in line
-        else:
-            assert re.search(r"-c (/requirements/)?constraints\.txt", line), line
+        for command in line.split("pip install")[1:]:
+            if "*.whl" in command:  # our wheel, from its own stage
+                assert "--no-index" in command
+                assert "--no-deps" in command
+                continue
             assert "--mount=type=cache,target=/root/.cache/pip" in line
+            # Another index has other files: their hash is given by who names the index.
+            assert "--require-hashes" in command or "--index-url" in command, command
+
+
+@pytest.mark.parametrize("extra", ["server", "worker", "wheel"])
+def test_each_package_of_an_image_is_the_pinned_one_and_has_hashes(extra: str) -> None:
+    """docker/lock.sh writes the files. Changing a version in constraints.txt alone is an error."""
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    pins = {_normal(name): version for name, version in pins.items()}
+    text = (ROOT / "docker" / "requirements" / f"{extra}.txt").read_text()
+    blocks = re.split(r"\n(?=\S)", text.strip())
+    locked = {}
+    for block in blocks:
+        found = re.match(r"([\w.-]+)==([^ ;]+)", block)
+        assert found, block
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), found[1]
+        locked[_normal(found[1])] = found[2]
+    different = {
+        name: version for name, version in locked.items() if pins.get(name, version) != version
+    }
+    assert different == {}, "run docker/lock.sh"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = {
+        "wheel": ["build", "hatchling"],
+    }.get(extra) or project["dependencies"] + project["optional-dependencies"][extra]
+    names = {_normal(re.split(r"[\s\[<>=!;~]", line)[0]) for line in direct}
+    assert names <= set(locked), "run docker/lock.sh"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_a_cpu_index_replaces_torch_and_its_cuda_libraries_and_nothing_else(tmp_path: Path) -> None:
+    [line] = [value for value in STAGES["worker-packages"].of("RUN") if "TORCH_INDEX" in value]
+    line = re.sub(r"--mount=\S+\s+", "", line).replace("/requirements/", f"{tmp_path}/")
+    line = line.replace("/opt/tunesmith/bin/pip", "echo")
+    locked = (ROOT / "docker" / "requirements" / "worker.txt").read_text()
+    (tmp_path / "worker.txt").write_text(locked)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "TORCH_INDEX": "https://x.example",
+        "TORCH_SHA256": "0" * 64,
+    }
+    subprocess.run(["/bin/sh", "-ec", line], env=environment, check=True, capture_output=True)
+    version = re.search(r"^torch==(\S+)", locked, re.MULTILINE)
+    assert version
+    torch = (tmp_path / "torch.txt").read_text().strip()
+    assert torch == f"torch=={version[1]} --hash=sha256:{'0' * 64}"
+    rest = (tmp_path / "rest.txt").read_text()
+    packages = set(re.findall(r"^([\w.-]+)==", locked, re.MULTILINE))
+    gone = packages - set(re.findall(r"^([\w.-]+)==", rest, re.MULTILINE))
+    assert {"torch", "triton"} < gone
+    assert {name for name in gone if not name.startswith(("nvidia-", "cuda-"))} == {
+        "torch",
+        "triton",
+    }
+    assert all("==" in line or "--hash=" in line for line in rest.splitlines())
 
 
 def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
