@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Ask, int, str, str | None, str, str]] = {
     ),
     "a revoked key": (with_revoked_key, 401, "invalid_api_key", None, "has been revoked", "key"),
     "a wrong worker token": (
-        lambda server: Caller(server.client, "no").post("/internal/jobs/claim"), 401,
+        lambda server: Caller(server.client, "no").post("/internal/workers/enroll"), 401,
         "invalid_api_key", None, "worker token", "TUNESMITH_WORKER_TOKEN",
     ),
 }  # fmt: skip

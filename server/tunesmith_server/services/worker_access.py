@@ -69,13 +69,18 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
     """Return the worker of an `Authorization` header `Bearer ID:SECRET`."""
     credential = (authorization or "").removeprefix("Bearer ").strip()
     worker_id, _, secret = credential.rpartition(":")
-    row = session.get(WorkerCredentialRow, worker_id) if worker_id else None
+    if not worker_id:
+        raise Unauthorized(
+            ErrorCode.INVALID_API_KEY,
+            "the request carries no worker's credential",
+            hint="the worker token only enrolls workers: update the workers to the server's "
+            "version",
+        )
+    row = session.get(WorkerCredentialRow, worker_id)
     if row is None or not equal_secrets(key_hash(secret), row.secret_sha256):
         raise Unauthorized(
             ErrorCode.WORKER_NOT_ENROLLED,
-            f"the worker {worker_id!r} is not enrolled"
-            if worker_id
-            else "the request carries no worker's credential",
+            f"the worker {worker_id[:128]!r} is not enrolled with this secret",
             hint="POST /internal/workers/enroll with the worker token; workers of this version do "
             "so by themselves",
         )
