@@ -26,7 +26,9 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 def put(tmp_path: Path, answer: Callable[[httpx.Request], httpx.Response]) -> None:
     file = tmp_path / "weights.safetensors"
     file.write_bytes(CONTENT)
-    api = ServerApi(settings(tmp_path, ""), WorkerIdentity.new("train"), transport=httpx.MockTransport(answer))
+    api = ServerApi(
+        settings(tmp_path, ""), WorkerIdentity.new("train"), transport=httpx.MockTransport(answer)
+    )
     api.put_blob("ftjob-1", 1, file)
 
 
