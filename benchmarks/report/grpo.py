@@ -13,8 +13,8 @@ def grpo(results: list[Result]) -> str:
         "completions, no recomputation (`python -m benchmarks.grpo`; `grpo.json`). Ragged "
         "completions have 16 to 128 tokens; all other completions have 128 tokens. `LoRA` is the "
         "speed of LoRA relative to "
-        "our full tuning. `other` is the share of our step outside generation, forward and "
-        "backward.\n"
+        "our full tuning. `other` is the share of our step that is neither generation nor "
+        "forward nor backward.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.grpo` yet.\n"

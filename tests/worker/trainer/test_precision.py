@@ -120,7 +120,7 @@ def test_a_run_says_what_its_precision_takes(make_run: MakeRun) -> None:
     said = [event.message for event in read_events(run)]
     assert (
         "Full tuning in bf16_sr8: weights and AdamW state take 4 bytes per parameter, "
-        "the gradient 2" in said
+        "the gradient takes 2" in said
     )
 
 

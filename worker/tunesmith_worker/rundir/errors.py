@@ -185,12 +185,12 @@ def explain_out_of_memory(batch_size: int) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        smaller = (
-            f"Set recipe.per_device_train_batch_size to {batch_size // 2}, a"
-            if batch_size > 1
-            else "Set a"
-        )
-        advice = f"{smaller} lower recipe.max_seq_length, or recipe.gradient_checkpointing=true."
+        advice = "Set a lower recipe.max_seq_length, or recipe.gradient_checkpointing=true."
+        if batch_size > 1:
+            advice = (
+                f"Set recipe.per_device_train_batch_size to {batch_size // 2}, a lower "
+                "recipe.max_seq_length, or recipe.gradient_checkpointing=true."
+            )
         raise _out_of_memory(f"at batch_size={batch_size}", error, advice) from error
 
 

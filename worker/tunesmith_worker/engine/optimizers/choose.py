@@ -39,8 +39,10 @@ def optimizer_for(
 def describe_precision(precision: Precision) -> str:
     """Describe the precision of full tuning in one line for the user."""
     state, gradient = BYTES[precision]
-    line = f"Full tuning in {precision}: weights and AdamW state take {state} bytes per parameter, "
-    line += f"the gradient {gradient}"
+    line = (
+        f"Full tuning in {precision}: weights and AdamW state take {state} bytes per parameter, "
+        f"the gradient takes {gradient}"
+    )
     if precision == "bf16":
         line += (
             ". Plain bf16 loses small updates to rounding and ends at a higher loss; "

@@ -115,13 +115,16 @@ def _advice(
             "recipe.learning_rate.",
             None,
         )
-    hint = "Lower recipe.learning_rate, first by a factor of 10, and keep "
-    hint += "recipe.max_grad_norm at 1."
+    hint = (
+        "Lower recipe.learning_rate, first by a factor of 10, and keep recipe.max_grad_norm at 1."
+    )
     if total == 1:
-        hint += " If that does not help, check the named row."
+        hint += " If a lower learning rate does not help, check the named row."
     if step.number == 1:
-        hint = "This is the first step, so no training setting is the reason. Try "
-        hint += "recipe.precision='fp32' or another copy of the model."
+        hint = (
+            "This is the first step, so no training setting is the reason. Try "
+            "recipe.precision='fp32' or another copy of the model."
+        )
         return ErrorCategory.USER, hint, "recipe.precision"
     return ErrorCategory.USER, hint, "recipe.learning_rate"
 

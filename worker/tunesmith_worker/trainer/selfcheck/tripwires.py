@@ -243,8 +243,8 @@ class RolloutTripwires:
             text = f"for {MANY} steps, all rewards within each group were equal: {_EQUAL_REWARDS}"
             yield "equal_rewards", MANY, equal >= 1.0, text
             text = (
-                f"rewards were equal within {equal:.0%} of the groups, more than "
-                f"{EQUAL_REWARDS:.0%} for {MANY} steps: the model learns from few groups. Raise "
+                f"for {MANY} steps, at least {EQUAL_REWARDS:.0%} of the groups had equal rewards "
+                f"(last step: {equal:.0%}): the model learns from few groups. Raise "
                 "recipe.grpo.num_generations, or use prompts of another difficulty."
             )
             yield "mostly_equal_rewards", MANY, EQUAL_REWARDS <= equal < 1.0, text
@@ -274,15 +274,15 @@ class RolloutTripwires:
             yield "entropy", FIRST, entropy < ENTROPY * start, text
         if now.kl is not None:
             text = (
-                f"the KL divergence from the starting model is {now.kl:.2g} nats per token, more "
-                f"than {KL:g} for {FIRST} steps: lower recipe.learning_rate, or raise "
+                f"for {FIRST} steps, the KL divergence from the starting model was above {KL:g} "
+                f"nats per token (last step: {now.kl:.2g}): lower recipe.learning_rate, or raise "
                 "recipe.grpo.beta."
             )
             yield "kl", FIRST, not now.kl <= KL, text
         if now.clip_ratio is not None:
             text = (
-                f"{now.clip_ratio:.0%} of tokens were clipped, more than {CLIPPED:.0%} for {MANY} "
-                "steps: clipped tokens give no gradient. Lower recipe.learning_rate or "
-                "recipe.grpo.num_iterations."
+                f"for {MANY} steps, more than {CLIPPED:.0%} of the tokens were clipped (last step: "
+                f"{now.clip_ratio:.0%}): clipped tokens give no gradient. Lower "
+                "recipe.learning_rate or recipe.grpo.num_iterations."
             )
             yield "clip_ratio", MANY, not now.clip_ratio <= CLIPPED, text
