@@ -11,7 +11,8 @@ samples. Prints one JSON line:
 `generation_ratio`: CPU-seconds of generation, stock TRL / ours.
 `memory_ratio`: Peak resident memory minus resident memory before training, ours / stock TRL.
 `lora_over_full`: CPU-seconds of our step: full tuning (one run) / LoRA (the last run).
-`beside_share`: Share of our step outside the engine, the forward pass of log-probs and backward.
+`beside_share`: Share of our step's CPU time that is neither generation, nor the forward pass for
+    log-probs, nor the backward pass.
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
     (optimizer, logs).
 

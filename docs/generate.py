@@ -156,7 +156,7 @@ def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
 
 
 def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """Describe the allowed values of a setting. Adds patterns and formats of strings to `kind`."""
+    """Describe the allowed values of a setting, including the pattern or format of a string."""
     for member in [schema, *schema.get("anyOf", [])]:
         if "pattern" in member:
             return f"matches `{member['pattern']}`"

@@ -17,6 +17,6 @@ def announce(state: State, name: str, size: int) -> None:
 
 
 def store(state: State, content: IO[bytes], sha256: str, size: int) -> None:
-    """Store content durably. The caller's transaction must record its use."""
+    """Store content durably. The caller must then insert a row that refers to the content."""
     announce(state, sha256, size)
     state.storage.put(content, sha256)

@@ -1,4 +1,4 @@
-"""Routes under /v1/uploads: OpenAI's resource for large files, and a GET to continue an upload."""
+"""Routes under /v1/uploads: OpenAI's Uploads API, plus a GET route that lists received parts."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def create(
     size: int,
     expires_in: int | None = None,
 ) -> FileObject:
-    """Insert the row of content that is already stored. After the commit, a light worker validates
-    a data set."""
+    """Insert the database row of a file whose content is already stored. After the commit, a light
+    worker validates a data set."""
     row = record(
         session, wake_ups, filename=filename, purpose=purpose, sha256=sha256, size=size,
         expires_in=expires_in,

@@ -28,8 +28,8 @@ class EventReader:
         self._pending: deque[RunEvent] = deque()
         self._last_line = self._shift = 0
         self.resume_points: list[RunEvent] = []
-        """Events of resume points whose files are not stored yet, oldest first. Such events are
-        reported after the upload."""
+        """Events of resume points whose files are not stored yet, oldest first. Each event is
+        reported after its files are uploaded."""
         self.phase = "download"
         """Current phase, according to the newest PHASE event."""
         self.phases: dict[str, float] = {}

@@ -104,7 +104,9 @@ def test_requests_that_make_no_sense_are_refused(change: dict[str, Any], message
 @pytest.mark.parametrize("ids", [(3, 131), (-1,)])
 def test_token_ids_that_the_model_has_no_row_for_are_refused(ids: tuple[int, ...]) -> None:
     engine = engine_of(make_model("llama"))
-    with pytest.raises(UnusableRequest, match="request 0: prompt_ids must be 0 to 130"):
+    with pytest.raises(
+        UnusableRequest, match="request 0: prompt_ids must be token ids of the model, 0 to 130"
+    ):
         engine.generate([Request(prompt_ids=ids, max_tokens=1, seed=0)])
 
 

@@ -206,5 +206,5 @@ def test_a_good_run_is_bit_for_bit_the_run_without_a_guard(
 def test_an_optimiser_that_would_take_a_nan_is_refused() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     guard = NanGuard(torch.device("cpu"), lambda step: pytest.fail("no step was taken"))
-    with pytest.raises(ValueError, match="SGD is not fused: it would apply a NaN"):
+    with pytest.raises(ValueError, match="SGD is not fused, so a NaN would reach the weights"):
         guard.watch(torch.optim.SGD([parameter]))

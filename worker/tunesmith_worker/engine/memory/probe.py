@@ -4,9 +4,9 @@ The probe leaves no trace: it removes gradients, restores the random state and r
 step.
 
 On a GPU, the probe reads the allocator's statistics. On a CPU, torch's profiler records every
-tensor allocation, also inside operations; this takes about a tenth of the pass's time. A second CPU
-pass without the profiler measures how much resident memory exceeds the tensors, because glibc keeps
-freed blocks and memory fragments.
+tensor allocation, also inside operations; this takes about a tenth of the pass's time. On a
+CPU, resident memory is larger than the tensors, because glibc keeps freed blocks and memory becomes
+fragmented. A second CPU pass, without the profiler, measures the difference.
 """
 
 from __future__ import annotations

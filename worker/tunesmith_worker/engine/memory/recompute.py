@@ -1,8 +1,8 @@
 """Set the activation mode of decoder layers: keep, recompute, or recompute with offloaded input.
 
 In transformers, recomputation is enabled for a whole model: each layer reads a flag and calls a
-checkpoint function. This module sets the flag and the function of each layer, and counts
-recomputations and offloads.
+checkpoint function. This module sets the gradient-checkpointing flag and the checkpoint function of
+each layer separately, and counts recomputations and offloads.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def save_trained(
 
 @contextmanager
 def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
-    """Within this block, round the trained parameters to the dtype of the file."""
+    """Within this block, round the trained parameters to the dtype of the saved adapter file."""
     before = [(p, p.data) for p in model.parameters() if p.requires_grad]
     try:
         for parameter, data in before:

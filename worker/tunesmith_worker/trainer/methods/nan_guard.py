@@ -54,7 +54,9 @@ class NanGuard:
         """Attach the flag. Raises ValueError for an optimiser that ignores `found_inf`."""
         fused = all(group.get("fused") for group in optimizer.param_groups)
         if not fused and not isinstance(optimizer, SplitMasterAdamW):
-            raise ValueError(f"{type(optimizer).__name__} is not fused: it would apply a NaN")
+            raise ValueError(
+                f"{type(optimizer).__name__} is not fused, so a NaN would reach the weights"
+            )
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # read by torch
 
     def start_step(self, step: StepRecord) -> None:

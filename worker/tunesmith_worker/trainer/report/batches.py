@@ -145,7 +145,7 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     if fixed >= fit.mean_seconds:  # larger micro-batches took less time, so the fit is useless
         return Saturation(
             state="not_measured",
-            text="not measured, the times vary too much: larger micro-batches took no longer",
+            text="not measured: the times vary too much (larger micro-batches did not take longer)",
         )
     if high < WORTH:
         text = f"{device} is already saturated; more rows would only add memory: {words}"
@@ -153,7 +153,7 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     if low > WORTH:
         text = f"twice the rows would give about {gain:.0%} more tokens per second: {words}"
         return Saturation(state="not_saturated", text=text, doubling_gain=round(gain, 4))
-    return Saturation(state="not_measured", text=f"not measured, the times vary too much: {words}")
+    return Saturation(state="not_measured", text=f"not measured: the times vary too much; {words}")
 
 
 def _doubling_gain(fit: Fit, fixed: float) -> float:

@@ -195,7 +195,7 @@ def _skipped(why: str) -> list[Outcome]:
 
 
 def has_whole_matrices(model: Untyped) -> bool:
-    """Return True if embedding matrices train as a whole.
+    """Return True if a whole embedding or head matrix is trained, not only rows of new tokens.
 
     Fully trained matrices compute in the base model's dtype
     (engine/model/embeddings/whole_matrices.py).

@@ -1,8 +1,9 @@
 """Implement `recipe.add_tokens`: add tokens to the tokenizer and their rows to the model.
 
 The original tokenizer splits a new token into several old tokens. In the embedding and in the head,
-the new row starts as the mean of the old tokens' rows. A mean of old rows cannot take all
-probability from old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+the new token's row starts as the mean of the old tokens' rows. The new token's logit is then the
+mean of the old tokens' logits, so at least one old token stays at least as likely (Hewitt 2021,
+https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 """
 
 from __future__ import annotations
