@@ -1,4 +1,7 @@
-"""Tensors of a 4-bit NormalFloat weight: packed values, codebook and scales. The formulas are in nf4.py."""
+"""Tensors of a 4-bit NormalFloat weight: packed values, codebook and scales.
+
+The formulas are in nf4.py.
+"""
 
 from __future__ import annotations
 

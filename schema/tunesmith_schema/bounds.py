@@ -1,4 +1,4 @@
-"""Upper bounds of values in requests, chosen by what a value costs to store, to send and to read.
+"""Upper bounds of values in requests, chosen by the cost of storing, sending and reading a value.
 
 `tests/server/test_bounds.py` refuses a request field without a bound.
 """
@@ -38,7 +38,7 @@ ObjectId = Annotated[Text, Field(max_length=64)]
 
 @dataclass(frozen=True)
 class JsonBound:
-    """Annotation that limits the size of a value as JSON, its depth and its numbers.
+    """Annotation that limits the size, the nesting depth and the numbers of a JSON value.
 
     All integers must fit into 64 bits. `finite` also refuses NaN and infinity.
     """
@@ -74,8 +74,8 @@ class JsonBound:
 
 
 def check_json(document: Any, finite: bool = False) -> None:  # Any: JSON
-    """Raise an error for pydantic if the document is too deep or has a number that no program can
-    read."""
+    """Raise a pydantic error if the document is nested too deeply or has a number that is not
+    allowed."""
     level, depth = [document], 0
     while level:
         depth += 1

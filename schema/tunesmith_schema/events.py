@@ -74,9 +74,9 @@ class MetricPoint(Response):
     and `trained_tokens`. About once a second, a step also has `step_seconds`,
     `data_wait_share` (share of the time outside evaluations and checkpoints) and `padding_share`
     (share of the batch positions), averaged over the steps since these metrics were last reported.
-    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU `memory_allocated`,
-    `memory_reserved` and `memory_pinned`. Full tuning in bf16 adds `updates_lost_fraction`, the
-    share of weights whose update was rounded away.
+    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
+    `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16 adds
+    `updates_lost_fraction`, the share of weights whose update was rounded away.
 
     A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token),
     `clip_ratio` and, with several graders, `score_<grader>`. After an evaluation, the step also has
@@ -87,8 +87,8 @@ class MetricPoint(Response):
     token's log-prob between generation and training. About once a second, a reinforcement step also
     has shares of the time outside evaluations and checkpoints: `sync_share`, `generate_share`,
     `grade_share`, `log_probs_share`, `forward_share`, `backward_share` and `idle_share` (grading,
-    and time outside these phases and the optimiser). `generated_tokens_per_second`, sent equally
-    often, covers only the generation time.
+    and time outside these phases and the optimiser). `generated_tokens_per_second`, also sent about
+    once a second, covers only the generation time.
     """
 
 

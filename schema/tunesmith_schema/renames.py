@@ -2,7 +2,7 @@
 
 Requests must use the current names: the API refuses a former name. `current_names` and
 `read_stored` read documents of an earlier version: recipes in the database, spec.json, plan.json,
-manifests of resume points, run reports. Decision 0021 has the rules.
+manifests of resume points, run reports. Decision 0021 has the rules for renames.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ TRAINING = (
 
 
 class PeakMemory(Response):
-    """Peak memory in bytes; null if the machine has no such memory."""
+    """Peak memory by kind, in bytes; null for a kind that the machine does not have."""
 
     allocated: int | None = None
     """GPU memory occupied by tensors (torch's `max_memory_allocated`)."""
@@ -123,7 +123,7 @@ class Throughput(Response):
     slots: int = 0
     """Token positions in the training batches, including padding."""
     padding_share: float | None = None
-    """Share of slots that hold padding; null if several rows share the tokens of a prompt."""
+    """Share of token positions that hold padding; null if rows share the tokens of a prompt."""
     micro_batches: int = 0
     """Number of micro-batches, each with one forward pass."""
     generated_tokens: int = 0

@@ -69,8 +69,8 @@ class RunSpec(Request):
     """Training settings."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
-    """True if the run starts from a resume point of another job. Recipe fields that do not
-    determine the trained state may then differ from that job's recipe."""
+    """True if the run starts from a resume point of another job. In such a run, recipe fields that
+    do not determine the trained state may differ from the other job's recipe."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:

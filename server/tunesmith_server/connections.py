@@ -1,8 +1,8 @@
 """Limits on connections, per address and in total.
 
 A connection waits while it has no complete request, and is busy from then until its response is
-complete. A new connection above a limit replaces the oldest waiting one, so idle sockets keep no
-client out. The new connection is refused only if all others are busy.
+complete. A new connection above a limit replaces the oldest waiting one, so idle sockets do not
+keep clients out. The new connection is refused only if all other connections are busy.
 
 uvicorn's `limit_concurrency` is not set: above that limit, it refuses every request, including
 `/healthz`.
@@ -131,5 +131,5 @@ def raise_file_limit() -> int:
 
 def max_connections(open_files: int) -> int:
     """Return the largest number of connections for a limit of open files. A download needs a second
-    file."""
+    open file."""
     return max(64, (open_files - _OTHER_FILES) // 2)

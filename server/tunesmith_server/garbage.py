@@ -15,8 +15,8 @@ from . import installation
 
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
-"""Time from marking content to deleting it, after which it is left for the next run. Writers take
-over content whose mark is five minutes old."""
+"""Maximum time from marking content to deleting the content; after this time, the next run deletes
+it. Writers take over content whose mark is five minutes old."""
 
 
 @dataclass(frozen=True, kw_only=True)

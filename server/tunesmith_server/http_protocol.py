@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with limits on header bytes, on time, and on the transfer rate.
 
 httptools needs half the CPU time of h11 per request, but only h11 has a limit on headers in uvicorn
-(`h11_max_incomplete_event_size`). Neither limits the time of headers and bodies, or the time in
-which a client must read a response.
+(`h11_max_incomplete_event_size`). Neither httptools nor h11 limits the time of headers and bodies,
+or the time in which a client must read a response.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
 """Time for the headers of a request."""
 RATE_SECONDS = 20.0
-"""Period in which a client must send or read `RATE_BYTES`, or all that is left."""
+"""Period in which a client must send or read `RATE_BYTES`, or the rest of the transfer."""
 RATE_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 10
-"""Time after which an idle connection is closed; Python's HTTP clients keep theirs for 5 s."""
+"""Time after which an idle connection is closed; Python's HTTP clients keep idle connections for 5
+s."""
 
 
 class _CountingTransport:

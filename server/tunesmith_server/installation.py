@@ -1,7 +1,7 @@
 """Installation id: a random id in the database and in the store, which must be the same.
 
-Without it, an API that was started with the wrong store or on an empty database would take other
-content for its own. The first start writes the id to both.
+Without the id, an API that was started with the wrong store or on an empty database would take
+other content for its own. The first start writes the id to both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of recorded blobs of which one must be in a store without an id to recognise it."""
+"""Number of newest recorded blobs to look for in a store without an id; the store must contain at
+least one of these blobs."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"
@@ -62,7 +63,8 @@ def _claim_store(database: Database, storage: Storage, installation: str) -> Non
 
 
 def adopt(database: Database, storage: Storage) -> str:
-    """Write the database's id to the store, whatever the store had. An API of another installation
+    """Write the database's id to the store, and replace any other id. An API of another
+    installation
     then refuses to start with this store."""
     installation = _id_in(database) or _new_id_in(database)
     storage.set_installation_id(installation, replace=True)

@@ -53,7 +53,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _newest_step(newest: list[Sample]) -> str:
-    """Name the newest step with samples. If several steps train on the same completions, only the
+    """Return a text that names the newest step with samples. If several steps train on the same
+    completions, only the
     first of these steps has samples."""
     return f"; the newest are at step {newest[0].step}" if newest else ""
 

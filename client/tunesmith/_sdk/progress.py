@@ -84,7 +84,8 @@ class ProgressView:
             yield f"{_short(speed)} tok/s"
 
     def _rewards(self) -> Iterator[str]:
-        """Yield the fields for a reinforcement job; its loss does not show progress."""
+        """Yield the progress fields of a reinforcement job, without the loss, which does not show
+        progress."""
         reward, spread = _number(self._latest["reward"]), _number(self._latest.get("reward_std"))
         yield f"reward {reward:.3g}" + ("" if spread is None else f" ± {spread:.2g}")
         if (valid := _number(self._latest.get("valid_reward"))) is not None:
@@ -93,7 +94,8 @@ class ProgressView:
             yield f"{length:.0f} tok"
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
-        """Estimate the seconds left from event times, because past events arrive all at once."""
+        """Estimate the seconds left from the times in the events, because past events arrive all at
+        once."""
         if self._started is None or self._started[0] > step:
             self._started = (int(step), at)
         first_step, first_time = self._started

@@ -95,7 +95,7 @@ def send_in_parts(
             completed = transfer.run(upload)
         except (BadRequestError, UploadError):
             if record:
-                record.delete()  # resuming would fail as well
+                record.delete()  # resuming this upload would fail as well
             raise
     if record:
         record.delete()

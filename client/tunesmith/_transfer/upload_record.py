@@ -16,7 +16,7 @@ from pathlib import Path
 from tunesmith._http.settings import cache_folder
 
 _EDGE_BYTES = 64 * 1024
-"""Number of bytes that a fingerprint covers at each end of the file."""
+"""Number of bytes at the start and at the end of the file that a fingerprint covers."""
 
 
 class UploadRecord:
@@ -51,7 +51,8 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-    """Return a hash of the file's path, size, modification time and both ends. The upload itself
+    """Return a hash of the file's path, size, modification time, first bytes and last bytes. The
+    upload itself
     compares every part with the server's copy."""
     status = file.stat()
     edges = hashlib.sha256()

@@ -10,8 +10,8 @@ from .deps import State
 
 
 def announce(state: State, name: str, size: int) -> None:
-    """Commit the row of content that is about to be written, so that garbage collection knows
-    it."""
+    """Commit the database row of content that is about to be written, so that garbage collection
+    knows this content."""
     with state.database.write.begin() as session:
         blobs.announce(session, name, size)
 

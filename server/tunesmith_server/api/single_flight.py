@@ -27,7 +27,8 @@ class SingleFlight(Generic[T]):
 
     async def run(self, subject: str, request: str, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`, or of the same `request` about `subject` that is in
-        progress. A different request waits until that one has ended."""
+        progress. A different request about the same subject waits until the work in progress has
+        ended."""
         while flight := self._flights.get(subject):
             if flight.request == request:
                 return await asyncio.shield(flight.task)

@@ -72,15 +72,15 @@ class BucketStore:
         return size
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; missing ones are no error."""
+        """Delete objects; missing objects are no error."""
         if listed := list(paths):
             with contextlib.suppress(FileNotFoundError):
                 # Some stores that speak S3 lack the request that deletes several objects.
                 self._store.delete(listed if len(listed) > 1 else listed[0])
 
     def delete_unfinished(self, before: float) -> None:
-        """Do nothing: an unfinished write is no object. A lifecycle rule of the bucket ends
-        multipart uploads."""
+        """Do nothing: an unfinished write creates no object. A lifecycle rule of the bucket ends
+        unfinished multipart uploads."""
 
     def link(self, path: str, seconds: int) -> str | None:
         """Return a presigned download URL; None if the store cannot sign."""

@@ -121,8 +121,8 @@ class LocalStore:
                 _sync(folder)
 
     def delete_unfinished(self, before: float) -> None:
-        """Delete files of writes that a crash ended before this time (Unix seconds). Only names
-        that this program gives are deleted."""
+        """Delete files of writes that a crash ended before this time (Unix seconds). Only files
+        with the temporary names of this program are deleted."""
         for folder in self._root.glob("*/"):
             if not re.fullmatch(r"[0-9a-f]{2}|parts", folder.name):
                 continue
@@ -167,7 +167,7 @@ def hash_of(content: IO[bytes]) -> tuple[str, int]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents; sync the names of those that were missing."""
+    """Create a folder and its parents; sync the names of the folders that were missing."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):

@@ -39,7 +39,8 @@ THREADS = {
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
 """Largest number of connections of one process. A thread of one plane never waits for a connection
-that another plane uses. The janitor and health checks of the pool use the last four."""
+that another plane uses. The last four connections are for the janitor and for health checks of the
+pool."""
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")
 

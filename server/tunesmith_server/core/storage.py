@@ -1,8 +1,8 @@
 """Storage of file contents and adapters by sha256, in a local directory or an object store.
 
 Parts of open uploads are stored under `parts/`. Object stores read their usual environment
-variables (AWS_*) for credentials and endpoint. Nothing here lists the store: other programs may use
-it too, so only the rows of `blobs` know which objects are ours.
+variables (AWS_*) for credentials and endpoint. This module never lists the store: other programs
+may use it too, so only the rows of `blobs` know which objects are ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Storage:
             self._store.delete([_PROBE])
 
     def put(self, content: IO[bytes], sha256: str) -> None:
-        """Store `content`, read from its start, unless the blob is already good."""
+        """Store `content`, read from its start, unless the blob is already stored and intact."""
         if not self.is_good(sha256, content.seek(0, os.SEEK_END)):
             with self._translated_errors():
                 self._store.write(_path(sha256), pieces_of(content))
@@ -95,12 +95,12 @@ class Storage:
             return self._store.link(_path(sha256), seconds)
 
     def delete(self, names: list[str]) -> None:
-        """Delete blobs and parts; missing ones are no error."""
+        """Delete blobs and parts; missing objects are no error."""
         with self._translated_errors():
             self._store.delete([_path(name) for name in names])
 
     def delete_unfinished(self, before: float) -> None:
-        """Delete what killed processes left unfinished before this time (Unix seconds)."""
+        """Delete unfinished writes of killed processes from before this time (Unix seconds)."""
         with self._translated_errors():
             self._store.delete_unfinished(before)
 

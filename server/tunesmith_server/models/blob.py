@@ -26,7 +26,7 @@ class BlobRow(Base):
 
 
 class InstallationRow(Base):
-    """The only row: the random id that the store must have too."""
+    """Table with a single row: the random id that the store must have too."""
 
     __tablename__ = "installation"
 

@@ -29,12 +29,12 @@ from tunesmith_server.models import (
 )
 
 _ABANDONED_SECONDS = 300.0
-"""Time after which a started deletion counts as crashed. A running one gives up earlier."""
+"""Time after which a started deletion counts as crashed. A running deletion gives up earlier."""
 _BATCH = 500
 
 
 def announce(session: Session, name: str, size: int) -> None:
-    """Record content that is about to be written. Commit before writing it."""
+    """Record content that is about to be written. Commit before writing the content."""
     _upsert(session, {name: size}, stored=False)
 
 
@@ -103,7 +103,7 @@ def is_kept(session: Session, name: str, younger_than: timedelta) -> int | None:
 
 
 def unreferenced(session: Session, older_than: timedelta) -> dict[str, int]:
-    """Return size by name of the content that no row refers to and that was not used lately."""
+    """Return the size by name of content that no row refers to and that was not used recently."""
     in_use = set(_references(session))
     old = session.execute(select(BlobRow.name, BlobRow.bytes).where(*_expired(older_than)))
     return {name: size for name, size in old if name not in in_use}

@@ -82,8 +82,8 @@ def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
 
 
 def drop_unneeded(session: Session) -> None:
-    """Delete the resume points of succeeded jobs, unless the recipe keeps them. The next sweep
-    deletes the stored files."""
+    """Delete the resume points of succeeded jobs, unless the recipe keeps them. The janitor's next
+    sweep deletes the stored files."""
     succeeded = select(JobRow.id).where(JobRow.state == JobState.SUCCEEDED)
     _delete(session, ResumePointRow.job_id.in_(succeeded), ResumePointRow.stays.is_(False))
 

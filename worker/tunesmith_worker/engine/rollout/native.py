@@ -115,8 +115,8 @@ class NativeEngine:
         for i, request in enumerate(requests):
             if not all(0 <= token < vocabulary for token in request.prompt_ids):
                 raise UnusableRequest(
-                    f"request {i}: prompt_ids must be token ids of the model, 0 to {vocabulary - 1}; "
-                    f"got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
+                    f"request {i}: prompt_ids must be token ids of the model, 0 to "
+                    f"{vocabulary - 1}; got {min(request.prompt_ids)} to {max(request.prompt_ids)}"
                 )
 
 

@@ -134,7 +134,7 @@ class _Template:
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
 
     def _opening(self, whole: str) -> str:
-        """Return the chat template's text before the first message if that message is the assistant's.
+        """Return the template's text before the first message if the assistant wrote that message.
 
         Templates do not render an empty conversation, so the generation prompt is read after the
         first message."""

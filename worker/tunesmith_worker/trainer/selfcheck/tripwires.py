@@ -256,8 +256,8 @@ class RolloutTripwires:
             )
             yield "all_truncated", FEW, cut >= 1.0, text
             text = (
-                f"for {MANY} steps, more than {TRUNCATED:.0%} of the completions reached the length "
-                f"limit (last step: {cut:.0%}): raise recipe.grpo.max_completion_length."
+                f"for {MANY} steps, more than {TRUNCATED:.0%} of the completions reached the "
+                f"length limit (last step: {cut:.0%}): raise recipe.grpo.max_completion_length."
             )
             yield "truncated", MANY, TRUNCATED < cut < 1.0, text
         yield from self._policy_kinds(now)
