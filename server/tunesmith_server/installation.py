@@ -64,8 +64,7 @@ def _claim_store(database: Database, storage: Storage, installation: str) -> Non
 
 def adopt(database: Database, storage: Storage) -> str:
     """Write the database's id to the store, and replace any other id. An API of another
-    installation
-    then refuses to start with this store."""
+    installation then refuses to start with this store."""
     installation = _id_in(database) or _new_id_in(database)
     storage.set_installation_id(installation, replace=True)
     return installation
