@@ -5,6 +5,7 @@ Each part of the installation runs in its own process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -50,13 +51,21 @@ class Installation:
     def user(self) -> httpx.Client:
         return _client(f"{self.url}/v1", self.api_key)
 
-    def worker(self) -> httpx.Client:
-        """Return a client of the internal API with the worker's token."""
-        return _client(f"{self.url}/internal", self.worker_token)
+    def worker(self, worker_id: str = "w", queue: str = "train") -> httpx.Client:
+        """Enroll a worker; return its client of the internal API. Repeated calls are safe."""
+        secret = hashlib.sha256(f"{self.worker_token} {worker_id}".encode()).hexdigest()
+        body = {
+            "worker_id": worker_id,
+            "queue": queue,
+            "secret_sha256": hashlib.sha256(secret.encode()).hexdigest(),
+        }
+        with _client(f"{self.url}/internal", self.worker_token) as enrolling:
+            enrolling.post("workers/enroll", json=body).raise_for_status()
+        return _client(f"{self.url}/internal", f"{worker_id}:{secret}")
 
     def new_file(self) -> str:
         """Upload a data set of 64 rows and mark it as valid. Return its id."""
-        with self.user() as user, self.worker() as worker:
+        with self.user() as user, self.worker("light", "light") as worker:
             file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
             file_id = str(file.raise_for_status().json()["id"])
             validation = {"ok": True, "format": "messages", "rows": 64}

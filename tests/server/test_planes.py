@@ -29,12 +29,18 @@ SOON = 2.0
 
 def assert_served(url: str, server: Server, claim: dict[str, Any], seq: int) -> None:
     """A heartbeat, a report, /healthz and /readyz are answered soon."""
-    worker = {"headers": dict(server.worker.headers), "timeout": 30}
+    worker = {"headers": server.worker.credential("worker-1"), "timeout": 30}
     report = {
         "worker_id": "worker-1", "attempt": claim["attempt"], "fence": claim["fence"],
         "events": [event(seq)],
     }  # fmt: skip
-    hello = {"worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1"}
+    hello = {
+        "worker_id": "worker-1",
+        "queue": "train",
+        "host": "h",
+        "device": "cpu",
+        "version": "1",
+    }
     began = time.monotonic()
     for method, path, body in (
         ("GET", "/healthz", None),
