@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from tunesmith_schema import Event
 from tunesmith_server.api import stream
 from tunesmith_server.api.stream import EventHub
+from tunesmith_server.models import ApiKeyRow
 from tunesmith_server.services import events
 
 from .actors import Server
@@ -58,6 +60,12 @@ async def numbers(stream_of_one: AsyncIterator[bytes], last: int) -> list[int]:
     return found
 
 
+def key_of(server: Server) -> str:
+    """Return the id of the API key of `server.user`."""
+    with server.database.read() as session:
+        return session.scalars(select(ApiKeyRow.id)).one()
+
+
 async def report(server: Server, claim: dict[str, Any], first: int, last: int) -> None:
     batch = [event(number) for number in range(first, last + 1)]
     await asyncio.to_thread(server.worker.report, claim, events=batch)
@@ -75,7 +83,7 @@ def test_news_is_read_once_however_many_watch(
     monkeypatch.setattr(events, "since", counted)
 
     async def act(hub: EventHub) -> None:
-        watching = [hub.sse(claim["job_id"], 0) for _ in range(WATCHERS)]
+        watching = [hub.sse(key_of(server), claim["job_id"], 0) for _ in range(WATCHERS)]
         for one in watching:
             assert await numbers(one, told) == list(range(1, told + 1))
         backlog = len(reads)
@@ -95,7 +103,10 @@ def test_who_falls_behind_what_the_feed_keeps_gets_it_all_the_same(
     monkeypatch.setattr(stream, "_FEED_BYTES", 600)
 
     async def act(hub: EventHub) -> None:
-        slow, quick = hub.sse(claim["job_id"], 0), hub.sse(claim["job_id"], 0)
+        slow, quick = (
+            hub.sse(key_of(server), claim["job_id"], 0),
+            hub.sse(key_of(server), claim["job_id"], 0),
+        )
         await numbers(slow, told)
         await numbers(quick, told)
         for number in range(1, 31):
@@ -110,7 +121,10 @@ def test_a_watcher_that_names_an_event_of_the_future_hides_none_from_others(
     server: Server, claim: dict[str, Any], told: int
 ) -> None:
     async def act(hub: EventHub) -> None:
-        strange, plain = hub.sse(claim["job_id"], 999), hub.sse(claim["job_id"], 0)
+        strange, plain = (
+            hub.sse(key_of(server), claim["job_id"], 999),
+            hub.sse(key_of(server), claim["job_id"], 0),
+        )
         waiting = asyncio.ensure_future(anext(strange))
         await asyncio.sleep(0.2)
         await numbers(plain, told)
@@ -125,7 +139,7 @@ def test_a_job_that_nobody_watches_is_not_followed(
     server: Server, claim: dict[str, Any], told: int
 ) -> None:
     async def act(hub: EventHub) -> None:
-        watching = hub.sse(claim["job_id"], 0)
+        watching = hub.sse(key_of(server), claim["job_id"], 0)
         await numbers(watching, told)
         assert set(hub._feeds) == {claim["job_id"]}
         await watching.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator

@@ -68,7 +68,11 @@ def test_the_holder_has_access_until_it_gives_the_job_back(
     server: Server, claim: dict[str, Any]
 ) -> None:
     mine = server.worker.credential("worker-1")
-    content = ("GET", f"/internal/files/{claim['training_file']['file_id']}/content", {})
+    content: tuple[str, str, dict[str, Any]] = (
+        "GET",
+        f"/internal/files/{claim['training_file']['file_id']}/content",
+        {},
+    )
     assert send_as(server, mine, content).status_code == 200
     server.worker.report(claim, outcome={"state": "released"})
     for request in [content, *job_requests(claim)[1:]]:
